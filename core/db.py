@@ -1,0 +1,209 @@
+"""Engine, sessions and on_commit(): the only place that commits."""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    DateTime,
+    Dialect,
+    Engine,
+    MetaData,
+    TypeDecorator,
+    create_engine,
+    event,
+)
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from core.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+_ON_COMMIT = "gradient_on_commit"
+_SQLITE_BUSY_SECONDS = 20
+
+
+class Base(DeclarativeBase):
+    """Base of all tables; names every constraint, so that migrations can drop what they made."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_N_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC datetime; SQLite has no time zones, so it is naive UTC there."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To the database: UTC, naive on SQLite."""
+        if value is None:
+            return None
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """From the database: aware UTC."""
+        del dialect
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class now(FunctionElement[datetime]):  # noqa: N801 - reads as the SQL function it is
+    """The database's clock, `seconds` from now. Leases go by this clock alone, never by a host's."""
+
+    type = UtcDateTime()
+    inherit_cache = False
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, _compiler: SQLCompiler, **_: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
+    return f"(strftime('%Y-%m-%d %H:%M:%f', 'now', '{element.seconds:+.3f} seconds') || '000')"
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(element: now, _compiler: SQLCompiler, **_: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
+    return f"(clock_timestamp() + make_interval(secs => {element.seconds:.3f}))"
+
+
+def on_commit(session: Session, callback: Callable[[], None]) -> None:
+    """Run `callback` once the session's transaction is safely committed; never if it is rolled back."""
+    session.info.setdefault(_ON_COMMIT, []).append(callback)
+
+
+class Database:
+    """One process's way to the database.
+
+    Args:
+        url: SQLAlchemy URL; `sqlite:///…` or `postgresql://…` (psycopg is used for the latter).
+        pool_size: Connections kept (PostgreSQL only).
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 5) -> None:
+        self.url = _with_driver(url)
+        self.engine = _engine(self.url, pool_size)
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether this is the embedded database."""
+        return self.engine.dialect.name == "sqlite"
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that only reads; nothing in it is committed."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            try:
+                yield session
+            except OperationalError as error:
+                raise _unavailable(error) from error
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session whose changes are committed when the block ends, all or none.
+
+        Raises:
+            StoreUnavailable: The database does not answer; nothing was committed, as far as it can be known.
+        """
+        engine = self.engine.execution_options(gradient_write=True)
+        with Session(engine, expire_on_commit=False) as session:
+            try:
+                yield session
+                session.commit()
+            except OperationalError as error:
+                session.rollback()
+                raise _unavailable(error) from error
+            callbacks: list[Callable[[], None]] = session.info.pop(_ON_COMMIT, [])
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # the commit stands; a doorbell that fails must not undo the answer
+                logger.exception("on_commit_failed")
+
+    def ping(self) -> None:
+        """Ask the database for a sign of life.
+
+        Raises:
+            StoreUnavailable: It gives none.
+        """
+        try:
+            with self.engine.connect() as connection:
+                connection.exec_driver_sql("SELECT 1")
+        except DBAPIError as error:
+            raise _unavailable(error) from error
+
+    def close(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+
+def _unavailable(error: DBAPIError) -> StoreUnavailable:
+    logger.warning("database_unavailable", exc_info=error)
+    return StoreUnavailable("The database does not answer right now. Try again in a moment.")
+
+
+def _with_driver(url: str) -> str:
+    for plain in ("postgres://", "postgresql://"):
+        if url.startswith(plain):
+            return "postgresql+psycopg://" + url.removeprefix(plain)
+    return url
+
+
+def _engine(url: str, pool_size: int) -> Engine:
+    if url.startswith("sqlite"):
+        path = url.removeprefix("sqlite:///")
+        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        engine = create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS})
+        event.listen(engine, "connect", _sqlite_connect)
+        event.listen(engine, "begin", _sqlite_begin)
+        return engine
+    return create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size * 2,
+        pool_timeout=5,
+        pool_pre_ping=True,
+        connect_args={
+            # psycopg's own defaults were still blocked 75 s after the network had gone.
+            "connect_timeout": 5,
+            "tcp_user_timeout": 10_000,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "options": "-c statement_timeout=15s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s",
+        },
+    )
+
+
+def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves, below
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    # A transaction that reads first and writes later fails at once with "database is locked" when another
+    # one wrote between; taking the write lock at BEGIN waits instead.
+    write = connection.get_execution_options().get("gradient_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

@@ -1,0 +1,93 @@
+"""Everything we raise on purpose, as one tree.
+
+GradientError
+├── NotFound
+│   ├── JobNotFound
+│   ├── ProjectNotFound
+│   ├── WorkspaceNotFound
+│   └── ArtifactNotFound
+├── SpecInvalid
+│   ├── MachineTypeUnknown
+│   ├── WorkspaceInvalid
+│   └── CursorInvalid
+├── IdempotencyMismatch
+├── Unauthorized
+├── StoreUnavailable
+├── DatabaseOutdated
+└── LeaseLost
+
+This module knows neither HTTP nor Celery: the service maps each class to a status.
+"""
+
+
+class GradientError(Exception):
+    """Base of every expected failure.
+
+    Args:
+        message: What is wrong and what to do about it, for the user.
+        field: The input field that caused it, in the API's camelCase, if one did.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class NotFound(GradientError):
+    """Something named in a request does not exist (or not for this caller)."""
+
+
+class JobNotFound(NotFound):
+    """No job has this id."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"No such job: {job_id!r}. `gradient-cli jobs list` shows yours.", field="jobId")
+
+
+class ProjectNotFound(NotFound):
+    """No project has this id or name."""
+
+
+class WorkspaceNotFound(NotFound):
+    """No archive with this sha256 is stored."""
+
+
+class ArtifactNotFound(NotFound):
+    """The job has no artifact at this path."""
+
+
+class SpecInvalid(GradientError):
+    """The request is well formed, but asks for something that cannot be."""
+
+
+class MachineTypeUnknown(SpecInvalid):
+    """The catalogue has no machine type of this name."""
+
+
+class WorkspaceInvalid(SpecInvalid):
+    """The workspace archive is broken, hostile or too large."""
+
+
+class CursorInvalid(SpecInvalid):
+    """A page cursor that this service did not make."""
+
+
+class IdempotencyMismatch(GradientError):
+    """An Idempotency-Key was used again with another request."""
+
+
+class Unauthorized(GradientError):
+    """The API key is missing, unknown, revoked or expired."""
+
+
+class StoreUnavailable(GradientError):
+    """A store (disk, bucket, database) does not answer now; trying again later may work."""
+
+
+class DatabaseOutdated(GradientError):
+    """The database's schema is not the one this release needs."""
+
+
+class LeaseLost(GradientError):
+    """Somebody else owns the job now: the caller stops and writes nothing more."""

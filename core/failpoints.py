@@ -1,0 +1,39 @@
+"""Named places where a test may have this process die, to prove that nothing is lost there.
+
+`failpoint("claimed")` does nothing unless GRADIENT_FAILPOINT names it; then the process is killed on the spot,
+as by a power cut. `claimed:stop` freezes it instead (SIGSTOP), which makes a zombie of its lease.
+"""
+
+import os
+import signal
+
+FAILPOINTS: dict[str, str] = {
+    "submit_before_commit": "the job is written but not committed",
+    "submit_after_commit": "the job is committed, the client has no answer",
+    "claimed": "the job is claimed, nothing is prepared",
+    "prepared": "the workspace is filled, nothing is created",
+    "created": "the attempt is created under its name, the lease is not checked again",
+    "confirmed": "the lease is confirmed, the command is not started",
+    "launched": "the command is started, its handle is not stored",
+    "running": "the handle is stored",
+    "exited": "the command's end is seen, not recorded",
+    "finishing": "the end is recorded, nothing is torn down",
+    "destroyed": "the processes are gone, outputs are not completed",
+    "collected": "the outputs are completed, the record is not closed",
+    "finished": "the record is closed, the scratch directory is still there",
+}
+"""Every fail-point and what is true there; a test kills at each."""
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+def failpoint(name: str) -> None:
+    """Die here if GRADIENT_FAILPOINT says so.
+
+    Raises:
+        KeyError: The name is not in FAILPOINTS.
+    """
+    FAILPOINTS[name]
+    wanted, _, how = os.environ.get("GRADIENT_FAILPOINT", "").partition(":")
+    if wanted == name:
+        os.kill(os.getpid(), _SIGNALS[how or "kill"])

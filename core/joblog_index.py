@@ -1,0 +1,119 @@
+"""The index of a job's log: fixed-size records, each of them a commit point for the raw bytes before it."""
+
+import os
+import struct
+import zlib
+from typing import NamedTuple
+
+RECORD_SIZE = 64
+# A record never covers more: finding a line inside one stays a matter of microseconds.
+BLOCK_BYTES = 64 * 1024
+BATCH = 64
+
+GROWING = 0
+"""Flag of ordinary output: the last record may grow in place while its time window is open."""
+FIXED = 1
+"""Flag of what the service itself wrote (notes, gap markers): never merged with anything."""
+CONTINUED = 2
+"""Flag of a record whose append goes on in the next one, and which is therefore no commit point."""
+
+# 64 bytes, a divisor of the sector size: no record lies on two sectors, so a power cut cannot tear one.
+_LAYOUT = struct.Struct("<QQQQQIII8x")
+_CHECKSUM = struct.Struct("<I")
+_REREADS = 3
+
+
+class Record(NamedTuple):
+    """One stretch of raw bytes, with the counts that hold at its end.
+
+    Offsets and lengths are bytes; `at_ms` is Unix time in milliseconds of the first byte's arrival.
+    `source_end` counts bytes of the attempt's own output, `line_start` is where the line that is open at the
+    end begins.
+    """
+
+    raw_end: int
+    source_end: int
+    lines_end: int
+    line_start: int
+    at_ms: int
+    attempt: int
+    length: int
+    flags: int
+
+    @property
+    def raw_start(self) -> int:
+        """Raw offset of the first byte."""
+        return self.raw_end - self.length
+
+
+EMPTY = Record(0, 0, 0, 0, 0, 0, 0, FIXED)
+
+
+def pack(record: Record) -> bytes:
+    """The record as 64 bytes with a checksum at the end."""
+    body = _LAYOUT.pack(*record)
+    return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+def unpack(data: bytes, at: int = 0) -> Record | None:
+    """The record at byte `at` of `data`, or None when it is torn."""
+    body = data[at : at + _LAYOUT.size]
+    stored = data[at + _LAYOUT.size : at + RECORD_SIZE]
+    if len(stored) < _CHECKSUM.size or _CHECKSUM.unpack(stored)[0] != zlib.crc32(body):
+        return None
+    return Record(*_LAYOUT.unpack(body))
+
+
+def last_commit(index: int, raw: int) -> tuple[int, Record]:
+    """Finds the newest commit point of which every raw byte exists.
+
+    Args:
+        index: Descriptor of the index file.
+        raw: Descriptor of the raw file.
+
+    Returns:
+        The number of records up to and with the commit point, and the commit point; (0, EMPTY) if none.
+    """
+    for _ in range(_REREADS):
+        count = os.fstat(index).st_size // RECORD_SIZE
+        # A record that is growing in place can be seen half written; a second look finds it whole.
+        if not count or unpack(os.pread(index, RECORD_SIZE, (count - 1) * RECORD_SIZE)):
+            break
+    while count:
+        first = max(0, count - BATCH)
+        data = os.pread(index, (count - first) * RECORD_SIZE, first * RECORD_SIZE)
+        raw_size = os.fstat(raw).st_size
+        while count > first:
+            record = unpack(data, (count - 1 - first) * RECORD_SIZE)
+            if record and not record.flags & CONTINUED and record.raw_end <= raw_size:
+                return count, record
+            count -= 1
+    return 0, EMPTY
+
+
+class IndexView:
+    """What had been committed when the view was made; what a writer adds later stays out of sight."""
+
+    def __init__(self, index: int, raw: int) -> None:
+        self._index = index
+        self.count, self.last = last_commit(index, raw)
+
+    def records(self, first: int, limit: int = BATCH) -> list[Record]:
+        """Up to `limit` records from number `first` on (0-based)."""
+        stop = min(self.count, first + limit)
+        data = os.pread(self._index, (stop - first) * RECORD_SIZE, first * RECORD_SIZE)
+        found = [Record(*_LAYOUT.unpack_from(data, at)) for at in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
+        if stop == self.count and found:
+            found[-1] = self.last  # the one on disk may have grown since
+        return found
+
+    def find_line(self, line: int) -> int:
+        """Number of the record that holds the newline ending line `line` (1-based), which must exist."""
+        low, high = 0, self.count - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.records(middle, 1)[0].lines_end >= line:
+                high = middle
+            else:
+                low = middle + 1
+        return low

@@ -1,0 +1,58 @@
+"""How a line of raw output is shown: folded like a terminal would, cleaned, cut; the raw bytes stay as they are."""
+
+import codecs
+import re
+from collections.abc import Callable
+
+# A progress bar's present state is short; looking no further back bounds the work a line can cause.
+FOLD_BYTES = 64 * 1024
+FOLD_STATES = 64
+
+_SPECIAL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_SEQUENCE = re.compile(
+    r"(?P<colour>\x1b\[[0-9;:]*m)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # every other control sequence: cursor, erase, modes
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # titles, links, device strings
+    r"|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+def _clean(text: str) -> str:
+    if not _SPECIAL.search(text):
+        return text
+    return _SEQUENCE.sub(lambda match: match["colour"] or "", text)
+
+
+def _shown(head: bytes, length: int, limit: int) -> str:
+    if length <= limit:
+        return _clean(head.decode("utf-8", "replace"))
+    # final=False leaves out a character that the cut goes through.
+    text = _utf8("replace").decode(head[:limit], final=False)
+    return f"{_clean(text)} … [{length:,} bytes in all; the raw log has them]"
+
+
+def render(read: Callable[[int, int], bytes], start: int, end: int, limit: int) -> str:
+    r"""Shows one line as text.
+
+    A `\r` starts the line anew: the last state that shows anything is returned. Looked at are the last
+    `FOLD_STATES` states within the last `FOLD_BYTES` bytes. Colours (SGR) and tabs stay; other control
+    characters and sequences go; what is not UTF-8 becomes U+FFFD.
+
+    Args:
+        read: Returns the raw bytes at (offset, length).
+        start: Raw offset of the line's first byte.
+        end: Raw offset just past its last byte, the newline not included.
+        limit: Longest state in bytes that is shown whole; a longer one is cut and says so.
+    """
+    tail_start = max(start, end - FOLD_BYTES)
+    tail = read(tail_start, end - tail_start)
+    first, *later = tail.rstrip(b"\r").rsplit(b"\r", FOLD_STATES)
+    for state in reversed(later):
+        if text := _shown(state, len(state), limit):
+            return text
+    if len(later) == FOLD_STATES:
+        return ""
+    before = tail_start - start
+    return _shown(read(start, min(limit, before)) + first if before else first, before + len(first), limit)

@@ -1,0 +1,464 @@
+"""Every write to a job.
+
+Each move is one guarded statement: it names the lease and the states the job may be in, and writes its event in
+the same transaction. No row back means that somebody else moved the job: `LeaseLost`. The caller's session
+commits (`Database.write`); nothing here does.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Dialect, Update, func, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session, aliased
+
+from core.db import now
+from core.errors import IdempotencyMismatch, JobNotFound, LeaseLost
+from core.ids import new_id
+from core.jobs.models import Attempt, Event, Job, Metric, Outbox, Project, Worker
+from core.jobs.spec import JobSpec
+from core.jobs.states import OWNED, REASONS, SOURCES, JobState
+from core.machines import MachineType
+
+RETRY_FIRST_SECONDS = 5
+RETRY_LONGEST_SECONDS = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One job to be made: what, on which machine, for whom."""
+
+    spec: JobSpec
+    machine: MachineType
+    backend: str
+    project: Project
+    submitted_by: str
+    parent_id: str | None = None
+    idempotency_key: str | None = None
+    request_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heart:
+    """What a heartbeat brings back about one job: whether it is still ours, and whether it should stop."""
+
+    lease: int
+    stop_requested: bool
+
+
+def insert_once(dialect: Dialect, table: type[Any]) -> Any:  # noqa: ANN401 - the two dialects share no class
+    """`INSERT … ON CONFLICT DO NOTHING` in the database's own words."""
+    statement = (postgresql if dialect.name == "postgresql" else sqlite).insert(table)
+    return statement.on_conflict_do_nothing()
+
+
+def ensure_project(session: Session, name: str) -> tuple[Project, bool]:
+    """The project of this name, made if it is missing, and whether it was made now."""
+    existing = session.scalar(select(Project).where(Project.name == name))
+    if existing is not None:
+        return existing, False
+    statement = insert_once(session.get_bind().dialect, Project)
+    values = {"id": new_id("pr"), "name": name, "created_at": now()}
+    made = session.scalars(statement.values(values).returning(Project)).one_or_none()
+    if made is not None:
+        return made, True
+    return session.scalars(select(Project).where(Project.name == name)).one(), False
+
+
+def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
+    """Make the job: its row, its first event and its outbox message, in one transaction.
+
+    Returns:
+        The job, and whether it was made now: the same Idempotency-Key gives the same job.
+
+    Raises:
+        IdempotencyMismatch: The key was used with another request.
+    """
+    spec = submission.spec
+    values = {
+        "id": new_id("j"),
+        "project_id": submission.project.id,
+        "submitted_by": submission.submitted_by,
+        "parent_id": submission.parent_id,
+        "idempotency_key": submission.idempotency_key,
+        "request_sha256": submission.request_sha256,
+        "spec_json": spec.to_json(),
+        "name": spec.name,
+        "machine_type": submission.machine.name,
+        "backend": submission.backend,
+        "simulated": submission.backend != submission.machine.backend,
+        "price_per_hour": submission.machine.price_per_hour,
+        "priority": spec.priority,
+        "max_attempts": spec.max_attempts,
+        "state": JobState.QUEUED,
+        "reason": "waiting_for_machine",
+        "phase": "queued",
+        "created_at": now(),
+    }
+    statement = insert_once(session.get_bind().dialect, Job).values(values).returning(Job)
+    job: Job | None = session.scalars(statement).one_or_none()
+    if job is None:
+        return _submitted_before(session, submission), False
+    _record(session, job, "submitted", to_state=JobState.QUEUED)
+    _ring(session, job)
+    return job, True
+
+
+def _submitted_before(session: Session, submission: Submission) -> Job:
+    query = select(Job).where(
+        Job.submitted_by == submission.submitted_by, Job.idempotency_key == submission.idempotency_key
+    )
+    job = session.scalars(query).one()
+    if job.request_sha256 != submission.request_sha256:
+        raise IdempotencyMismatch(
+            f"This Idempotency-Key already made job {job.id} from another request. Use a new key for a new job.",
+            field="Idempotency-Key",
+        )
+    return job
+
+
+def request_digest(*parts: bytes) -> str:
+    """Digest of a request, to tell a repeat from another request under the same key."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> Job | None:
+    """Take the next job that this worker can run: `queued → starting`, attempt and lease + 1.
+
+    Who is next is decided here, in one statement; two workers never get the same job.
+    """
+    waiting = aliased(Job)
+    due = or_(waiting.run_after.is_(None), waiting.run_after <= now())
+    following = (
+        select(waiting.seq)
+        .where(waiting.state == JobState.QUEUED, waiting.backend.in_(backends), due)
+        .order_by(waiting.priority.desc(), waiting.seq)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    statement = (
+        update(Job)
+        .where(Job.seq == following, Job.state == JobState.QUEUED)
+        .values(
+            state=JobState.STARTING,
+            attempt=Job.attempt + 1,
+            lease=Job.lease + 1,
+            worker=worker,
+            host=host,
+            heartbeat_at=now(),
+            claimed_at=now(),
+            started_at=None,
+            ended_at=None,
+            exit_code=None,
+            handle=None,
+            reason=None,
+            reason_detail=None,
+            phase="provisioning",
+            phase_detail=None,
+            run_after=None,
+        )
+    )
+    job = _one(session, statement)
+    if job is None:
+        return None
+    session.execute(
+        insert(Attempt).values(job_id=job.id, attempt=job.attempt, worker=worker, host=host, claimed_at=job.claimed_at)
+    )
+    _record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=worker)
+    return job
+
+
+def adopt(session: Session, worker: str, host: str, *, stale_seconds: float) -> list[Job]:
+    """Take over jobs of this host whose worker is gone: lease + 1, same state, same attempt.
+
+    Jobs of a worker of the same name are taken at once: its name is locked by the process that holds it, so
+    the earlier holder is dead. Others only when their heart has been silent for `stale_seconds`.
+    """
+    gone = or_(Job.worker == worker, Job.heartbeat_at < now(-stale_seconds))
+    statement = (
+        update(Job)
+        .where(Job.host == host, Job.state.in_(OWNED), gone)
+        .values(lease=Job.lease + 1, worker=worker, heartbeat_at=now())
+    )
+    jobs = _all(session, statement)
+    for job in jobs:
+        _record(session, job, "adopted", detail=worker)
+    return jobs
+
+
+def beat(session: Session, worker: str, *, seen: bool = True) -> dict[str, Heart]:
+    """One heartbeat for all of a worker's jobs; what it brings back, by job id."""
+    if seen:
+        session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
+    statement = (
+        update(Job)
+        .where(Job.worker == worker, Job.state.in_(OWNED))
+        .values(heartbeat_at=now())
+        .returning(Job.id, Job.lease, Job.stop_requested_at)
+        .execution_options(synchronize_session=False)
+    )
+    return {row.id: Heart(row.lease, row.stop_requested_at is not None) for row in session.execute(statement)}
+
+
+def register_worker(session: Session, worker: Worker) -> None:
+    """Say that this worker is there and what it offers."""
+    session.merge(worker)
+
+
+def confirm(session: Session, job: Job) -> None:
+    """Check at the last moment that the job is still ours and nobody wants it stopped.
+
+    Raises:
+        LeaseLost: It is not.
+    """
+    statement = _guarded(job, frozenset({JobState.STARTING})).values(heartbeat_at=now())
+    _moved(session, job, statement)
+
+
+def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:
+    """Say what is being done for the job now.
+
+    Raises:
+        LeaseLost: The job is no longer ours.
+    """
+    statement = _guarded(job, OWNED).values(phase=phase, phase_detail=detail)
+    moved = _moved(session, job, statement)
+    if phase != job.phase:
+        _record(session, moved, "phase", phase=phase, detail=detail)
+    return moved
+
+
+def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
+    """The command runs: `starting → running`, with the handle that finds it again.
+
+    Raises:
+        LeaseLost: The job is no longer ours.
+    """
+    source = job.state
+    moved = _move(session, job, JobState.RUNNING, handle=handle, started_at=now(), phase="running", phase_detail=None)
+    _attempt(session, moved, started_at=moved.started_at)
+    _record(session, moved, "started", from_state=source, to_state=moved.state)
+    return moved
+
+
+def ended(session: Session, job: Job, reason: str, *, detail: str | None = None, exit_code: int | None = None) -> Job:
+    """The command ended or could not be started: `→ finishing`, with the reason.
+
+    Raises:
+        LeaseLost: The job is no longer ours.
+    """
+    source = job.state
+    moved = _move(
+        session,
+        job,
+        JobState.FINISHING,
+        reason=reason,
+        reason_detail=detail,
+        exit_code=exit_code,
+        ended_at=now(),
+        phase="collecting",
+        phase_detail=None,
+    )
+    _attempt(session, moved, ended_at=moved.ended_at, exit_code=exit_code, reason=reason, reason_detail=detail)
+    _record(session, moved, "ended", from_state=source, to_state=moved.state, reason=reason, detail=detail)
+    return moved
+
+
+def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
+    """Close the attempt: `finishing → succeeded | failed | cancelled`, or back to the queue for a retry.
+
+    Raises:
+        LeaseLost: The job is no longer ours.
+    """
+    source = job.state
+    reason = REASONS[job.reason or "internal_error"]
+    if reason.retry and job.attempt < job.max_attempts and job.stop_requested_at is None:
+        return _retry(session, job, artifacts_state=artifacts_state)
+    target = reason.final or JobState.FAILED
+    moved = _move(
+        session,
+        job,
+        target,
+        artifacts_state=artifacts_state,
+        finished_at=now(),
+        handle=None,
+        phase=None,
+        phase_detail=None,
+    )
+    _record(session, moved, "finished", from_state=source, to_state=target, reason=job.reason)
+    return moved
+
+
+def give_up(session: Session, job: Job, reason: str, detail: str | None = None) -> Job:
+    """Close a job whose machine is lost: nobody is left to finish it.
+
+    Raises:
+        LeaseLost: Somebody moved it meanwhile.
+    """
+    source = job.state
+    marked = _move(session, job, job.state, reason=reason, reason_detail=detail, ended_at=now())
+    _attempt(session, marked, ended_at=marked.ended_at, reason=reason, reason_detail=detail)
+    wanted = marked.stop_requested_at is not None
+    if REASONS[reason].retry and marked.attempt < marked.max_attempts and not wanted:
+        return _retry(session, marked, artifacts_state=marked.artifacts_state)
+    target = JobState.CANCELLED if wanted else JobState.FAILED
+    moved = _move(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
+    _record(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
+    return moved
+
+
+def _retry(session: Session, job: Job, *, artifacts_state: str) -> Job:
+    source = job.state
+    pause = min(RETRY_FIRST_SECONDS * 2 ** (job.attempt - 1), RETRY_LONGEST_SECONDS)
+    detail = f"attempt {job.attempt} of {job.max_attempts} ended ({job.reason})."
+    moved = _move(
+        session,
+        job,
+        JobState.QUEUED,
+        lease=Job.lease + 1,
+        reason="retrying",
+        reason_detail=detail,
+        run_after=now(pause),
+        artifacts_state=artifacts_state,
+        worker=None,
+        host=None,
+        handle=None,
+        phase="queued",
+        phase_detail=None,
+    )
+    _record(session, moved, "requeued", from_state=source, to_state=moved.state, reason=job.reason)
+    _ring(session, moved)
+    return moved
+
+
+def request_stop(session: Session, job_id: str) -> Job:
+    """Wish that the job stops. A waiting job is cancelled at once; stopping an ended one does nothing.
+
+    Raises:
+        JobNotFound: No such job.
+    """
+    waiting = (
+        update(Job)
+        .where(Job.id == job_id, Job.deleted_at.is_(None), Job.state == JobState.QUEUED)
+        .values(
+            state=JobState.CANCELLED,
+            lease=Job.lease + 1,
+            reason="stopped_by_user",
+            reason_detail=None,
+            stop_requested_at=now(),
+            finished_at=now(),
+            phase=None,
+            phase_detail=None,
+        )
+    )
+    job = _one(session, waiting)
+    if job is not None:
+        _record(
+            session,
+            job,
+            "finished",
+            from_state=JobState.QUEUED,
+            to_state=JobState.CANCELLED,
+            reason="stopped_by_user",
+        )
+        return job
+    wish = (
+        update(Job)
+        .where(Job.id == job_id, Job.deleted_at.is_(None), Job.state.in_(OWNED))
+        .values(stop_requested_at=func.coalesce(Job.stop_requested_at, now()))
+    )
+    job = _one(session, wish)
+    if job is not None:
+        _record(session, job, "stop_requested")
+        _ring(session, job)
+        return job
+    job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)))
+    if job is None:
+        raise JobNotFound(job_id)
+    return job
+
+
+def delete(session: Session, job_id: str) -> Job:
+    """Hide the job and have it stopped if it runs; its record and outputs go when it has ended.
+
+    Raises:
+        JobNotFound: No such job.
+    """
+    job = request_stop(session, job_id)
+    session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))
+    _record(session, job, "deleted")
+    return job
+
+
+def add_metrics(session: Session, rows: Sequence[dict[str, Any]]) -> None:
+    """Store rows of metrics; those that are there already (a repeat after a crash) are left as they are."""
+    if rows:
+        session.execute(insert_once(session.get_bind().dialect, Metric), rows)
+
+
+def _guarded(job: Job, sources: frozenset[JobState]) -> Update:
+    return update(Job).where(Job.id == job.id, Job.lease == job.lease, Job.state.in_(sources))
+
+
+def _move(session: Session, job: Job, target: JobState, **values: Any) -> Job:  # noqa: ANN401 - column values
+    sources = SOURCES[target] if target != job.state else frozenset({target})
+    return _moved(session, job, _guarded(job, sources).values(state=target, **values))
+
+
+def _moved(session: Session, job: Job, statement: Update) -> Job:
+    moved = _one(session, statement)
+    if moved is None:
+        raise LeaseLost(f"Job {job.id} is no longer held under lease {job.lease}.")
+    return moved
+
+
+def _one(session: Session, statement: Update) -> Job | None:
+    rows = _all(session, statement)
+    return rows[0] if rows else None
+
+
+def _all(session: Session, statement: Update) -> list[Job]:
+    # Rows come back as they now are in the database; what the session knew of them is out of date.
+    options = {"synchronize_session": False, "populate_existing": True}
+    return list(session.scalars(statement.returning(Job), execution_options=options))
+
+
+def _attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
+    session.execute(update(Attempt).where(Attempt.job_id == job.id, Attempt.attempt == job.attempt).values(**values))
+
+
+def _record(  # noqa: PLR0913 - the columns of one event
+    session: Session,
+    job: Job,
+    kind: str,
+    *,
+    from_state: JobState | None = None,
+    to_state: JobState | None = None,
+    phase: str | None = None,
+    reason: str | None = None,
+    detail: str | None = None,
+) -> None:
+    session.execute(
+        insert(Event).values(
+            job_id=job.id,
+            at=now(),
+            kind=kind,
+            attempt=job.attempt,
+            lease=job.lease,
+            from_state=from_state,
+            to_state=to_state,
+            phase=phase,
+            reason=reason,
+            detail=detail,
+        )
+    )
+
+
+def _ring(session: Session, job: Job) -> None:
+    session.execute(insert(Outbox).values(kind="ring", job_id=job.id, created_at=now()))

@@ -1,0 +1,213 @@
+"""The tables."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Enum, ForeignKey, Index, Integer, LargeBinary, String, Text, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from core.db import Base, UtcDateTime
+from core.jobs.spec import JobSpec
+from core.jobs.states import TERMINAL, JobState
+
+_QUEUED = text("state = 'queued'")
+_OWNED = text("state IN ('starting', 'running', 'finishing')")
+
+BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in INTEGER PRIMARY KEY
+
+
+StateColumn = Enum(JobState, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])
+
+
+class Project(Base):
+    """Jobs that belong together."""
+
+    __tablename__ = "projects"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """`pr` and 13 of [a-z0-9]."""
+    name: Mapped[str] = mapped_column(String(200), unique=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class ApiKey(Base):
+    """A key, stored as a hash."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """The part of the key that may be shown."""
+    name: Mapped[str] = mapped_column(String(200))
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
+    """Of the whole key; it is random enough to need no slow hash."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Job(Base):
+    """One job: what was asked, where it is, who holds it, how it ended."""
+
+    __tablename__ = "jobs"
+
+    seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    """Order of submission; the key of pages and of the queue."""
+    id: Mapped[str] = mapped_column(String(16), unique=True)
+    """`j` and 13 of [a-z0-9]: never looks like a number."""
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    submitted_by: Mapped[str] = mapped_column(String(16))
+    """Id of the API key."""
+    parent_id: Mapped[str | None] = mapped_column(String(16))
+    """The job it is a clone of."""
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    request_sha256: Mapped[str | None] = mapped_column(String(64))
+    """Of the request that carried the key; another request with the same key is refused."""
+
+    spec_json: Mapped[dict[str, Any]] = mapped_column("spec", JSON)
+    name: Mapped[str | None] = mapped_column(String(200))
+    machine_type: Mapped[str] = mapped_column(String(64))
+    backend: Mapped[str] = mapped_column(String(32))
+    simulated: Mapped[bool]
+    """Whether a backend stands in for the machine that was asked for."""
+    price_per_hour: Mapped[float]
+    """US dollars, at the time of submission."""
+    priority: Mapped[int]
+    max_attempts: Mapped[int]
+
+    state: Mapped[JobState] = mapped_column(StateColumn)
+    reason: Mapped[str | None] = mapped_column(String(32))
+    reason_detail: Mapped[str | None] = mapped_column(Text)
+    phase: Mapped[str | None] = mapped_column(String(32))
+    phase_detail: Mapped[str | None] = mapped_column(Text)
+    exit_code: Mapped[int | None]
+    artifacts_state: Mapped[str] = mapped_column(String(16), default="none")
+    """none, partial, complete or failed; apart from the state: a failed upload fails no job."""
+
+    attempt: Mapped[int] = mapped_column(default=0)
+    """How often it ran."""
+    lease: Mapped[int] = mapped_column(default=0)
+    """Who may write: counts up with every claim, adoption and requeue."""
+    worker: Mapped[str | None] = mapped_column(String(255))
+    host: Mapped[str | None] = mapped_column(String(255))
+    handle: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    heartbeat_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    stop_requested_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """A wish, not a state."""
+    run_after: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Not claimed before: the pause before a retry."""
+
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """When this attempt's command began."""
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """When this attempt's command ended."""
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """When the record was closed."""
+    deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+    __table_args__ = (
+        Index("ix_jobs_queue", text("priority DESC"), "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
+        Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
+        Index("ix_jobs_project_id_seq", "project_id", "seq"),
+        Index("ix_jobs_state_seq", "state", "seq"),
+        Index("uq_jobs_idempotency", "submitted_by", "idempotency_key", unique=True),
+    )
+
+    @property
+    def spec(self) -> JobSpec:
+        """What the user asked for."""
+        return JobSpec.from_json(self.spec_json)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the record is closed."""
+        return self.state in TERMINAL
+
+    @property
+    def shown_name(self) -> str:
+        """The given name, or "job N"."""
+        return self.name or f"job {self.seq}"
+
+    def log_context(self) -> dict[str, Any]:
+        """What our own logs say of it."""
+        return {"job_id": self.id, "attempt": self.attempt, "lease": self.lease}
+
+
+class Attempt(Base):
+    """One run of a job."""
+
+    __tablename__ = "attempts"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    worker: Mapped[str] = mapped_column(String(255))
+    host: Mapped[str] = mapped_column(String(255))
+    claimed_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    exit_code: Mapped[int | None]
+    reason: Mapped[str | None] = mapped_column(String(32))
+    reason_detail: Mapped[str | None] = mapped_column(Text)
+
+
+class Event(Base):
+    """What happened to a job; only ever added to."""
+
+    __tablename__ = "events"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    kind: Mapped[str] = mapped_column(String(32))
+    """submitted, claimed, adopted, started, ended, finished, requeued, stop_requested, phase, …"""
+    attempt: Mapped[int]
+    lease: Mapped[int]
+    from_state: Mapped[str | None] = mapped_column(String(16))
+    to_state: Mapped[str | None] = mapped_column(String(16))
+    phase: Mapped[str | None] = mapped_column(String(32))
+    reason: Mapped[str | None] = mapped_column(String(32))
+    detail: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (Index("ix_events_job", "job_id", "id"),)
+
+
+class Metric(Base):
+    """One line of a job's metrics file, or one sample of its machine."""
+
+    __tablename__ = "metrics"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    source: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """job or system."""
+    offset: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    """Byte offset in the metrics file (job), or ms since the attempt began (system): a repeat is a no-op."""
+    step: Mapped[float | None]
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    values: Mapped[dict[str, float]] = mapped_column(JSON)
+
+
+class Outbox(Base):
+    """Messages to send once the transaction that wrote them stands."""
+
+    __tablename__ = "outbox"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    job_id: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Worker(Base):
+    """A supervisor that is, or was, there."""
+
+    __tablename__ = "workers"
+
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    host: Mapped[str] = mapped_column(String(255))
+    boot_id: Mapped[str] = mapped_column(String(64))
+    backends: Mapped[list[str]] = mapped_column(JSON)
+    slots: Mapped[int]
+    started_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    seen_at: Mapped[datetime] = mapped_column(UtcDateTime)

@@ -1,0 +1,198 @@
+"""Every read of a job. Pages are by key, never by offset, so that they cost the same at any depth."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Select, func, or_, select
+from sqlalchemy.orm import Session
+
+from core.db import now
+from core.errors import CursorInvalid, JobNotFound, ProjectNotFound
+from core.jobs.models import Attempt, Event, Job, Metric, Project, Worker
+from core.jobs.states import JobState
+
+WORKER_SILENT_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """What a list is narrowed to; an empty field does not narrow.
+
+    `states` and `reasons` are alternatives within themselves; all fields must hold together.
+    """
+
+    states: Sequence[JobState] = ()
+    reasons: Sequence[str] = ()
+    not_reasons: Sequence[str] = ()
+    has_exit_code: bool | None = None
+    project_id: str | None = None
+    project: str | None = None
+    machine_type: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Jobs, newest first, and the cursor of the next page, if there is one."""
+
+    jobs: list[Job]
+    following: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a job waits: a reason's name, what is known beside it, and its place (1 is next)."""
+
+    reason: str
+    detail: str | None
+    position: int
+
+
+@dataclass(slots=True)
+class Series:
+    """One metric of a job over time."""
+
+    name: str
+    source: str
+    points: list[tuple[float | None, float, float]] = field(default_factory=list)
+    """(step, unix time in seconds, value)"""
+
+
+def get(session: Session, job_id: str) -> Job:
+    """The job of this id.
+
+    Raises:
+        JobNotFound: There is none, or it was deleted.
+    """
+    job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)))
+    if job is None:
+        raise JobNotFound(job_id)
+    return job
+
+
+def page(session: Session, wanted: JobFilter, *, limit: int, after: str | None = None) -> Page:
+    """One page of jobs, newest first.
+
+    Raises:
+        CursorInvalid: `after` is not a cursor that an earlier page gave.
+    """
+    query = _narrowed(select(Job).where(Job.deleted_at.is_(None)), wanted)
+    if after is not None:
+        query = query.where(Job.seq < _cursor(after))
+    jobs = list(session.scalars(query.order_by(Job.seq.desc()).limit(limit + 1)))
+    following = str(jobs[limit - 1].seq) if len(jobs) > limit else None
+    return Page(jobs[:limit], following)
+
+
+def _narrowed(query: Select[Job], wanted: JobFilter) -> Select[Job]:
+    if wanted.states:
+        query = query.where(Job.state.in_(wanted.states))
+    if wanted.reasons:
+        query = query.where(Job.reason.in_(wanted.reasons))
+    if wanted.not_reasons:
+        query = query.where(or_(Job.reason.is_(None), Job.reason.not_in(wanted.not_reasons)))
+    if wanted.has_exit_code is not None:
+        known = Job.exit_code.is_not(None)
+        query = query.where(known if wanted.has_exit_code else ~known)
+    if wanted.project_id:
+        query = query.where(Job.project_id == wanted.project_id)
+    if wanted.project:
+        named = select(Project.id).where(Project.name == wanted.project).scalar_subquery()
+        query = query.where(Job.project_id == named)
+    if wanted.machine_type:
+        query = query.where(Job.machine_type == wanted.machine_type)
+    if wanted.name:
+        query = query.where(Job.name == wanted.name)
+    return query
+
+
+def _cursor(after: str) -> int:
+    if not after.isascii() or not after.isdigit() or len(after) > 18:  # noqa: PLR2004 - digits of a 63-bit number
+        raise CursorInvalid("Not a page's cursor: take `next` from the page before, as it is.", field="after")
+    return int(after)
+
+
+def events(session: Session, job_id: str) -> list[Event]:
+    """What happened to a job, oldest first."""
+    return list(session.scalars(select(Event).where(Event.job_id == job_id).order_by(Event.id)))
+
+
+def attempts(session: Session, job_id: str) -> list[Attempt]:
+    """A job's attempts, first to last."""
+    return list(session.scalars(select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.attempt)))
+
+
+def projects(session: Session) -> list[tuple[Project, int]]:
+    """All projects by name, each with its number of jobs."""
+    jobs = func.count(Job.seq)
+    visible = (Job.project_id == Project.id) & Job.deleted_at.is_(None)
+    query = select(Project, jobs).outerjoin(Job, visible).group_by(Project.id).order_by(Project.name)
+    return [(project, count) for project, count in session.execute(query)]
+
+
+def project(session: Session, project_id: str) -> Project:
+    """The project of this id.
+
+    Raises:
+        ProjectNotFound: There is none.
+    """
+    found = session.get(Project, project_id)
+    if found is None:
+        raise ProjectNotFound(
+            f"No such project: {project_id!r}. `gradient-cli projects list` shows them.", field="projectId"
+        )
+    return found
+
+
+def project_names(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
+    """Names of the projects of some jobs, by project id."""
+    ids = {job.project_id for job in jobs}
+    rows = session.execute(select(Project.id, Project.name).where(Project.id.in_(ids)))
+    return {row.id: row.name for row in rows}
+
+
+def waiting(session: Session, job: Job) -> Waiting:
+    """Why a queued job waits, and its place in the queue of its backend."""
+    ahead = session.scalar(
+        select(func.count(Job.seq)).where(
+            Job.state == JobState.QUEUED,
+            Job.backend == job.backend,
+            or_(Job.priority > job.priority, (Job.priority == job.priority) & (Job.seq < job.seq)),
+        )
+    )
+    position = (ahead or 0) + 1
+    if job.backend not in offered_backends(session):
+        return Waiting("no_worker", None, position)
+    if job.reason == "retrying":
+        return Waiting("retrying", job.reason_detail, position)
+    if ahead:
+        return Waiting("behind_jobs", f"{ahead} job{'s' if ahead > 1 else ''}", position)
+    return Waiting("waiting_for_machine", None, position)
+
+
+def offered_backends(session: Session) -> set[str]:
+    """Backends that some worker, seen lately, runs."""
+    rows = session.scalars(select(Worker.backends).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS)))
+    return {backend for backends in rows for backend in backends}
+
+
+def running_seconds(session: Session, job: Job) -> float:
+    """How long this attempt's command has run, by the database's clock; 0 before it starts."""
+    started, current = session.execute(select(Job.started_at, now()).where(Job.id == job.id)).one()
+    return (current - started).total_seconds() if started else 0.0
+
+
+def metrics(session: Session, job_id: str, *, name: str | None = None) -> list[Series]:
+    """A job's metrics as series, in the order in which they were written."""
+    query = (
+        select(Metric.source, Metric.step, Metric.at, Metric.values)
+        .where(Metric.job_id == job_id)
+        .order_by(Metric.attempt, Metric.source, Metric.offset)
+    )
+    series: dict[tuple[str, str], Series] = {}
+    for source, step, at, values in session.execute(query):
+        for key, value in values.items():
+            if name is None or key == name:
+                one = series.setdefault((source, key), Series(key, source))
+                one.points.append((step, at.timestamp(), value))
+    return list(series.values())

@@ -1,0 +1,223 @@
+"""JobSpec: what the user asked for, validated and frozen.
+
+Shape (types, unknown fields) is checked at the edge; here is meaning: each refusal names the field, what is
+wrong with it, and what to do.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from core.errors import SpecInvalid
+
+MAX_COMMAND_BYTES = 64 * 1024
+MAX_ENV_VARS = 500
+MAX_ENV_BYTES = 128 * 1024
+MAX_NAME = 200
+MAX_TAGS = 50
+MAX_TAG = 100
+MAX_GRACE_SECONDS = 3600
+MAX_ATTEMPTS = 100
+MAX_PRIORITY = 100
+MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
+MAX_CPUS = 4096
+MAX_MEMORY_MB = 64 * 1024**2
+GIT_SCHEMES = ("https", "http", "ssh", "git")
+HIDDEN = "••••••"
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_RESERVED = ("GRADIENT_", "PS_")
+_SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
+# The reference grammar of the distribution project: [host[:port]/]path[:tag][@digest].
+_CONTAINER = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
+    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?\Z"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What the user asked for.
+
+    Attributes:
+        machine_type: The catalogue's name of the machine.
+        command: Run by the container's shell.
+        container: Image reference or short name; None leaves it to the machine type.
+        name: For people; None shows as "job N".
+        workspace: A git URL (`https://host/repo.git#ref`), or None.
+        workspace_sha256: Of the uploaded archive, or None.
+        env_vars: Environment of the command.
+        time_limit: Seconds of running time after which it is stopped; None: no limit.
+        stop_grace: Seconds between SIGTERM and SIGKILL.
+        max_attempts: How often it may run in all.
+        priority: 0 to 100, higher goes first.
+        cpus: Limit of CPUs, or None.
+        memory_mb: Limit of memory in MiB, or None.
+        tags: For finding it again.
+    """
+
+    machine_type: str
+    command: str
+    container: str | None = None
+    name: str | None = None
+    workspace: str | None = None
+    workspace_sha256: str | None = None
+    env_vars: dict[str, str] = field(default_factory=dict)
+    time_limit: int | None = None
+    stop_grace: int = 60
+    max_attempts: int = 1
+    priority: int = 50
+    cpus: float | None = None
+    memory_mb: int | None = None
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            SpecInvalid: With the field and the fix.
+        """
+        _check_command(self.command)
+        _check_env(self.env_vars)
+        if self.name is not None:
+            _check_label(self.name, "name", MAX_NAME)
+        if self.container is not None and not _CONTAINER.match(self.container):
+            raise SpecInvalid(
+                f"{_short(self.container)} is not an image reference. Write it as name:tag or host/name:tag, "
+                "for example tensorflow/tensorflow:2.21.0.",
+                field="container",
+            )
+        _check_workspace(self.workspace, self.workspace_sha256)
+        _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
+        _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
+        _check_range(self.max_attempts, 1, MAX_ATTEMPTS, "maxAttempts", "attempts")
+        _check_range(self.priority, 0, MAX_PRIORITY, "priority", "(higher goes first)")
+        _check_range(self.cpus, 0.01, MAX_CPUS, "cpus", "CPUs")
+        _check_range(self.memory_mb, 16, MAX_MEMORY_MB, "memoryMb", "MiB")
+        if len(self.tags) > MAX_TAGS:
+            raise SpecInvalid(f"{len(self.tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
+        for tag in self.tags:
+            _check_label(tag, "tags", MAX_TAG)
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored in the job's row; `from_json` is the way back."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"tags": list(self.tags)}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "JobSpec":
+        """From the job's row; fields that a newer release stored are left out."""
+        known = {name: stored[name] for name in cls.__slots__ if name in stored}
+        return cls(**known | {"tags": tuple(stored.get("tags", ()))})
+
+    def shown_env(self) -> dict[str, str]:
+        """The environment as it may be shown: values of secret-looking names hidden."""
+        return {n: HIDDEN if _SECRET_NAME.search(n) else v for n, v in self.env_vars.items()}
+
+    def shown_workspace(self) -> str | None:
+        """The git URL as it may be shown: a password in it hidden."""
+        return hide_password(self.workspace) if self.workspace else None
+
+
+def hide_password(url: str) -> str:
+    """The URL with what stands before its host's `@` hidden."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{host}"))
+
+
+def _short(value: str) -> str:
+    return repr(value if len(value) <= 80 else value[:77] + "…")  # noqa: PLR2004 - a line of a terminal
+
+
+def _check_command(command: str) -> None:
+    if not command.strip():
+        raise SpecInvalid("A job needs a command, for example --command 'python main.py'.", field="command")
+    if "\0" in command:
+        raise SpecInvalid("The command holds a NUL character; take it out.", field="command")
+    size = len(command.encode(errors="surrogatepass"))
+    if size > MAX_COMMAND_BYTES:
+        raise SpecInvalid(
+            f"The command has {size:,} bytes, at most {MAX_COMMAND_BYTES:,} are taken. Put it into a script in the "
+            "workspace and run that.",
+            field="command",
+        )
+    _check_encodable(command, "command")
+
+
+def _check_env(env: dict[str, str]) -> None:
+    if len(env) > MAX_ENV_VARS:
+        raise SpecInvalid(
+            f"{len(env):,} environment variables; at most {MAX_ENV_VARS} are taken. Put them into a file in the "
+            "workspace and read that.",
+            field="envVars",
+        )
+    total = 0
+    for name, value in env.items():
+        where = f"envVars.{name[:80]}"
+        if not _ENV_NAME.match(name):
+            raise SpecInvalid(
+                f"{_short(name)} is not a name for an environment variable. Use letters, digits and _, not starting "
+                "with a digit.",
+                field="envVars",
+            )
+        if name.startswith(_RESERVED):
+            raise SpecInvalid(
+                f"{name} is set by the service (names that begin with {' or '.join(_RESERVED)} are). Choose another.",
+                field=where,
+            )
+        if "\0" in value:
+            raise SpecInvalid(f"The value of {name} holds a NUL character; take it out.", field=where)
+        _check_encodable(value, where)
+        total += len(name) + len(value.encode())
+    if total > MAX_ENV_BYTES:
+        raise SpecInvalid(
+            f"The environment has {total:,} bytes, at most {MAX_ENV_BYTES:,} are taken. Put it into a file in the "
+            "workspace and read that.",
+            field="envVars",
+        )
+
+
+def _check_encodable(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SpecInvalid("Holds half of a surrogate pair, which is not valid Unicode.", field=where) from error
+
+
+def _check_label(text: str, where: str, longest: int) -> None:
+    if not text.strip():
+        raise SpecInvalid("Empty; leave it out or give it at least one visible character.", field=where)
+    if len(text) > longest:
+        raise SpecInvalid(f"{len(text)} characters, at most {longest} are taken.", field=where)
+    _check_encodable(text, where)
+    # Emoji are welcome; a line break or an escape would forge lines in lists and logs.
+    bad = next((c for c in text if unicodedata.category(c) in {"Cc", "Zl", "Zp"}), None)
+    if bad is not None:
+        raise SpecInvalid(
+            f"Holds the control character {bad!r} (a line break, say). Write it on one line.", field=where
+        )
+
+
+def _check_workspace(url: str | None, sha256: str | None) -> None:
+    if url is not None and sha256 is not None:
+        raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
+    if url is None:
+        return
+    parts = urlsplit(url)
+    if parts.scheme.removeprefix("git+") not in GIT_SCHEMES or not parts.hostname or url.startswith("-"):
+        raise SpecInvalid(
+            f"{_short(hide_password(url))} is not a git address that can be fetched. Use https://host/repo.git "
+            "(with #branch for one of its branches), or upload the folder.",
+            field="workspace",
+        )
+    _check_label(url, "workspace", 2000)
+
+
+def _check_range(value: float | None, low: float, high: float, where: str, unit: str) -> None:
+    if value is not None and not low <= value <= high:  # also refuses NaN
+        raise SpecInvalid(f"{value} is out of range: {low} to {high:,} {unit}.", field=where)

@@ -1,0 +1,231 @@
+"""JobState, the legal moves between states, and every reason a job can wait or end with."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """Where a job is. Who moves it out, and what happens if nobody does, stands at each state."""
+
+    QUEUED = "queued"
+    """Waits for a machine. A supervisor claims it; nobody: it stays, with a reason shown."""
+    STARTING = "starting"
+    """Claimed. Its worker moves it on; if the worker dies, another adopts it or the sweep requeues it."""
+    RUNNING = "running"
+    """The command runs. Its worker moves it on; if the worker dies, another one adopts it."""
+    FINISHING = "finishing"
+    """The command ended; outputs are completed. If the worker dies, another collects again."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+S = JobState
+
+MOVES: dict[JobState, frozenset[JobState]] = {
+    S.QUEUED: frozenset({S.STARTING, S.CANCELLED}),
+    S.STARTING: frozenset({S.RUNNING, S.FINISHING, S.QUEUED, S.FAILED, S.CANCELLED}),
+    S.RUNNING: frozenset({S.FINISHING, S.QUEUED, S.FAILED, S.CANCELLED}),
+    S.FINISHING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED, S.QUEUED}),
+    S.SUCCEEDED: frozenset(),
+    S.FAILED: frozenset(),
+    S.CANCELLED: frozenset(),
+}
+"""The only list of legal moves."""
+
+SOURCES: dict[JobState, frozenset[JobState]] = {
+    target: frozenset(source for source, targets in MOVES.items() if target in targets) for target in JobState
+}
+"""The computed reverse of MOVES: which states a job may be in to enter the key. The SQL guard."""
+
+TERMINAL = frozenset(state for state, targets in MOVES.items() if not targets)
+"""States that nothing leaves."""
+
+OWNED = frozenset({S.STARTING, S.RUNNING, S.FINISHING})
+"""States in which a worker holds the job."""
+
+
+class Fault(StrEnum):
+    """Whose doing a reason is; decides what counts against the user's attempts."""
+
+    NOBODY = "nobody"
+    USER = "user"
+    MACHINE = "machine"
+    SERVICE = "service"
+    BUDGET = "budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job waits or ended.
+
+    Attributes:
+        name: Stable code, shown beside the sentence.
+        final: State that a job ends in with it; None for reasons to wait.
+        fault: Whose doing it was.
+        sentence: For the user, with what to do next. `{detail}` is filled in where we know more.
+        retry: Whether another attempt could end differently.
+    """
+
+    name: str
+    final: JobState | None
+    fault: Fault
+    sentence: str
+    retry: bool = False
+
+
+_ALL = (
+    # Waiting.
+    Reason("waiting_for_machine", None, Fault.NOBODY, "Waiting for a free machine."),
+    Reason("behind_jobs", None, Fault.NOBODY, "Waiting: {detail} ahead in the queue."),
+    Reason(
+        "no_worker",
+        None,
+        Fault.SERVICE,
+        "No running worker offers this machine type. Start one with `gradient-server worker`.",
+    ),
+    Reason("worker_silent", None, Fault.SERVICE, "Its worker is silent; the job may still be running."),
+    Reason("retrying", None, Fault.NOBODY, "Waiting to try again: {detail}"),
+    # Ended by itself.
+    Reason("completed", S.SUCCEEDED, Fault.NOBODY, "The command ended with exit code 0."),
+    Reason(
+        "exit_nonzero",
+        S.FAILED,
+        Fault.USER,
+        "The command ended with {detail}. The end of its log says more.",
+        retry=True,
+    ),
+    Reason(
+        "command_not_found",
+        S.FAILED,
+        Fault.USER,
+        "Exit code 127: a program in the command was not found. Check its spelling, that the container has it, "
+        "and that files of your own are called with their path (./run.sh).",
+    ),
+    Reason(
+        "command_not_executable",
+        S.FAILED,
+        Fault.USER,
+        "Exit code 126: the command was found but could not be executed. Set its run bit (chmod +x) and check "
+        "its first line (#!).",
+    ),
+    Reason(
+        "killed",
+        S.FAILED,
+        Fault.USER,
+        "Exit code 137: the command was killed (SIGKILL). Most often memory ran out: use a smaller batch or a "
+        "machine type with more memory. What it wrote until then is kept.",
+        retry=True,
+    ),
+    Reason(
+        "out_of_memory",
+        S.FAILED,
+        Fault.USER,
+        "Exit code 137: the job passed its memory limit ({detail}) and was stopped. Use a smaller batch or a "
+        "machine type with more memory.",
+        retry=True,
+    ),
+    Reason(
+        "signalled",
+        S.FAILED,
+        Fault.USER,
+        "The command was ended by {detail}. The end of its log says more.",
+        retry=True,
+    ),
+    # Ended by somebody.
+    Reason("stopped_by_user", S.CANCELLED, Fault.USER, "Stopped as asked."),
+    Reason(
+        "time_limit",
+        S.FAILED,
+        Fault.BUDGET,
+        "Stopped at its time limit of {detail}. Set a longer one with --timeLimit; outputs so far are kept.",
+    ),
+    Reason(
+        "preempted",
+        S.FAILED,
+        Fault.MACHINE,
+        "The machine was taken away (preempted). With --maxAttempts above 1 it is tried again.",
+        retry=True,
+    ),
+    # Could not be set up.
+    Reason(
+        "workspace_missing",
+        S.FAILED,
+        Fault.SERVICE,
+        "The uploaded workspace is no longer stored. Submit the job again from its folder.",
+    ),
+    Reason("workspace_invalid", S.FAILED, Fault.USER, "The workspace could not be unpacked: {detail}"),
+    Reason(
+        "workspace_fetch",
+        S.FAILED,
+        Fault.USER,
+        "The workspace could not be fetched from git: {detail}",
+        retry=True,
+    ),
+    Reason("launch_failed", S.FAILED, Fault.MACHINE, "The job could not be started: {detail}", retry=True),
+    Reason(
+        "never_started",
+        S.FAILED,
+        Fault.MACHINE,
+        "The machine took the job, but its command never began to run. Submit it again.",
+        retry=True,
+    ),
+    Reason("disk_full", S.FAILED, Fault.MACHINE, "The machine's disk is full: {detail}", retry=True),
+    # Lost.
+    Reason(
+        "vanished",
+        S.FAILED,
+        Fault.MACHINE,
+        "The job's processes ended without leaving an exit code: somebody or something killed all of them.",
+        retry=True,
+    ),
+    Reason(
+        "host_restarted",
+        S.FAILED,
+        Fault.MACHINE,
+        "The machine restarted while the job ran. Its outputs up to then are kept.",
+        retry=True,
+    ),
+    Reason(
+        "worker_lost",
+        S.FAILED,
+        Fault.MACHINE,
+        "The worker's machine has not answered for {detail} and was given up.",
+        retry=True,
+    ),
+    Reason(
+        "internal_error", S.FAILED, Fault.SERVICE, "The service failed while handling the job: {detail}", retry=True
+    ),
+)
+
+REASONS: dict[str, Reason] = {reason.name: reason for reason in _ALL}
+"""One table of every reason, by name."""
+
+_SIGNALS = {
+    129: "SIGHUP",
+    130: "SIGINT",
+    134: "SIGABRT",
+    135: "SIGBUS",
+    136: "SIGFPE",
+    139: "SIGSEGV",
+    143: "SIGTERM",
+}
+
+
+def sentence(reason: str, detail: str | None = None) -> str:
+    """The user's sentence for a reason, with what is known filled in."""
+    text = REASONS[reason].sentence
+    return text.replace("{detail}", detail or "no more is known")
+
+
+def reason_of_exit(code: int) -> tuple[str, str | None]:
+    """Reason and detail for the exit code of a command that ended by itself.
+
+    Codes above 128 are the shell's convention for 128 + signal number (POSIX, 2.8.2).
+    """
+    special = {0: "completed", 126: "command_not_executable", 127: "command_not_found", 137: "killed"}
+    if code in special:
+        return special[code], None
+    if code in _SIGNALS:
+        return "signalled", f"{_SIGNALS[code]} (exit code {code})"
+    return "exit_nonzero", f"exit code {code}"

@@ -1,0 +1,96 @@
+"""Every knob, read once from GRADIENT_* variables; one nested group per concern.
+
+`GRADIENT_WORKER__SLOTS=4` sets `settings.worker.slots`. `.env.example` lists them all.
+"""
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+GIB = 1024**3
+
+
+class ApiSettings(BaseModel):
+    """The HTTP process."""
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8780, description="port to listen on")
+    public_url: str | None = Field(default=None, description="URL that users reach the service at, if not host:port")
+    max_upload_bytes: int = Field(default=10 * GIB, description="largest workspace upload, bytes as sent")
+    max_unpacked_bytes: int = Field(default=10 * GIB, description="largest workspace, bytes unpacked")
+    max_body_bytes: int = Field(default=1024**2, description="largest JSON body, bytes")
+
+
+class DatabaseSettings(BaseModel):
+    """The truth."""
+
+    url: str | None = Field(default=None, description="SQLAlchemy URL; default: SQLite under GRADIENT_HOME")
+    pool_size: int = Field(default=5, description="connections kept per process (PostgreSQL)")
+
+
+class QueueSettings(BaseModel):
+    """The doorbell between hosts."""
+
+    broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
+
+
+class LogSettings(BaseModel):
+    """What jobs print."""
+
+    max_bytes: int = Field(default=GIB, description="bytes of output kept per job; past it the middle is left out")
+    tail_bytes: int = Field(default=16 * 1024**2, description="bytes of the end kept when output passes max_bytes")
+
+
+class WorkerSettings(BaseModel):
+    """This host's supervisor."""
+
+    slots: int | None = Field(
+        default=None, description="jobs at once on this host; default: one per 2 CPUs, at least 2"
+    )
+    poll_seconds: float = Field(default=1.0, description="seconds between looks for work when no bell rings")
+    heartbeat_seconds: float = Field(default=10.0, description="seconds between heartbeats")
+    lease_seconds: float = Field(default=60.0, description="a heart silent this long may be adopted on the same host")
+    lost_after_seconds: float = Field(default=900.0, description="a host silent this long is given up")
+    sync_seconds: float = Field(default=10.0, description="seconds between copies of a running job's artifacts")
+    sample_seconds: float = Field(default=2.0, description="seconds between samples of a job's CPU and memory")
+    collect_seconds: float = Field(default=900.0, description="seconds allowed for completing artifacts at the end")
+    keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
+
+
+class MachineSettings(BaseModel):
+    """Which machines there are and what runs them."""
+
+    file: Path | None = Field(default=None, description="TOML that overrides or adds machine types (prices, specs)")
+    simulate: bool = Field(default=True, description="run every machine type on this computer's CPU, saying so")
+
+
+class Settings(BaseSettings):
+    """The whole configuration of one process."""
+
+    model_config = SettingsConfigDict(env_prefix="GRADIENT_", env_nested_delimiter="__", extra="ignore")
+
+    home: Path = Field(default=Path("~/.gradient-jobs"), description="everything the service keeps lives here")
+    log_format: str = Field(default="console", description="our own logs: console or json", pattern="^(console|json)$")
+    log_level: str = Field(default="info", description="our own logs: debug, info, warning or error")
+    api: ApiSettings = ApiSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    queue: QueueSettings = QueueSettings()
+    logs: LogSettings = LogSettings()
+    worker: WorkerSettings = WorkerSettings()
+    machines: MachineSettings = MachineSettings()
+
+    @property
+    def root(self) -> Path:
+        """`home`, absolute, with `~` resolved."""
+        return self.home.expanduser().absolute()
+
+    @property
+    def database_url(self) -> str:
+        """SQLAlchemy URL of the database."""
+        return self.database.url or f"sqlite:///{self.root / 'gradient.db'}"
+
+    @property
+    def public_url(self) -> str:
+        """URL that users reach the service at, without a trailing slash."""
+        return (self.api.public_url or f"http://{self.api.host}:{self.api.port}").rstrip("/")

@@ -1,0 +1,25 @@
+"""How Alembic reaches the database; `core.migrations` passes the engine in."""
+
+from alembic import context
+
+import core.jobs.models  # noqa: F401 - the import registers the tables
+from core.db import Base, UtcDateTime
+
+
+def _render(kind: str, item: object, _context: object) -> str | bool:
+    """Write our column types in a migration as the plain ones they are made of."""
+    if kind == "type" and isinstance(item, UtcDateTime):
+        return "sa.DateTime(timezone=True)"
+    return False
+
+
+connection = context.config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=Base.metadata,
+    render_as_batch=connection.dialect.name == "sqlite",
+    compare_type=True,
+    render_item=_render,
+)
+with context.begin_transaction():
+    context.run_migrations()
