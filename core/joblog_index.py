@@ -45,6 +45,11 @@ class Record(NamedTuple):
         """Raw offset of the first byte."""
         return self.raw_end - self.length
 
+    @property
+    def open_line(self) -> bool:
+        """Whether there are bytes after the last newline."""
+        return self.line_start < self.raw_end
+
 
 EMPTY = Record(0, 0, 0, 0, 0, 0, 0, FIXED)
 

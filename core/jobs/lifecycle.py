@@ -6,11 +6,12 @@ commits (`Database.write`); nothing here does.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Dialect, Update, func, insert, or_, select, update
+from sqlalchemy import delete as delete_rows
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
@@ -127,6 +128,13 @@ def request_digest(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
+def anything_waits(session: Session, backends: Sequence[str]) -> bool:
+    """Whether a claim could succeed: asked first, because a claim takes the write lock."""
+    due = or_(Job.run_after.is_(None), Job.run_after <= now())
+    query = select(Job.seq).where(Job.state == JobState.QUEUED, Job.backend.in_(backends), due).limit(1)
+    return session.scalar(query) is not None
+
+
 def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> Job | None:
     """Take the next job that this worker can run: `queued → starting`, attempt and lease + 1.
 
@@ -174,16 +182,17 @@ def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> 
     return job
 
 
-def adopt(session: Session, worker: str, host: str, *, stale_seconds: float) -> list[Job]:
+def adopt(session: Session, worker: str, host: str, *, stale_seconds: float, held: Collection[str] = ()) -> list[Job]:
     """Take over jobs of this host whose worker is gone: lease + 1, same state, same attempt.
 
     Jobs of a worker of the same name are taken at once: its name is locked by the process that holds it, so
-    the earlier holder is dead. Others only when their heart has been silent for `stale_seconds`.
+    the earlier holder is dead. Others only when their heart has been silent for `stale_seconds`. Jobs that the
+    caller holds (`held`) are left alone.
     """
     gone = or_(Job.worker == worker, Job.heartbeat_at < now(-stale_seconds))
     statement = (
         update(Job)
-        .where(Job.host == host, Job.state.in_(OWNED), gone)
+        .where(Job.host == host, Job.state.in_(OWNED), gone, Job.id.not_in(held))
         .values(lease=Job.lease + 1, worker=worker, heartbeat_at=now())
     )
     jobs = _all(session, statement)
@@ -206,19 +215,23 @@ def beat(session: Session, worker: str, *, seen: bool = True) -> dict[str, Heart
     return {row.id: Heart(row.lease, row.stop_requested_at is not None) for row in session.execute(statement)}
 
 
-def register_worker(session: Session, worker: Worker) -> None:
+def register_worker(
+    session: Session, name: str, host: str, *, boot_id: str, backends: Sequence[str], slots: int
+) -> None:
     """Say that this worker is there and what it offers."""
-    session.merge(worker)
+    session.execute(delete_rows(Worker).where(Worker.name == name))
+    values = {"name": name, "host": host, "boot_id": boot_id, "backends": list(backends), "slots": slots}
+    session.execute(insert(Worker).values(**values, started_at=now(), seen_at=now()))
 
 
-def confirm(session: Session, job: Job) -> None:
+def confirm(session: Session, job: Job) -> Job:
     """Check at the last moment that the job is still ours and nobody wants it stopped.
 
     Raises:
         LeaseLost: It is not.
     """
     statement = _guarded(job, frozenset({JobState.STARTING})).values(heartbeat_at=now())
-    _moved(session, job, statement)
+    return _moved(session, job, statement)
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:
@@ -400,6 +413,11 @@ def add_metrics(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     """Store rows of metrics; those that are there already (a repeat after a crash) are left as they are."""
     if rows:
         session.execute(insert_once(session.get_bind().dialect, Metric), rows)
+
+
+def mark_emptied(session: Session, job_id: str) -> None:
+    """Say that what a deleted job printed and left is removed."""
+    session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed"))
 
 
 def _guarded(job: Job, sources: frozenset[JobState]) -> Update:

@@ -185,7 +185,7 @@ class Metric(Base):
     """Byte offset in the metrics file (job), or ms since the attempt began (system): a repeat is a no-op."""
     step: Mapped[float | None]
     at: Mapped[datetime] = mapped_column(UtcDateTime)
-    values: Mapped[dict[str, float]] = mapped_column(JSON)
+    values: Mapped[dict[str, float | None]] = mapped_column(JSON)
 
 
 class Outbox(Base):

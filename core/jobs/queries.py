@@ -19,12 +19,13 @@ class JobFilter:
     """What a list is narrowed to; an empty field does not narrow.
 
     `states` and `reasons` are alternatives within themselves; all fields must hold together.
+    `failed_with_exit_code` narrows failed jobs alone: to those whose command ended, or to those that never ran.
     """
 
     states: Sequence[JobState] = ()
     reasons: Sequence[str] = ()
     not_reasons: Sequence[str] = ()
-    has_exit_code: bool | None = None
+    failed_with_exit_code: bool | None = None
     project_id: str | None = None
     project: str | None = None
     machine_type: str | None = None
@@ -54,8 +55,8 @@ class Series:
 
     name: str
     source: str
-    points: list[tuple[float | None, float, float]] = field(default_factory=list)
-    """(step, unix time in seconds, value)"""
+    points: list[tuple[float | None, float, float | None]] = field(default_factory=list)
+    """(step, unix time in seconds, value; None: it was not finite)"""
 
 
 def get(session: Session, job_id: str) -> Job:
@@ -68,6 +69,11 @@ def get(session: Session, job_id: str) -> Job:
     if job is None:
         raise JobNotFound(job_id)
     return job
+
+
+def row(session: Session, job_id: str) -> Job | None:
+    """The job's row as it is, deleted or not; None if there never was one."""
+    return session.scalar(select(Job).where(Job.id == job_id))
 
 
 def page(session: Session, wanted: JobFilter, *, limit: int, after: str | None = None) -> Page:
@@ -91,9 +97,9 @@ def _narrowed(query: Select[Job], wanted: JobFilter) -> Select[Job]:
         query = query.where(Job.reason.in_(wanted.reasons))
     if wanted.not_reasons:
         query = query.where(or_(Job.reason.is_(None), Job.reason.not_in(wanted.not_reasons)))
-    if wanted.has_exit_code is not None:
+    if wanted.failed_with_exit_code is not None:
         known = Job.exit_code.is_not(None)
-        query = query.where(known if wanted.has_exit_code else ~known)
+        query = query.where(or_(Job.state != JobState.FAILED, known if wanted.failed_with_exit_code else ~known))
     if wanted.project_id:
         query = query.where(Job.project_id == wanted.project_id)
     if wanted.project:
@@ -144,6 +150,12 @@ def project(session: Session, project_id: str) -> Project:
     return found
 
 
+def job_count(session: Session, project_id: str) -> int:
+    """How many jobs a project has."""
+    visible = (Job.project_id == project_id) & Job.deleted_at.is_(None)
+    return session.scalar(select(func.count(Job.seq)).where(visible)) or 0
+
+
 def project_names(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
     """Names of the projects of some jobs, by project id."""
     ids = {job.project_id for job in jobs}
@@ -160,8 +172,26 @@ def waiting(session: Session, job: Job) -> Waiting:
             or_(Job.priority > job.priority, (Job.priority == job.priority) & (Job.seq < job.seq)),
         )
     )
-    position = (ahead or 0) + 1
-    if job.backend not in offered_backends(session):
+    return _waits(job, ahead or 0, offered_backends(session))
+
+
+def waiting_of(session: Session, jobs: Iterable[Job]) -> dict[str, Waiting]:
+    """The same for all jobs among `jobs` that wait, by job id, in at most two queries."""
+    queued = [job for job in jobs if job.state == JobState.QUEUED]
+    if len(queued) < 2:  # noqa: PLR2004 - one job's place is counted, without numbering the whole queue
+        return {job.id: waiting(session, job) for job in queued}
+    place = func.row_number().over(partition_by=Job.backend, order_by=(Job.priority.desc(), Job.seq))
+    queue = select(Job.id, place.label("place")).where(Job.state == JobState.QUEUED).subquery()
+    rows = session.execute(select(queue.c.id, queue.c.place).where(queue.c.id.in_([job.id for job in queued])))
+    places = {job_id: number for job_id, number in rows}
+    offered = offered_backends(session)
+    # A job that was claimed between the two queries is no longer in the queue.
+    return {job.id: _waits(job, places.get(job.id, 1) - 1, offered) for job in queued}
+
+
+def _waits(job: Job, ahead: int, offered: set[str]) -> Waiting:
+    position = ahead + 1
+    if job.backend not in offered:
         return Waiting("no_worker", None, position)
     if job.reason == "retrying":
         return Waiting("retrying", job.reason_detail, position)
@@ -196,3 +226,11 @@ def metrics(session: Session, job_id: str, *, name: str | None = None) -> list[S
                 one = series.setdefault((source, key), Series(key, source))
                 one.points.append((step, at.timestamp(), value))
     return list(series.values())
+
+
+def metrics_offset(session: Session, job_id: str, attempt: int) -> int:
+    """Where the last stored line of an attempt's metrics file begins; 0 if none is stored."""
+    query = select(func.max(Metric.offset)).where(
+        Metric.job_id == job_id, Metric.attempt == attempt, Metric.source == "job"
+    )
+    return session.scalar(query) or 0

@@ -83,7 +83,7 @@ class JobSpec:
         _check_command(self.command)
         _check_env(self.env_vars)
         if self.name is not None:
-            _check_label(self.name, "name", MAX_NAME)
+            check_label(self.name, "name", MAX_NAME)
         if self.container is not None and not _CONTAINER.match(self.container):
             raise SpecInvalid(
                 f"{_short(self.container)} is not an image reference. Write it as name:tag or host/name:tag, "
@@ -100,7 +100,7 @@ class JobSpec:
         if len(self.tags) > MAX_TAGS:
             raise SpecInvalid(f"{len(self.tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
         for tag in self.tags:
-            _check_label(tag, "tags", MAX_TAG)
+            check_label(tag, "tags", MAX_TAG)
 
     def to_json(self) -> dict[str, Any]:
         """As stored in the job's row; `from_json` is the way back."""
@@ -189,7 +189,12 @@ def _check_encodable(text: str, where: str) -> None:
         raise SpecInvalid("Holds half of a surrogate pair, which is not valid Unicode.", field=where) from error
 
 
-def _check_label(text: str, where: str, longest: int) -> None:
+def check_label(text: str, where: str, longest: int) -> None:
+    """Refuse a name that people could not read on one line.
+
+    Raises:
+        SpecInvalid: It is empty, too long, or holds a line break or another control character.
+    """
     if not text.strip():
         raise SpecInvalid("Empty; leave it out or give it at least one visible character.", field=where)
     if len(text) > longest:
@@ -215,7 +220,7 @@ def _check_workspace(url: str | None, sha256: str | None) -> None:
             "(with #branch for one of its branches), or upload the folder.",
             field="workspace",
         )
-    _check_label(url, "workspace", 2000)
+    check_label(url, "workspace", 2000)
 
 
 def _check_range(value: float | None, low: float, high: float, where: str, unit: str) -> None:

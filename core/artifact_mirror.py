@@ -1,0 +1,169 @@
+"""Makes a folder of the store hold the files of a job's folder: by hard link where that works, else by copy."""
+
+import errno
+import os
+import stat
+from collections import defaultdict
+from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+
+from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, open_beneath
+from core.artifact_survey import Seen, Skips, Survey
+
+_TEMPORARY = "new"
+_COPY_BLOCK = 1 << 20
+# A change this close to the end of a copy may not have been seen by it.
+_SETTLED_NS = 2_000_000_000
+_LINK_REFUSED = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
+)
+
+
+class Mirror:
+    """One pass over one attempt's folder.
+
+    Args:
+        source: Descriptor of the job's folder.
+        store: Descriptor of the folder that becomes its mirror.
+        incoming: Descriptor of an empty folder on the store's file system. A file is made there, checked, and
+            only then renamed into the store: what a swapped name led to is never visible in it.
+        skips: Gets what cannot be read.
+    """
+
+    def __init__(self, source: int, store: int, incoming: int, skips: Skips) -> None:
+        self._source = source
+        self._store = store
+        self._incoming = incoming
+        self._skips = skips
+        self._same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
+        self.unsettled: list[str] = []
+        """Files that changed or vanished under our hands; another pass may find them quiet."""
+
+    def run(self, wanted: Survey, stored: Survey) -> None:
+        """Removes what is not wanted (any more), then brings what is new or changed.
+
+        Raises:
+            OSError: The store cannot be written.
+        """
+        self._remove(wanted, stored)
+        pending: dict[str, list[str]] = defaultdict(list)
+        for path, seen in wanted.files.items():
+            old = stored.files.get(path)
+            if not (old and self._same_device and old.inode == seen.inode):
+                parent, _, name = path.rpartition("/")
+                pending[parent].append(name)
+        for parent, names in pending.items():
+            self._bring(parent, names, wanted, stored)
+
+    def _remove(self, wanted: Survey, stored: Survey) -> None:
+        for path in stored.files.keys() - wanted.files.keys():
+            parent, _, name = path.rpartition("/")
+            with _opened(self._store, parent) as folder:
+                os.unlink(name, dir_fd=folder)
+        kept: set[str] = set()
+        for path in wanted.files:
+            parent = path.rpartition("/")[0]
+            while parent and parent not in kept:
+                kept.add(parent)
+                parent = parent.rpartition("/")[0]
+        for path in reversed(stored.folders):
+            if path not in kept:
+                parent, _, name = path.rpartition("/")
+                with _opened(self._store, parent) as folder:
+                    os.rmdir(name, dir_fd=folder)
+
+    def _bring(self, parent: str, names: list[str], wanted: Survey, stored: Survey) -> None:
+        prefix = f"{parent}/" if parent else ""
+        try:
+            source = open_beneath(self._source, parent.split("/") if parent else ())
+        except OSError as error:
+            if error.errno not in NOT_A_FOLDER:
+                raise
+            self.unsettled += [prefix + name for name in names]
+            return
+        try:
+            with _opened(self._store, parent, create=True) as folder:
+                for name in names:
+                    path = prefix + name
+                    if self._take(source, name, path, wanted.files[path], stored.files.get(path)):
+                        os.rename(_TEMPORARY, name, src_dir_fd=self._incoming, dst_dir_fd=folder)
+        finally:
+            os.close(source)
+
+    def _take(self, source: int, name: str, path: str, seen: Seen, old: Seen | None) -> bool:
+        """Makes the file in `incoming`; False if there is nothing to rename into the store."""
+        try:
+            os.link(
+                name, _TEMPORARY, src_dir_fd=source, dst_dir_fd=self._incoming, follow_symlinks=False
+            )
+        except FileNotFoundError:
+            self.unsettled.append(path)
+            return False
+        except OSError as error:
+            if error.errno not in _LINK_REFUSED:
+                raise
+            if old and old.size == seen.size and seen.ctime_ns + _SETTLED_NS < old.ctime_ns:
+                return False
+            return self._copy(source, name, path, seen)
+        status = os.stat(_TEMPORARY, dir_fd=self._incoming, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) and status.st_ino == seen.inode:
+            return True
+        os.unlink(_TEMPORARY, dir_fd=self._incoming)
+        self.unsettled.append(path)
+        return False
+
+    def _copy(self, source: int, name: str, path: str, seen: Seen) -> bool:
+        try:
+            reading = os.open(name, OPEN_FILE, dir_fd=source)
+        except (FileNotFoundError, IsADirectoryError):
+            self.unsettled.append(path)
+            return False
+        except OSError as error:
+            if error.errno in NOT_A_FOLDER or error.errno == errno.ENXIO:
+                self.unsettled.append(path)
+            else:
+                self._skips.add(path, f"cannot be read: {error.strerror}", lost=True)
+            return False
+        try:
+            before = os.fstat(reading)
+            if not stat.S_ISREG(before.st_mode) or before.st_ino != seen.inode:
+                self.unsettled.append(path)
+                return False
+            self._write_copy(reading, before)
+            if Seen.of(os.fstat(reading)) != Seen.of(before):
+                # Kept all the same: a file that is written all the time is better kept as it was than not.
+                self.unsettled.append(path)
+        finally:
+            os.close(reading)
+        return True
+
+    def _write_copy(self, reading: int, status: os.stat_result) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with (
+            open(os.open(_TEMPORARY, flags, 0o600, dir_fd=self._incoming), "wb", buffering=0) as copy,
+            memoryview(bytearray(_COPY_BLOCK)) as block,
+        ):
+            try:
+                left = status.st_size  # and no further: the file may grow faster than it is copied
+                while left and (count := os.readv(reading, [block[: min(left, _COPY_BLOCK)]])):
+                    _write_all(copy.fileno(), block[:count])
+                    left -= count
+                os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(_TEMPORARY, dir_fd=self._incoming)
+                raise
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+@contextmanager
+def _opened(folder: int, path: str, *, create: bool = False) -> Iterator[int]:
+    opened = open_beneath(folder, path.split("/") if path else (), create=create)
+    try:
+        yield opened
+    finally:
+        os.close(opened)

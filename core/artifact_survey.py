@@ -1,0 +1,181 @@
+"""What lies in a folder that a job writes to: regular files only, found without following a link or blocking."""
+
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+from core.artifact_paths import MAX_DEPTH, OPEN_FOLDER, present
+
+_MAX_REPORTED = 1_000
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link is not followed",
+    stat.S_IFIFO: "a fifo is not a file",
+    stat.S_IFSOCK: "a socket is not a file",
+    stat.S_IFCHR: "a device is not a file",
+    stat.S_IFBLK: "a device is not a file",
+}
+
+
+@dataclass(frozen=True)
+class ArtifactLimits:
+    """How much of what a job leaves is kept.
+
+    Args:
+        max_files: Files of one attempt.
+        max_bytes: Bytes of one attempt.
+    """
+
+    max_files: int = 200_000
+    max_bytes: int = 1 << 40
+
+
+class Skipped(NamedTuple):
+    """Something that is not kept: its public path and the reason."""
+
+    path: str
+    why: str
+
+
+class Seen(NamedTuple):
+    """A regular file as it was when looked at; `links` counts the inode's names anywhere."""
+
+    inode: int
+    links: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """The part of a stat result that tells one content from another."""
+        return cls(status.st_ino, status.st_nlink, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class Skips:
+    """Collects what is left out, no more entries than a reader can use."""
+
+    def __init__(self) -> None:
+        self._entries: list[Skipped] = []
+        self._more = 0
+        self.lost = False
+        """Whether something that should have been kept was not: the result is partial."""
+
+    def add(self, path: str, why: str, *, lost: bool = False) -> None:
+        """Records one path, given as the operating system decoded it."""
+        self.lost |= lost
+        if len(self._entries) < _MAX_REPORTED:
+            self._entries.append(Skipped(present(path), why))
+        else:
+            self._more += 1
+
+    def entries(self) -> tuple[Skipped, ...]:
+        """What was recorded, sorted; the last entry counts what was too much to list."""
+        found = sorted(self._entries)
+        if self._more:
+            found.append(Skipped("…", f"{self._more:,} more were left out"))
+        return tuple(found)
+
+
+@dataclass
+class Survey:
+    """Files and folders below one folder, by path as the operating system decoded it."""
+
+    files: dict[str, Seen] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    """A folder comes before what lies in it."""
+
+
+def survey(folder: int, skips: Skips, *, max_files: int | None = None) -> Survey:
+    """Looks at everything below an opened folder.
+
+    Args:
+        folder: Descriptor of the folder; stays open.
+        skips: Gets what is not a regular file on the folder's own file system, and what is too much or too deep.
+        max_files: Files past this number are only counted.
+    """
+    walk = _Walk(os.fstat(folder).st_dev, skips, max_files)
+    walk.visit(folder, "", 0)
+    if walk.uncounted:
+        skips.add("…", f"{walk.uncounted:,} files are over the limit of {max_files:,} files", lost=True)
+    return walk.found
+
+
+def drop_outside_links(found: Survey, stored: Survey, skips: Skips) -> None:
+    """Removes files that have a name outside of both folders: their content need not be the job's own."""
+    names = Counter(seen.inode for seen in found.files.values() if seen.links > 1)
+    names.update(seen.inode for seen in stored.files.values() if seen.inode in names)
+    for path, seen in list(found.files.items()):
+        if seen.links > 1 and seen.links > names[seen.inode]:
+            del found.files[path]
+            skips.add(path, "a hard link to a file outside the artifacts folder is not followed")
+
+
+def drop_excess(found: Survey, max_bytes: int, skips: Skips) -> None:
+    """Removes files, in order of path, that do not fit into the limit."""
+    if sum(seen.size for seen in found.files.values()) <= max_bytes:
+        return
+    room = max_bytes
+    for path in sorted(found.files):
+        if found.files[path].size <= room:
+            room -= found.files[path].size
+        else:
+            del found.files[path]
+            skips.add(path, f"over the limit of {max_bytes:,} bytes for all artifacts", lost=True)
+
+
+class _Walk:
+    def __init__(self, device: int, skips: Skips, max_files: int | None) -> None:
+        self._device = device
+        self._skips = skips
+        self._max_files = max_files
+        self.found = Survey()
+        self.uncounted = 0
+
+    def visit(self, folder: int, prefix: str, depth: int) -> None:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
+        for name in names:
+            path = prefix + name
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._skips.add(path, f"cannot be read: {error.strerror}", lost=True)
+                continue
+            self._sort(folder, name, path, status, depth)
+
+    def _sort(self, folder: int, name: str, path: str, status: os.stat_result, depth: int) -> None:
+        kind = stat.S_IFMT(status.st_mode)
+        if kind not in {stat.S_IFDIR, stat.S_IFREG}:
+            self._skips.add(path, _KINDS.get(kind, "not a file"))
+        elif status.st_dev != self._device:
+            self._skips.add(path, "lies on another file system")
+        elif kind == stat.S_IFDIR:
+            self._enter(folder, name, path, depth)
+        elif self._max_files is not None and len(self.found.files) >= self._max_files:
+            self.uncounted += 1
+        else:
+            self.found.files[path] = Seen.of(status)
+
+    def _enter(self, parent: int, name: str, path: str, depth: int) -> None:
+        if depth >= MAX_DEPTH:
+            self._skips.add(path, f"deeper than {MAX_DEPTH} folders", lost=True)
+            return
+        try:
+            folder = os.open(name, OPEN_FOLDER, dir_fd=parent)
+        except FileNotFoundError:
+            return
+        except OSError as error:  # also ELOOP and ENOTDIR: it was replaced by a link since
+            self._skips.add(path, f"cannot be opened as a folder: {error.strerror}", lost=True)
+            return
+        try:
+            if os.fstat(folder).st_dev == self._device:
+                self.found.folders.append(path)
+                self.visit(folder, path + "/", depth + 1)
+            else:
+                self._skips.add(path, "lies on another file system")
+        finally:
+            os.close(folder)

@@ -1,0 +1,212 @@
+"""The workspace archives users uploaded, each kept once under the sha256 of its bytes.
+
+    <root>/incoming/<random>          an upload on its way in
+    <root>/<sha[:2]>/<sha>            the archive as it was sent
+    <root>/<sha[:2]>/<sha>.json       what was found in it
+
+An archive counts as stored once both files are in place; the facts go first, so a crash between the two leaves an
+archive that is simply uploaded again.
+"""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from core.archives import ArchiveKind, ArchiveLimits, inspect
+from core.errors import WorkspaceInvalid
+
+_BLOCK = 1024**2
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_INCOMING = "incoming"
+
+
+@dataclass(frozen=True)
+class StoredWorkspace:
+    """One stored archive.
+
+    Attributes:
+        sha256: Of the archive's bytes, 64 lower-case hexadecimal digits.
+        size: Bytes as sent.
+        kind: Its format.
+        files: Regular files and links in it.
+        unpacked_bytes: Bytes its files take when unpacked.
+    """
+
+    sha256: str
+    size: int
+    kind: ArchiveKind
+    files: int
+    unpacked_bytes: int
+
+
+class WorkspaceStore:
+    """Archives on disk, addressed by content.
+
+    Processes may share a root: files appear in it whole, by rename, and equal content has an equal name.
+
+    Args:
+        root: Folder of the store; made when first needed.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._incoming = root / _INCOMING
+
+    def add(self, stream: BinaryIO, limits: ArchiveLimits, *, expected_sha256: str | None = None) -> StoredWorkspace:
+        """Stores an upload after reading all of it, or returns the facts of the equal one already stored.
+
+        Args:
+            stream: The archive's bytes, read to the end in blocks.
+            limits: What the archive may cost; `max_upload_bytes` is enforced while reading.
+            expected_sha256: The digest the sender computed, if it sent one.
+
+        Raises:
+            WorkspaceInvalid: The upload is too large, damaged on its way, or no archive that can be accepted.
+            OSError: The disk is full or the stream broke; nothing is kept.
+        """
+        if expected_sha256 is not None:
+            _check_sha256(expected_sha256)
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=self._incoming)
+        upload = Path(name)
+        try:
+            with open(descriptor, "wb") as out:  # noqa: PTH123 - opens a descriptor, which Path cannot
+                sha256, size = _copy(stream, out, limits.max_upload_bytes)
+            if expected_sha256 not in (None, sha256):
+                raise WorkspaceInvalid(
+                    f"workspace: the upload was damaged on its way: its sha256 is {sha256}, not {expected_sha256}; "
+                    "send it again",
+                    field="workspace",
+                )
+            return self.stat(sha256) or self._keep(upload, sha256, size, limits)
+        finally:
+            upload.unlink(missing_ok=True)
+
+    def has(self, sha256: str) -> bool:
+        """Whether this archive is stored.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is no sha256.
+        """
+        return self.stat(sha256) is not None
+
+    def path(self, sha256: str) -> Path:
+        """Where this archive is, or would be.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is no sha256.
+        """
+        _check_sha256(sha256)
+        return self._root / sha256[:2] / sha256
+
+    def stat(self, sha256: str) -> StoredWorkspace | None:
+        """The facts of a stored archive, or None when it is not stored.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is no sha256.
+        """
+        archive = self.path(sha256)
+        try:
+            size = archive.stat().st_size
+            facts = json.loads(_facts_path(archive).read_bytes())
+            stored = StoredWorkspace(
+                sha256, facts["size"], ArchiveKind(facts["kind"]), facts["files"], facts["unpacked_bytes"]
+            )
+        except (FileNotFoundError, KeyError, TypeError, ValueError):
+            return None
+        # A file system that lost an archive's end (power cut) must not serve it for ever after.
+        return stored if stored.size == size else None
+
+    def remove(self, sha256: str) -> None:
+        """Forgets an archive; no error when it is not stored. The caller knows that no job needs it.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is no sha256.
+        """
+        archive = self.path(sha256)
+        archive.unlink(missing_ok=True)
+        _facts_path(archive).unlink(missing_ok=True)
+
+    def sweep_temporary(self, older_than_s: float) -> int:
+        """Removes what uploads left behind when their process died.
+
+        Args:
+            older_than_s: Seconds without a write after which an upload counts as dead.
+
+        Returns:
+            How many files were removed.
+        """
+        if not self._incoming.is_dir():
+            return 0
+        removed = 0
+        oldest = time.time() - older_than_s
+        for upload in self._incoming.iterdir():
+            # The upload may end, and its file go, between the listing and now.
+            with suppress(FileNotFoundError):
+                if upload.stat().st_mtime < oldest:
+                    upload.unlink()
+                    removed += 1
+        return removed
+
+    def _keep(self, upload: Path, sha256: str, size: int, limits: ArchiveLimits) -> StoredWorkspace:
+        summary = inspect(upload, limits)
+        stored = StoredWorkspace(sha256, size, summary.kind, summary.files, summary.bytes)
+        archive = self.path(sha256)
+        archive.parent.mkdir(exist_ok=True)
+        self._write_facts(_facts_path(archive), stored)
+        upload.replace(archive)
+        _sync_folder(archive.parent)
+        return stored
+
+    def _write_facts(self, path: Path, stored: StoredWorkspace) -> None:
+        descriptor, name = tempfile.mkstemp(dir=self._incoming)
+        with open(descriptor, "w") as out:  # noqa: PTH123 - opens a descriptor, which Path cannot
+            json.dump(asdict(stored), out)
+            out.flush()
+            os.fsync(out.fileno())
+        Path(name).replace(path)
+
+
+def _check_sha256(sha256: str) -> None:
+    if not _SHA256.fullmatch(sha256):
+        raise WorkspaceInvalid(
+            f"workspaceSha256: {sha256[:80]!r} is no sha256; send 64 lower-case hexadecimal digits",
+            field="workspaceSha256",
+        )
+
+
+def _facts_path(archive: Path) -> Path:
+    return archive.with_name(f"{archive.name}.json")
+
+
+def _copy(stream: BinaryIO, out: BinaryIO, max_bytes: int) -> tuple[str, int]:
+    digest = hashlib.sha256()
+    size = 0
+    while block := stream.read(_BLOCK):
+        size += len(block)
+        if size > max_bytes:
+            raise WorkspaceInvalid(
+                f"workspace: the upload is larger than {max_bytes} bytes, the limit here; leave data sets and "
+                "checkpoints out (.gradientignore) and keep them in storage instead",
+                field="workspace",
+            )
+        digest.update(block)
+        out.write(block)
+    out.flush()
+    os.fsync(out.fileno())
+    return digest.hexdigest(), size
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

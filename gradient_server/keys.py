@@ -1,0 +1,62 @@
+"""`gradient-server keys create|list|revoke`."""
+
+import argparse
+import json
+from datetime import datetime
+
+from core import keys, schema
+from core.db import Database
+from core.jobs.models import ApiKey
+from core.settings import Settings
+
+
+def run(parsed: argparse.Namespace, settings: Settings) -> int:
+    """Run one verb; the exit code."""
+    database = Database(settings.database_url)
+    if database.is_sqlite:
+        schema.upgrade(database)
+    schema.check(database)
+    verbs = {"create": _create, "list": _list, "revoke": _revoke}
+    verbs[parsed.verb](parsed, database)
+    database.close()
+    return 0
+
+
+def _create(parsed: argparse.Namespace, database: Database) -> None:
+    with database.write() as session:
+        key, secret = keys.create(session, parsed.name)
+    if parsed.json:
+        print(json.dumps({"id": key.id, "name": key.name, "apiKey": secret}))
+        return
+    print(secret)
+    print(f"Key {key.id} for {key.name!r}. It is shown this once: keep it safe. Use it with `gradient-cli login`.")
+
+
+def _list(parsed: argparse.Namespace, database: Database) -> None:
+    with database.read() as session:
+        rows = keys.list_keys(session)
+    if parsed.json:
+        print(json.dumps([_view(row) for row in rows], indent=2))
+        return
+    if not rows:
+        print("No keys yet. `gradient-server keys create NAME` makes one.")
+        return
+    print(f"{'ID':10} {'CREATED':20} {'LAST USED':20} {'STATE':8} NAME")
+    for row in rows:
+        state = "revoked" if row.revoked_at else "valid"
+        print(f"{row.id:10} {_time(row.created_at):20} {_time(row.last_used_at):20} {state:8} {row.name}")
+
+
+def _revoke(parsed: argparse.Namespace, database: Database) -> None:
+    with database.write() as session:
+        key = keys.revoke(session, parsed.id)
+    print(f"Key {key.id} ({key.name}) is revoked; servers refuse it within {keys.TRUSTED_SECONDS:.0f} seconds.")
+
+
+def _view(key: ApiKey) -> dict[str, str | None]:
+    times = {"createdAt": key.created_at, "lastUsedAt": key.last_used_at, "revokedAt": key.revoked_at}
+    return {"id": key.id, "name": key.name} | {k: v.isoformat() if v else None for k, v in times.items()}
+
+
+def _time(at: datetime | None) -> str:
+    return at.strftime("%Y-%m-%d %H:%M:%S") if at else "never"

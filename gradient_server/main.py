@@ -1,0 +1,88 @@
+"""`gradient-server`: the command of whoever runs the service. The only place that knows both halves."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from core.errors import GradientError
+from core.logging import configure
+from core.settings import Settings
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="gradient-server",
+        description="Runs Gradient Jobs. Settings come from GRADIENT_* variables; .env.example lists them.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = commands.add_parser(
+        "up",
+        help="run everything on this machine: API, dashboard and worker over SQLite",
+        description="Runs API, dashboard and worker in one process, with everything under GRADIENT_HOME "
+        "(default ~/.gradient-jobs). Jobs go on when it stops and are taken up again when it comes back.",
+    )
+    api = commands.add_parser("api", help="run only the API and the dashboard")
+    for command in (up, api):
+        command.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+        command.add_argument("--port", type=_port, help="port to listen on (default: 8780; 0: any free one)")
+    worker = commands.add_parser("worker", help="run only a worker: it claims jobs and runs them on this machine")
+    for command in (up, worker):
+        command.add_argument("--name", help="the worker's name (default: the machine's name)")
+    commands.add_parser("migrate", help="bring the database's schema up to this release")
+    keys = commands.add_parser("keys", help="make, list and revoke API keys")
+    verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
+    create = verbs.add_parser("create", help="make a key and print it, once")
+    create.add_argument("name", help="whose or what it is for")
+    listing = verbs.add_parser("list", help="show all keys (never their secrets)")
+    for command in (create, listing):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    revoke = verbs.add_parser("revoke", help="take a key out of use, within 5 seconds")
+    revoke.add_argument("id", help="the key's id, as `keys list` shows it")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    parsed = build_parser().parse_args(arguments)
+    try:
+        settings = Settings()
+        configure(settings.log_format, settings.log_level)
+        return _run(parsed, settings)
+    except GradientError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 1
+    except ValueError as error:  # pydantic's, for settings
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(parsed: argparse.Namespace, settings: Settings) -> int:
+    if parsed.command == "keys":
+        from gradient_server import keys
+
+        return keys.run(parsed, settings)
+    from gradient_server import processes
+
+    if parsed.command == "migrate":
+        return processes.migrate(settings)
+    if parsed.command == "worker":
+        return processes.worker(settings, parsed.name)
+    api = settings.api.model_copy(
+        update={k: v for k, v in (("host", parsed.host), ("port", parsed.port)) if v is not None}
+    )
+    settings = settings.model_copy(update={"api": api})
+    if parsed.command == "api":
+        return processes.api(settings)
+    return processes.up(settings, parsed.name)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:  # noqa: PLR2004 - TCP's
+        raise argparse.ArgumentTypeError(f"{port} is not a port: 0 to 65535")
+    return port
+
+
+if __name__ == "__main__":
+    sys.exit(main())

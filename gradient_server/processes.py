@@ -1,0 +1,159 @@
+"""The processes of the service, put together from its parts."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import uvicorn
+from service.main import create_app
+
+from core import schema
+from core.bell import Bell
+from core.db import Database
+from core.dispatch import Dispatcher
+from core.errors import GradientError
+from core.settings import Settings
+from gradient_server.first_key import ensure_local_key
+from worker.host import Host
+from worker.supervisor import Supervisor
+
+_SHUTDOWN_SECONDS = 10
+
+
+class PortTaken(GradientError):
+    """Something else listens there."""
+
+
+def up(settings: Settings, name: str | None) -> int:
+    """API and worker in one process; ends with SIGTERM or Ctrl-C, the jobs go on."""
+    database = _open(settings)
+    schema.upgrade(database)
+    listener = _listen(settings)
+    settings = _with_port(settings, listener)
+    _prepare_local_key(settings, database)
+    supervisor = _supervisor(settings, database, name)
+    thread = threading.Thread(target=supervisor.run, name="supervisor")
+    thread.start()
+    try:
+        _serve(settings, database, listener, _banner)
+    finally:
+        supervisor.stop()
+        thread.join()
+        database.close()
+    return 0
+
+
+def api(settings: Settings) -> int:
+    """Only the API."""
+    database = _open(settings)
+    if database.is_sqlite:
+        schema.upgrade(database)
+    schema.check(database)
+    listener = _listen(settings)
+    settings = _with_port(settings, listener)
+    _prepare_local_key(settings, database)
+    _serve(settings, database, listener, _banner)
+    database.close()
+    return 0
+
+
+def worker(settings: Settings, name: str | None) -> int:
+    """Only a worker; ends with SIGTERM or Ctrl-C, its jobs go on and are adopted by the next."""
+    database = _open(settings)
+    if database.is_sqlite:
+        schema.upgrade(database)
+    schema.check(database)
+    supervisor = _supervisor(settings, database, name)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: supervisor.stop())
+    _say(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
+    supervisor.run()
+    database.close()
+    return 0
+
+
+def migrate(settings: Settings) -> int:
+    """Bring the schema up to date."""
+    database = _open(settings)
+    schema.upgrade(database)
+    database.close()
+    _say("The database is up to date.")
+    return 0
+
+
+def _open(settings: Settings) -> Database:
+    settings.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Database(settings.database_url, pool_size=settings.database.pool_size)
+
+
+def _supervisor(settings: Settings, database: Database, name: str | None) -> Supervisor:
+    host = socket.gethostname()
+    return Supervisor(Host.open(settings, database, name=name or host, host=host), _bell(settings))
+
+
+def _bell(settings: Settings) -> Bell:
+    return Bell(settings.root / "bell")
+
+
+def _serve(settings: Settings, database: Database, listener: socket.socket, ready: Callable[[Settings], None]) -> None:
+    dispatcher = Dispatcher(database, _bell(settings).ring)
+    dispatcher.start()
+    app = create_app(settings, database=database, wake=dispatcher.wake)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        server_header=False,
+    )
+    ready(settings)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        dispatcher.stop()
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Bind before anything else is started: a taken port must not leave half a service behind."""
+    host, port = settings.api.host, settings.api.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortTaken(
+            f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. If another gradient-server runs, use "
+            "that one; else choose another port with --port.",
+            field="port",
+        ) from error
+    return listener
+
+
+def _with_port(settings: Settings, listener: socket.socket) -> Settings:
+    port = listener.getsockname()[1]
+    return settings.model_copy(update={"api": settings.api.model_copy(update={"port": port})})
+
+
+def _prepare_local_key(settings: Settings, database: Database) -> None:
+    ensure_local_key(settings.root / "cli.json", settings.public_url, database)
+
+
+def _banner(settings: Settings) -> None:
+    simulated = "\n  Machines   simulated: every machine type runs on this computer's CPU" * settings.machines.simulate
+    _say(
+        f"Gradient Jobs is ready.\n"
+        f"  Dashboard  {settings.public_url}/\n"
+        f"  Submit     gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
+        f"  Kept in    {settings.root}{simulated}\n"
+        f"Ctrl-C stops the service; jobs go on and are taken up again at the next start."
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

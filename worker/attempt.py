@@ -1,0 +1,285 @@
+"""One attempt of one job, top to bottom: prepare, launch, watch, tear down, collect, finish.
+
+Every step may be repeated: a worker that dies anywhere in here is followed by one that adopts the job and comes in
+at the state that the row says.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from core.errors import LeaseLost, StoreUnavailable
+from core.failpoints import failpoint
+from core.jobs import lifecycle, queries
+from core.jobs.models import Job
+from core.jobs.states import JobState
+from worker.backends.base import BackendError, Handle, LaunchSpec
+from worker.host import Host
+from worker.signals import Detached, Signals
+from worker.watch import ArtifactSync, Outcome, Recorder, Watch
+from worker.workspace import Scratch
+
+logger = logging.getLogger(__name__)
+
+_DATABASE_PAUSE_SECONDS = 2.0
+_TEARDOWN_PAUSE_SECONDS = 5.0
+_FAILURE_PAUSE_SECONDS = 5.0
+_MOST_FAILURES = 5
+
+
+class AttemptRun:
+    """Runs one attempt for its supervisor.
+
+    Args:
+        host: The stores and backends.
+        job: The row as it was claimed or adopted; `job` follows it through its moves.
+        signals: The supervisor's wishes.
+    """
+
+    def __init__(self, host: Host, job: Job, signals: Signals) -> None:
+        self.job = job
+        self._host = host
+        self._signals = signals
+        self._scratch: Scratch = host.scratch(job.id, job.attempt)
+        self._backend = host.backend(job.backend)
+
+    def run(self) -> None:
+        """The whole attempt, from wherever it is.
+
+        Raises:
+            LeaseLost: Somebody else holds the job now.
+            Detached: The worker has to let go; the job runs on.
+        """
+        if self.job.state is JobState.STARTING:
+            self._start()
+        if self.job.state is JobState.RUNNING:
+            self._watch()
+        if self.job.state is JobState.FINISHING:
+            failpoint("finishing")
+            self._tear_down()
+            failpoint("destroyed")
+            artifacts_state = self._collect()
+            failpoint("collected")
+            self._move(lambda session: lifecycle.finish(session, self.job, artifacts_state=artifacts_state))
+            failpoint("finished")
+        if not self._host.settings.worker.keep_scratch:
+            self._scratch.remove()
+
+    def abandon(self, why: str) -> None:
+        """Close an attempt that fails again and again by a fault of ours: its job must not hang for ever.
+
+        Raises:
+            LeaseLost: Somebody else holds the job now.
+        """
+        if self.job.state is not JobState.FINISHING:
+            self._end(Outcome("internal_error", why))
+        self._tear_down()
+        self._move(lambda session: lifecycle.finish(session, self.job, artifacts_state="failed"))
+
+    def _start(self) -> None:
+        try:
+            self._prepare()
+            handle = self._backend.launch(self._launch_spec(), self._confirm)
+        except BackendError as error:
+            self._end(Outcome(error.reason, error.detail))
+            return
+        except OSError as error:
+            self._end(Outcome("launch_failed", str(error)))
+            return
+        self._move(lambda session: lifecycle.started(session, self.job, handle))
+        failpoint("running")
+
+    def _prepare(self) -> None:
+        failpoint("claimed")
+        self._scratch.make()
+        spec = self.job.spec
+        if spec.workspace is not None:
+            self._phase("provisioning", f"fetching {spec.shown_workspace()}")
+        commit = self._scratch.fill(spec, self._host.workspaces, self._host.limits)
+        if commit is not None:
+            self._phase("provisioning", f"workspace at commit {commit}")
+        failpoint("prepared")
+
+    def _confirm(self) -> None:
+        self._signals.check()
+        if self._signals.stop_requested:
+            raise BackendError("stopped_by_user", "before it was started")
+        self._move(lambda session: lifecycle.confirm(session, self.job))
+
+    def _watch(self) -> None:
+        sync = ArtifactSync(self._host, self.job, self._scratch)
+        with Recorder(self._host, self.job, self._scratch) as recorder:
+            sync.start()
+            try:
+                outcome = Watch(self._host, self.job, self._scratch, self._signals, recorder).run()
+            finally:
+                sync.end()
+        failpoint("exited")
+        self._end(outcome)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._move(
+            lambda session: lifecycle.ended(
+                session, self.job, outcome.reason, detail=outcome.detail, exit_code=outcome.exit_code
+            )
+        )
+
+    def _tear_down(self) -> None:
+        """Remove what the backend made before outputs are completed: nothing may write to them any more."""
+        handle = self.job.handle or self._found()
+        while handle is not None:
+            try:
+                self._backend.destroy(handle)
+            except BackendError as error:
+                logger.warning("teardown_failed", extra={"error": str(error)})
+                self._phase("tearing down", error.detail)
+                self._signals.pause(_TEARDOWN_PAUSE_SECONDS)
+                continue
+            return
+
+    def _found(self) -> Handle | None:
+        """What a launch made whose handle was never stored."""
+        return next((h for h in self._backend.list_owned() if h["name"] == self._scratch.name), None)
+
+    def _collect(self) -> str:
+        """Complete output, metrics and artifacts. A failure here is told apart from how the job ended.
+
+        Returns:
+            State of the artifacts: none, partial, complete or failed.
+        """
+        if not self._scratch.root.is_dir():
+            return self.job.artifacts_state
+        began = time.monotonic()
+        while True:
+            try:
+                with Recorder(self._host, self.job, self._scratch) as recorder:
+                    recorder.finish()
+                if not self._scratch.artifacts.is_dir():
+                    return "none"
+                manifest = self._host.artifacts.close(self.job.id, self.job.attempt, self._scratch.artifacts)
+            except (OSError, StoreUnavailable) as error:
+                logger.warning("collect_failed", exc_info=True)
+                if time.monotonic() - began > self._host.settings.worker.collect_seconds:
+                    return "failed"
+                self._phase("collecting", f"trying again: {error}")
+                self._signals.pause(_TEARDOWN_PAUSE_SECONDS)
+            else:
+                return manifest.state if manifest.files or manifest.skipped else "none"
+
+    def _launch_spec(self) -> LaunchSpec:
+        spec, scratch = self.job.spec, self._scratch
+        self._host.storage.joinpath("datasets").mkdir(parents=True, exist_ok=True)
+        return LaunchSpec(
+            name=scratch.name,
+            job_id=self.job.id,
+            attempt=self.job.attempt,
+            machine_type=self.job.machine_type,
+            command=spec.command,
+            container=spec.container,
+            env=spec.env_vars | self._service_env(self._backend.capabilities.mounts),
+            workspace=scratch.workspace,
+            artifacts=scratch.artifacts,
+            storage=self._host.storage,
+            control=scratch.control,
+            cpus=spec.cpus,
+            memory_bytes=spec.memory_mb * 1024**2 if spec.memory_mb is not None else None,
+            stop_grace=spec.stop_grace,
+        )
+
+    def _service_env(self, mounted: bool) -> dict[str, str]:  # noqa: FBT001 - a plain fact
+        """What a job finds in its environment, the same for every backend."""
+        scratch = self._scratch
+        workspace = Path("/paperspace") if mounted else scratch.workspace
+        artifacts = Path("/artifacts") if mounted else scratch.artifacts
+        storage = Path("/storage") if mounted else self._host.storage
+        return {
+            "GRADIENT_JOB_ID": self.job.id,
+            "GRADIENT_ATTEMPT": str(self.job.attempt),
+            "GRADIENT_MACHINE_TYPE": self.job.machine_type,
+            "GRADIENT_WORKSPACE_DIR": str(workspace),
+            "GRADIENT_ARTIFACTS_DIR": str(artifacts),
+            "GRADIENT_STORAGE_DIR": str(storage),
+            "GRADIENT_METRICS_FILE": str(scratch.control / "metrics.jsonl"),
+            "PS_JOB_ID": self.job.id,
+            "PS_JOBSPACE": str(workspace),
+            "PS_MODEL_PATH": str(artifacts),
+            "PS_HOSTNAME": os.uname().nodename,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _phase(self, phase: str, detail: str | None = None) -> None:
+        self.job = self._retried(lambda session: lifecycle.set_phase(session, self.job, phase, detail))
+
+    def _move(self, action: Callable[[Session], Job]) -> None:
+        self.job = self._retried(action)
+
+    def _retried(self, action: Callable[[Session], Job]) -> Job:
+        """Run one write until the database answers: the job goes on meanwhile, and so do its files.
+
+        Raises:
+            LeaseLost: Somebody else holds the job now.
+            Detached: The worker has to let go.
+        """
+        unsure = False
+        while True:
+            try:
+                return self._host.write(action)
+            except LeaseLost:
+                done = self._done_before(unsure=unsure)
+                if done is None:
+                    raise
+                return done
+            except StoreUnavailable:
+                unsure = True
+                self._signals.pause(_DATABASE_PAUSE_SECONDS)
+
+    def _done_before(self, *, unsure: bool) -> Job | None:
+        """The row as a write left it whose answer was lost; None if it was not ours."""
+        if not unsure:
+            return None
+        with self._host.database.read() as session:
+            row = queries.row(session, self.job.id)
+        ours = row is not None and row.lease == self.job.lease and row.state is not self.job.state
+        return row if ours else None
+
+
+def run_attempt(host: Host, job: Job, signals: Signals) -> None:
+    """Run an attempt to its end, or to where this worker has to let go of it; raises nothing."""
+    attempt = AttemptRun(host, job, signals)
+    failures = 0
+    while True:
+        try:
+            attempt.run()
+        except (LeaseLost, Detached) as error:
+            logger.info("attempt_let_go", extra={"why": str(error) or "the worker is going away"})
+        except StoreUnavailable:
+            if _paused(signals, _DATABASE_PAUSE_SECONDS):
+                continue
+        except Exception as error:  # whatever it is, the job must not be left unwatched
+            logger.exception("attempt_failed")
+            failures += 1
+            if failures >= _MOST_FAILURES:
+                _abandon(attempt, error)
+            elif _paused(signals, _FAILURE_PAUSE_SECONDS):
+                continue
+        return
+
+
+def _paused(signals: Signals, seconds: float) -> bool:
+    """Wait before another go; False if the worker has to let go instead."""
+    try:
+        signals.pause(seconds)
+    except Detached:
+        return False
+    return True
+
+
+def _abandon(attempt: AttemptRun, error: Exception) -> None:
+    try:
+        attempt.abandon(f"{type(error).__name__}: {error}")
+    except Exception:  # the supervisor's sweep finds the job by its silent heart
+        logger.exception("abandon_failed")

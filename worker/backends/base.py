@@ -1,0 +1,154 @@
+"""The contract of whatever runs jobs.
+
+Calls return soon. Loops, time limits, retries and state belong to `worker.attempt`; a backend translates. What a
+job prints, and how it ended, is in the files of its control folder, whichever backend runs it: `log`, `started`,
+`exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the last).
+"""
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+Handle = dict[str, Any]
+"""How a launched job is found again: plain JSON with a `version`, storable in the job's row."""
+
+_MAX_CONTROL_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """Everything a backend needs to start one attempt; plain values.
+
+    Attributes:
+        name: Unique for job and attempt, so that a lost reply is found again by it.
+        command: For the shell.
+        container: Image reference, or None.
+        env: The command's whole environment, but for what the machine itself sets (PATH, HOME).
+        workspace: Folder on this host that the job works in (`/paperspace`).
+        artifacts: Folder on this host for what the job leaves (`/artifacts`).
+        storage: Folder on this host that is shared by jobs (`/storage`).
+        control: Folder on this host for the wrapper's files.
+        cpus: Limit of CPUs, or None.
+        memory_bytes: Limit of memory, or None.
+        stop_grace: Seconds between SIGTERM and SIGKILL when the machine itself takes the job down.
+    """
+
+    name: str
+    job_id: str
+    attempt: int
+    machine_type: str
+    command: str
+    container: str | None
+    env: dict[str, str]
+    workspace: Path
+    artifacts: Path
+    storage: Path
+    control: Path
+    cpus: float | None
+    memory_bytes: int | None
+    stop_grace: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a job ended.
+
+    Attributes:
+        code: Exit code, or None if there is none (the machine went away, say).
+        reason: A name in REASONS where the code alone does not tell; None: it does.
+        detail: What is known beside it.
+    """
+
+    code: int | None
+    reason: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do; what it cannot is refused when the job is submitted."""
+
+    simulated: bool
+    """It stands in for the machine that was asked for."""
+    containers: bool
+    """It runs the job in the container that was asked for."""
+    mounts: bool
+    """The job finds its folders at /paperspace, /artifacts and /storage; else only by its environment."""
+
+
+class BackendError(Exception):
+    """The backend could not do it.
+
+    Args:
+        reason: A name in REASONS.
+        detail: For the user.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class Backend(Protocol):
+    """Runs jobs on one kind of machine."""
+
+    capabilities: Capabilities
+
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None]) -> Handle:
+        """Create the attempt under its name, call `confirm`, then start it.
+
+        May be repeated by anyone at any time: what is there is found by its name, and runs once.
+
+        Args:
+            spec: What to start.
+            confirm: Checks the lease between create and start; raises if it is lost. Nothing is started then.
+
+        Raises:
+            BackendError: It cannot be started.
+        """
+
+    def poll(self, handle: Handle) -> Exit | None:
+        """How the job ended; None while it runs."""
+
+    def stop(self, handle: Handle, *, grace: bool) -> None:
+        """Ask all of the job's processes to end (SIGTERM), or, without grace, end them (SIGKILL)."""
+
+    def sample(self, handle: Handle) -> dict[str, float]:
+        """What the job uses now: cpu_percent (100 is one CPU), memory_bytes, processes, …; empty if unknown."""
+
+    def destroy(self, handle: Handle) -> None:
+        """Remove whatever `launch` made, outputs excepted; destroying the missing is success."""
+
+    def list_owned(self) -> list[Handle]:
+        """Everything on this host that some `launch` of ours made and that is still there."""
+
+
+def read_control(control: Path, name: str) -> str | None:
+    """A small file that the wrapper wrote; None if it is not there (yet).
+
+    The job's own code can write in this folder too: links are not followed, nothing but a regular file is read,
+    and no more of it than the wrapper ever writes.
+    """
+    try:
+        descriptor = os.open(control / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        return os.read(descriptor, _MAX_CONTROL_BYTES).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
+
+
+def read_exit_code(control: Path) -> int | None:
+    """The exit code that the wrapper wrote, 0 to 255; None if there is none or it makes no sense."""
+    text = read_control(control, "exit")
+    if text is None or not text.isdecimal():
+        return None
+    code = int(text)
+    return code if code <= 255 else None  # noqa: PLR2004 - POSIX exit codes are bytes

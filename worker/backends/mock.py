@@ -1,0 +1,246 @@
+"""The mock backend: really runs the command, as a process on this computer's CPU.
+
+It stands in for any machine type, and says so. The job has the environment, folders, limits and signals of the
+other backends; its folders are not mounted at `/`, the environment says where they are. It runs in a session of its
+own that outlives the worker.
+
+Two variables of the job's environment script it, to try a pipeline out:
+
+- `MOCK_START_FAILURE=why`: it cannot be started;
+- `MOCK_PREEMPT_AFTER=seconds`: its machine is taken away after that time.
+
+Its limits are softer than a container's: CPUs are bound by affinity, memory is measured about twice a second.
+"""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.failpoints import failpoint
+from core.settings import Settings
+from worker.backends.base import (
+    BackendError,
+    Capabilities,
+    Exit,
+    Handle,
+    LaunchSpec,
+    read_control,
+    read_exit_code,
+)
+from worker.backends.processes import Members
+
+WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
+REFUSED = 97
+"""Exit code of a wrapper that found the attempt started, or gone."""
+
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
+_NEVER_STARTED_SECONDS = 15.0
+_MEMORY_CHECK_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class _Usage:
+    at: float
+    cpu_seconds: float
+
+
+class MockBackend:
+    """See the module. One instance serves all attempt threads of a worker."""
+
+    capabilities = Capabilities(simulated=True, containers=False, mounts=False)
+
+    def __init__(self, settings: Settings) -> None:
+        self._attempts = settings.root / "attempts"
+        self._lock = threading.Lock()
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._usage: dict[str, _Usage] = {}
+        self._memory_checked: dict[str, float] = {}
+        self._next_cpu = 0
+
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None]) -> Handle:
+        """Start the wrapper in a session of its own; see `Backend.launch`."""
+        if "MOCK_START_FAILURE" in spec.env:
+            raise BackendError("launch_failed", spec.env["MOCK_START_FAILURE"] or "as MOCK_START_FAILURE asks")
+        failpoint("created")
+        confirm()
+        failpoint("confirmed")
+        if read_control(spec.control, "started") is None:
+            self._start(spec)
+        preempt = _seconds(spec.env.get("MOCK_PREEMPT_AFTER"))
+        return {
+            "version": 1,
+            "name": spec.name,
+            "job_id": spec.job_id,
+            "attempt": spec.attempt,
+            "control": str(spec.control),
+            "boot_id": boot_id(),
+            "launched_at": time.time(),
+            "memory_bytes": spec.memory_bytes,
+            "preempt_after": preempt,
+            "stop_grace": spec.stop_grace,
+        }
+
+    def poll(self, handle: Handle) -> Exit | None:
+        """See `Backend.poll`."""
+        control = Path(handle["control"])
+        returned = self._returned(handle["name"])
+        code = read_exit_code(control)
+        if code is None and handle["boot_id"] == boot_id():
+            members = _members(handle)
+            if members.leads():
+                self._watch_limits(handle, members, control)
+                return None
+            code = read_exit_code(control)  # it may have ended between the two looks
+            if code is None:
+                return self._without_exit_file(handle, members, returned)
+        return Exit(code, *_marked(control)) if code is not None else Exit(None, "host_restarted")
+
+    def _without_exit_file(self, handle: Handle, members: Members, returned: int | None) -> Exit | None:
+        """No wrapper and no exit file: the disk was full, all was killed, or it has not begun yet."""
+        if returned is not None and returned >= 0 and returned != REFUSED:
+            return Exit(returned, *_marked(Path(handle["control"])))
+        if members.leader is not None:
+            return Exit(None, "vanished")
+        if time.time() - handle["launched_at"] < _NEVER_STARTED_SECONDS or any(members.all()):
+            return None
+        return Exit(None, "never_started")
+
+    def stop(self, handle: Handle, *, grace: bool) -> None:
+        """See `Backend.stop`; the wrapper is spared, so that it can tell the exit code."""
+        members = _members(handle)
+        if grace:
+            members.signal(signal.SIGTERM, spare_leader=True)
+        else:
+            members.kill(spare_leader=True)
+
+    def sample(self, handle: Handle) -> dict[str, float]:
+        """See `Backend.sample`."""
+        cpu_seconds, memory, count = _members(handle).usage()
+        now = time.monotonic()
+        before = self._usage.get(handle["name"])
+        self._usage[handle["name"]] = _Usage(now, cpu_seconds)
+        values = {"memory_bytes": float(memory), "processes": float(count)}
+        if before is not None and now > before.at:
+            values["cpu_percent"] = max(0.0, 100 * (cpu_seconds - before.cpu_seconds) / (now - before.at))
+        return values
+
+    def destroy(self, handle: Handle) -> None:
+        """End whatever is left of the job's processes; see `Backend.destroy`."""
+        name = handle["name"]
+        _members(handle).kill(spare_leader=False)
+        with self._lock:
+            child = self._children.pop(name, None)
+        if child is not None:
+            child.wait()
+        self._usage.pop(name, None)
+        self._memory_checked.pop(name, None)
+
+    def list_owned(self) -> list[Handle]:
+        """Attempts whose folder is here and some of whose processes live; see `Backend.list_owned`."""
+        owned = []
+        for folder in sorted(self._attempts.iterdir()) if self._attempts.is_dir() else ():
+            job_id, _, attempt = folder.name.rpartition("-")
+            if not job_id or not attempt.isdecimal():
+                continue
+            handle = {"version": 1, "name": folder.name, "job_id": job_id, "attempt": int(attempt)}
+            handle["control"] = str(folder / "control")
+            if any(_members(handle).all()):
+                owned.append(handle)
+        return owned
+
+    def _start(self, spec: LaunchSpec) -> None:
+        try:
+            child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
+                [str(WRAPPER), str(spec.control), spec.command],
+                cwd=spec.workspace,
+                env=_inherited() | spec.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BackendError("launch_failed", str(error)) from error
+        if spec.cpus is not None:
+            # The wrapper has not forked yet: it needs longer to read its script than we need to get here.
+            os.sched_setaffinity(child.pid, self._cpus(spec.cpus))
+        with self._lock:
+            self._children[spec.name] = child
+        failpoint("launched")
+
+    def _cpus(self, wanted: float) -> set[int]:
+        """The next CPUs in turn, so that small jobs do not all share the first."""
+        available = sorted(os.sched_getaffinity(0))
+        count = min(len(available), math.ceil(wanted))
+        with self._lock:
+            first = self._next_cpu
+            self._next_cpu += count
+        return {available[(first + i) % len(available)] for i in range(count)}
+
+    def _returned(self, name: str) -> int | None:
+        with self._lock:
+            child = self._children.get(name)
+        return child.poll() if child is not None else None
+
+    def _watch_limits(self, handle: Handle, members: Members, control: Path) -> None:
+        limit: int | None = handle["memory_bytes"]
+        now = time.monotonic()
+        if limit is not None and now - self._memory_checked.get(handle["name"], 0.0) >= _MEMORY_CHECK_SECONDS:
+            self._memory_checked[handle["name"]] = now
+            used = members.usage()[1]
+            if used > limit:
+                _mark(control, "out_of_memory", f"{limit // 1024**2} MiB, {used // 1024**2} MiB used")
+                members.kill(spare_leader=True)
+        after: float | None = handle["preempt_after"]
+        if after is None:
+            return
+        running = time.time() - handle["launched_at"]
+        if running >= after + handle["stop_grace"]:
+            members.kill(spare_leader=True)
+        elif running >= after and read_control(control, "preempted") is None:
+            _mark(control, "preempted", "as MOCK_PREEMPT_AFTER asks")
+            members.signal(signal.SIGTERM, spare_leader=True)
+
+
+def boot_id() -> str:
+    """Changes with every start of this computer."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _members(handle: Handle) -> Members:
+    leader = read_control(Path(handle["control"]), "started")
+    pid = int(leader) if leader and leader.isdecimal() else None
+    return Members(handle["job_id"], handle["attempt"], pid)
+
+
+def _inherited() -> dict[str, str]:
+    """What the job gets of our own environment: never our keys and addresses; our Python first on its PATH."""
+    env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    return env
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError as error:
+        raise BackendError("launch_failed", f"MOCK_PREEMPT_AFTER={text}: not a number of seconds") from error
+
+
+def _mark(control: Path, reason: str, detail: str) -> None:
+    (control / reason).write_text(detail[:60], encoding="ascii")
+
+
+def _marked(control: Path) -> tuple[str | None, str | None]:
+    for reason in ("out_of_memory", "preempted"):
+        detail = read_control(control, reason)
+        if detail is not None:
+            return reason, detail
+    return None, None

@@ -1,0 +1,87 @@
+"""The processes of one attempt on this host, wherever they have hidden: double forks and new sessions included.
+
+They are known by the environment that every descendant inherits, or by the session that the wrapper leads.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+_GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError, PermissionError)
+_KILL_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Finds the processes of one attempt.
+
+    Attributes:
+        job_id: Matches GRADIENT_JOB_ID.
+        attempt: Matches GRADIENT_ATTEMPT.
+        leader: Pid of the wrapper, the leader of the attempt's session; None if it is not known.
+    """
+
+    job_id: str
+    attempt: int
+    leader: int | None
+
+    def all(self) -> Iterator[psutil.Process]:
+        """Every living process of the attempt, the wrapper included."""
+        session = self.leader if self.leads() else None
+        for process in psutil.process_iter():
+            if self._ours(process, session):
+                yield process
+
+    def leads(self) -> bool:
+        """Whether the wrapper is alive. Its pid comes from a file that the job can write: believe the kernel."""
+        if self.leader is None:
+            return False
+        try:
+            process = psutil.Process(self.leader)
+            return process.status() != psutil.STATUS_ZOMBIE and self._marked(process)
+        except _GONE:
+            return False
+
+    def signal(self, number: signal.Signals, *, spare_leader: bool) -> int:
+        """Signal all of them; how many there were."""
+        count = 0
+        for process in self.all():
+            if spare_leader and process.pid == self.leader:
+                continue
+            with contextlib.suppress(*_GONE):
+                process.send_signal(number)
+                count += 1
+        return count
+
+    def kill(self, *, spare_leader: bool) -> None:
+        """SIGKILL until none is left: one that forks while it is hunted is caught in a later round."""
+        for _ in range(_KILL_ROUNDS):
+            if not self.signal(signal.SIGKILL, spare_leader=spare_leader):
+                return
+
+    def usage(self) -> tuple[float, int, int]:
+        """CPU seconds used so far, resident bytes now, number of processes."""
+        cpu, memory, count = 0.0, 0, 0
+        for process in self.all():
+            with contextlib.suppress(*_GONE), process.oneshot():
+                times = process.cpu_times()
+                cpu += times.user + times.system + times.children_user + times.children_system
+                memory += process.memory_info().rss
+                count += 1
+        return cpu, memory, count
+
+    def _ours(self, process: psutil.Process, session: int | None) -> bool:
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return self._marked(process) or (session is not None and os.getsid(process.pid) == session)
+        except _GONE:
+            return False
+
+    def _marked(self, process: psutil.Process) -> bool:
+        env = process.environ()
+        return env.get("GRADIENT_JOB_ID") == self.job_id and env.get("GRADIENT_ATTEMPT") == str(self.attempt)

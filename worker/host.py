@@ -1,0 +1,96 @@
+"""What every attempt on this host stands on: the settings, the database, the stores, the backends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+from core.artifacts import DirectoryStore
+from sqlalchemy.orm import Session
+
+from core.archives import ArchiveLimits
+from core.db import Database
+from core.joblogs import JobLogs
+from core.settings import Settings
+from core.workspaces import WorkspaceStore
+from worker.backends import BACKENDS, make_backend
+from worker.backends.base import Backend
+from worker.workspace import Scratch
+
+T = TypeVar("T")
+
+
+@dataclass
+class Host:
+    """This host's side of the service.
+
+    Attributes:
+        name: The worker's name: what its jobs are held under.
+        host: The machine's name: jobs of other workers here can be adopted.
+    """
+
+    settings: Settings
+    database: Database
+    name: str
+    host: str
+    workspaces: WorkspaceStore
+    logs: JobLogs
+    artifacts: DirectoryStore
+    _backends: dict[str, Backend] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    @classmethod
+    def open(cls, settings: Settings, database: Database, *, name: str, host: str) -> "Host":
+        """The host over the stores that the settings name."""
+        root = settings.root
+        return cls(
+            settings=settings,
+            database=database,
+            name=name,
+            host=host,
+            workspaces=WorkspaceStore(root / "workspaces"),
+            logs=JobLogs(root / "logs", max_bytes=settings.logs.max_bytes),
+            artifacts=DirectoryStore(root / "artifacts"),
+        )
+
+    @property
+    def attempts(self) -> Path:
+        """Where scratch directories are."""
+        return self.settings.root / "attempts"
+
+    @property
+    def storage(self) -> Path:
+        """What jobs share as `/storage`."""
+        return self.settings.root / "storage"
+
+    @property
+    def offered(self) -> list[str]:
+        """Names of the backends that this host runs."""
+        return ["mock"] if self.settings.machines.simulate else [name for name in BACKENDS if name != "mock"]
+
+    @property
+    def limits(self) -> ArchiveLimits:
+        """What a workspace may cost."""
+        return ArchiveLimits(max_bytes=self.settings.api.max_unpacked_bytes)
+
+    def backend(self, name: str) -> Backend:
+        """The backend of this name, made when it is first asked for."""
+        with self._lock:
+            if name not in self._backends:
+                self._backends[name] = make_backend(name, self.settings)
+            return self._backends[name]
+
+    def scratch(self, job_id: str, attempt: int) -> Scratch:
+        """The scratch directory of one attempt."""
+        return Scratch(self.attempts, job_id, attempt)
+
+    def write(self, action: Callable[[Session], T]) -> T:
+        """Run one short transaction.
+
+        Raises:
+            StoreUnavailable: The database does not answer.
+            LeaseLost: The job is somebody else's now.
+        """
+        with self.database.write() as session:
+            return action(session)

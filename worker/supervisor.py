@@ -1,0 +1,189 @@
+"""This host's loop: claim what fits, one thread an attempt, adopt on start, beat for all."""
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.bell import Bell
+from core.errors import GradientError, StoreUnavailable
+from core.filewatch import FileWatch
+from core.jobs import lifecycle
+from core.jobs.models import Job
+from core.logging import bind
+from worker.attempt import run_attempt
+from worker.backends.mock import boot_id
+from worker.host import Host
+from worker.signals import Signals
+from worker.sweep import Sweep
+
+logger = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 30.0
+_DATABASE_PAUSE_SECONDS = 2.0
+_LET_GO_SECONDS = 20.0
+
+
+class WorkerNameTaken(GradientError):
+    """Another living worker on this host has the same name."""
+
+
+@dataclass(slots=True)
+class _Running:
+    lease: int
+    signals: Signals
+    thread: threading.Thread
+
+
+def default_slots() -> int:
+    """Jobs at once on a host where nothing else is said: one per two CPUs, at least two."""
+    return max(2, (os.cpu_count() or 1) // 2)
+
+
+class Supervisor:
+    """Runs the jobs of one worker.
+
+    Args:
+        host: The stores and backends.
+        bell: Rung when there may be something to do.
+
+    Raises:
+        WorkerNameTaken: The name is in use on this host.
+    """
+
+    def __init__(self, host: Host, bell: Bell) -> None:
+        self._host = host
+        self._worker = host.settings.worker
+        self._slots = self._worker.slots or default_slots()
+        self._lock = _lock_name(host.settings.root / "workers" / f"{host.name}.lock", host.name)
+        self._watch = FileWatch(bell.path)
+        self._running: dict[str, _Running] = {}
+        self._stopping = threading.Event()
+        self._sweep = Sweep(host)
+        self._beat_at = self._sweep_at = 0.0
+        self._registered = False
+
+    def run(self) -> None:
+        """Work until `stop`; returns once every attempt has let go. Jobs run on."""
+        while not self._stopping.is_set():
+            try:
+                self._round()
+            except StoreUnavailable:
+                self._sweep.database_was_away()
+                self._stopping.wait(_DATABASE_PAUSE_SECONDS)
+                continue
+            self._watch.wait(self._pause())
+        self._let_go()
+
+    def stop(self) -> None:
+        """Have `run` return; safe from any thread and from a signal's handler."""
+        self._stopping.set()
+        self._watch.wake()
+
+    def _round(self) -> None:
+        if not self._registered:
+            self._register()
+        self._forget_ended()
+        self._beat()
+        while len(self._running) < self._slots and not self._stopping.is_set():
+            if not self._claim():
+                break
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + SWEEP_SECONDS
+            self._adopt()
+            self._sweep.run(set(self._running))
+
+    def _pause(self) -> float:
+        poll = self._worker.poll_seconds
+        return max(0.0, min(poll, self._beat_at - time.monotonic())) if self._running else poll
+
+    def _register(self) -> None:
+        host, slots = self._host, self._slots
+        self._host.write(
+            lambda session: lifecycle.register_worker(
+                session, host.name, host.host, boot_id=boot_id(), backends=host.offered, slots=slots
+            )
+        )
+        self._adopt()
+        self._registered = True
+        self._sweep_at = time.monotonic() + SWEEP_SECONDS
+
+    def _adopt(self) -> None:
+        """Take over what runs here and has no worker; what this process runs is not touched."""
+        held = set(self._running)
+        stale = self._worker.lease_seconds
+        jobs = self._host.write(
+            lambda session: lifecycle.adopt(session, self._host.name, self._host.host, stale_seconds=stale, held=held)
+        )
+        for job in jobs:
+            logger.info("job_adopted", extra=job.log_context())
+            self._begin(job)
+
+    def _claim(self) -> bool:
+        with self._host.database.read() as session:
+            if not lifecycle.anything_waits(session, self._host.offered):
+                return False
+        job = self._host.write(
+            lambda session: lifecycle.claim(session, self._host.name, self._host.host, self._host.offered)
+        )
+        if job is not None:
+            self._begin(job)
+        return job is not None
+
+    def _begin(self, job: Job) -> None:
+        signals = Signals(stop_requested=job.stop_requested_at is not None)
+        thread = threading.Thread(target=self._attempt, args=(job, signals), name=f"job-{job.id}", daemon=True)
+        self._running[job.id] = _Running(job.lease, signals, thread)
+        thread.start()
+
+    def _attempt(self, job: Job, signals: Signals) -> None:
+        bind(**job.log_context())
+        try:
+            run_attempt(self._host, job, signals)
+        finally:
+            self._watch.wake()  # a place is free
+
+    def _forget_ended(self) -> None:
+        for job_id, one in list(self._running.items()):
+            if not one.thread.is_alive():
+                del self._running[job_id]
+
+    def _beat(self) -> None:
+        """One heartbeat for all jobs; it brings back which are lost and which should stop."""
+        hearts = self._host.write(lambda session: lifecycle.beat(session, self._host.name))
+        self._beat_at = time.monotonic() + self._worker.heartbeat_seconds
+        for job_id, one in self._running.items():
+            heart = hearts.get(job_id)
+            if heart is None:
+                continue  # its thread has just closed it, or finds out at its next write
+            if heart.lease != one.lease:
+                one.signals.detach()
+            elif heart.stop_requested:
+                one.signals.request_stop()
+
+    def _let_go(self) -> None:
+        for one in self._running.values():
+            one.signals.detach()
+        deadline = time.monotonic() + _LET_GO_SECONDS
+        for one in self._running.values():
+            one.thread.join(max(0.0, deadline - time.monotonic()))
+        self._watch.close()
+        os.close(self._lock)
+
+
+def _lock_name(path: Path, name: str) -> int:
+    """Hold the worker's name on this host for as long as this process lives: the kernel lets go of it then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise WorkerNameTaken(
+            f"A worker named {name!r} is running on this machine already. Stop it first, or give this one another "
+            "name with --name."
+        ) from error
+    return descriptor

@@ -1,0 +1,117 @@
+"""The periodic repair: dead workers, strays, old scratch, deleted jobs.
+
+Each repair may run on any worker, any number of times.
+"""
+
+import logging
+import time
+from functools import partial
+
+from sqlalchemy import select
+
+from core.db import now
+from core.errors import LeaseLost
+from core.jobs import lifecycle, queries
+from core.jobs.models import Job
+from core.jobs.states import OWNED, TERMINAL
+from worker.backends.base import BackendError
+from worker.host import Host
+from worker.workspace import scratches
+
+logger = logging.getLogger(__name__)
+
+UPLOAD_LEFTOVER_SECONDS = 24 * 3600
+
+
+class Sweep:
+    """The repairs of one host.
+
+    Decisions that a machine is lost are held back for a while after the start and after the database was away: a
+    sick control plane must not look like dead machines.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lost_after = host.settings.worker.lost_after_seconds
+        self._trusted_at = time.monotonic() + self._lost_after
+
+    def database_was_away(self) -> None:
+        """Hearts could not beat: wait again before calling any of them dead."""
+        self._trusted_at = time.monotonic() + self._lost_after
+
+    def run(self, held: set[str]) -> dict[str, int]:
+        """Repair what needs it.
+
+        Args:
+            held: Ids of the jobs that this worker runs now.
+
+        Returns:
+            How many of each were repaired.
+        """
+        repaired = {
+            "lost_jobs": self._give_up_lost(),
+            "scratch": self._remove_scratch(held),
+            "deleted_jobs": self._empty_deleted(),
+            "uploads": self._host.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
+        }
+        if any(repaired.values()):
+            logger.info("swept", extra=repaired)
+        return repaired
+
+    def _give_up_lost(self) -> int:
+        """Close jobs whose host has not answered for `lost_after`; its worker may retry them elsewhere."""
+        if time.monotonic() < self._trusted_at:
+            return 0
+        silent = select(Job).where(
+            Job.state.in_(OWNED), Job.heartbeat_at < now(-self._lost_after), Job.host != self._host.host
+        )
+        with self._host.database.read() as session:
+            jobs = list(session.scalars(silent))
+        return sum(self._give_up(job) for job in jobs)
+
+    def _give_up(self, job: Job) -> bool:
+        detail = f"{self._lost_after / 60:.0f} minutes"
+        try:
+            self._host.write(lambda session: lifecycle.give_up(session, job, "worker_lost", detail))
+        except LeaseLost:
+            return False  # it came back
+        logger.warning("job_given_up", extra=job.log_context())
+        return True
+
+    def _remove_scratch(self, held: set[str]) -> int:
+        """End and remove attempts on this host that no row speaks of any more."""
+        count = 0
+        for job_id, attempt in scratches(self._host.attempts):
+            if job_id in held or self._alive(job_id, attempt):
+                continue
+            scratch = self._host.scratch(job_id, attempt)
+            self._destroy(scratch.name)
+            scratch.remove()
+            count += 1
+        return count
+
+    def _alive(self, job_id: str, attempt: int) -> bool:
+        with self._host.database.read() as session:
+            job = queries.row(session, job_id)
+        return job is not None and job.attempt == attempt and job.state in OWNED
+
+    def _destroy(self, name: str) -> None:
+        for offered in self._host.offered:
+            backend = self._host.backend(offered)
+            for handle in backend.list_owned():
+                if handle["name"] == name:
+                    try:
+                        backend.destroy(handle)
+                    except BackendError:
+                        logger.warning("stray_not_destroyed", exc_info=True)
+
+    def _empty_deleted(self) -> int:
+        """Remove what deleted jobs printed and left; their record stays."""
+        over = select(Job).where(Job.deleted_at.is_not(None), Job.state.in_(TERMINAL), Job.artifacts_state != "removed")
+        with self._host.database.read() as session:
+            jobs = list(session.scalars(over))
+        for job in jobs:
+            self._host.logs.remove(job.id)
+            self._host.artifacts.remove(job.id)
+            self._host.write(partial(lifecycle.mark_emptied, job_id=job.id))
+        return len(jobs)

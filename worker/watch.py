@@ -1,0 +1,204 @@
+"""The watch loop: follows one running attempt until it ends or has to be ended. The only loop there is."""
+
+import logging
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from core.errors import GradientError, StoreUnavailable
+from core.filewatch import FileWatch
+from core.jobs import lifecycle, queries
+from core.jobs.models import Job
+from core.jobs.states import reason_of_exit
+from worker.backends.base import Backend, Exit, Handle
+from worker.host import Host
+from worker.shipping import LogShipper, MetricsReader, SourceFile, system_row
+from worker.signals import Signals
+from worker.workspace import Scratch
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+CALM_SECONDS = 0.005
+BUSY_SECONDS = 0.025
+_BUSY_ROUNDS = 40
+_FLUSH_SECONDS = 1.0
+_SYNC_SHARE = 10
+_KILL_AGAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the watch ended: a reason, what is known beside it, the exit code if there is one."""
+
+    reason: str
+    detail: str | None = None
+    exit_code: int | None = None
+
+
+class Recorder:
+    """Brings output, metrics and artifacts of one attempt to the stores, while it runs and at its end."""
+
+    def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
+        self._host = host
+        self._job = job
+        self._scratch = scratch
+        self._rows: list[dict[str, Any]] = []
+        self._flushed = time.monotonic()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        writer = self._stack.enter_context(self._host.logs.open_writer(self._job.id, self._job.attempt))
+        output = SourceFile(self._scratch.control / "log")
+        self._stack.callback(output.close)
+        self.log = LogShipper(output, writer, self._host.settings.logs.tail_bytes)
+        lines = SourceFile(self._scratch.control / "metrics.jsonl")
+        self._stack.callback(lines.close)
+        with self._host.database.read() as session:
+            offset = queries.metrics_offset(session, self._job.id, self._job.attempt)
+        self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, offset)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def ship(self) -> int:
+        """Ship new output and metrics; bytes of output."""
+        self._rows += self.metrics.read()
+        if self._rows and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
+            self.flush()
+        return self.log.ship()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add one row of metrics to those that are stored next."""
+        self._rows.append(row)
+
+    def flush(self) -> None:
+        """Store the metrics read so far; if the database is away they wait."""
+        self._flushed = time.monotonic()
+        rows = self._rows
+        try:
+            self._host.write(lambda session: lifecycle.add_metrics(session, rows))
+        except StoreUnavailable:
+            return
+        self._rows = []
+
+    def finish(self) -> None:
+        """Ship and store what is left, once nothing writes any more."""
+        self._rows += self.metrics.read()
+        self.flush()
+        self.log.finish()
+
+
+class ArtifactSync(threading.Thread):
+    """Keeps a running attempt's artifacts in the store, apart from the watch: a long copy must not hold up the log."""
+
+    def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
+        super().__init__(name=f"sync-{scratch.name}", daemon=True)
+        self._host = host
+        self._job = job
+        self._scratch = scratch
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Sync now and then; a large folder less often, so that it never costs more than a tenth of the time."""
+        pause = self._host.settings.worker.sync_seconds
+        while not self._ended.wait(pause):
+            began = time.monotonic()
+            try:
+                self._host.artifacts.sync(self._job.id, self._job.attempt, self._scratch.artifacts)
+            except (OSError, GradientError):
+                logger.warning("artifact_sync_failed", exc_info=True, extra=self._job.log_context())
+            pause = max(self._host.settings.worker.sync_seconds, _SYNC_SHARE * (time.monotonic() - began))
+
+    def end(self) -> None:
+        """No more syncs; waits for one that is under way."""
+        self._ended.set()
+        self.join()
+
+
+class Watch:
+    """Follows one attempt from launch to exit."""
+
+    def __init__(self, host: Host, job: Job, scratch: Scratch, signals: Signals, recorder: Recorder) -> None:
+        self._host = host
+        self._job = job
+        self._signals = signals
+        self._recorder = recorder
+        self._control = scratch.control
+        self._backend: Backend = host.backend(job.backend)
+        self._handle: Handle = job.handle or {}
+        self._grace = job.spec.stop_grace
+        with host.database.read() as session:
+            ran = queries.running_seconds(session, job)
+        self._began = time.monotonic() - ran
+        limit = job.spec.time_limit
+        self._deadline = self._began + limit if limit is not None else None
+        self._ending: Outcome | None = None
+        self._kill_at = 0.0
+        self._sample_at = 0.0
+
+    def run(self) -> Outcome:
+        """Watch until the job has ended.
+
+        Raises:
+            Detached: The worker has to let go; the job runs on.
+        """
+        busy = 0
+        with FileWatch(self._control) as files:
+            self._signals.wakes(files)
+            try:
+                while True:
+                    self._signals.check()
+                    ended = self._backend.poll(self._handle)
+                    busy = busy + 1 if self._recorder.ship() else 0
+                    if ended is not None:
+                        return self._outcome(ended)
+                    self._sample()
+                    self._end_if_due()
+                    # Many small writes are shipped together: each wake costs more than each line.
+                    time.sleep(BUSY_SECONDS if busy > _BUSY_ROUNDS else CALM_SECONDS)
+                    files.wait(POLL_SECONDS)
+            finally:
+                self._signals.wakes(None)
+
+    def _outcome(self, ended: Exit) -> Outcome:
+        if self._ending is not None:
+            return Outcome(self._ending.reason, self._ending.detail, ended.code)
+        if ended.reason is not None:
+            return Outcome(ended.reason, ended.detail, ended.code)
+        if ended.code is None:
+            return Outcome("vanished")
+        reason, detail = reason_of_exit(ended.code)
+        return Outcome(reason, detail, ended.code)
+
+    def _end_if_due(self) -> None:
+        """Ask the job to end when somebody wishes it or its time is up; end it when its grace is over."""
+        now = time.monotonic()
+        if self._ending is None:
+            if self._signals.stop_requested:
+                self._ending = Outcome("stopped_by_user")
+            elif self._deadline is not None and now >= self._deadline:
+                self._ending = Outcome("time_limit", f"{self._job.spec.time_limit} seconds")
+            else:
+                return
+            self._kill_at = now + self._grace
+            self._backend.stop(self._handle, grace=True)
+        elif now >= self._kill_at:
+            self._backend.stop(self._handle, grace=False)
+            self._kill_at = now + _KILL_AGAIN_SECONDS
+
+    def _sample(self) -> None:
+        now = time.monotonic()
+        if now < self._sample_at:
+            return
+        elapsed = now - self._began
+        self._sample_at = now + self._host.settings.worker.sample_seconds * (1 + elapsed // 600)
+        values = self._backend.sample(self._handle)
+        if values:
+            self._recorder.add(system_row(self._job.id, self._job.attempt, elapsed, values))

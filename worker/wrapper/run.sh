@@ -1,0 +1,36 @@
+#!/bin/sh
+# Every job runs under this: run.sh CONTROL_FOLDER COMMAND
+#
+# It makes the start marker, keeps the output in a file, passes SIGTERM on, and writes the exit code. All of it is
+# files, so that nothing is lost when whoever watches dies. Builtins only, but for one mv: it starts in a millisecond.
+
+control=$1
+command=$2
+
+# The third fence: noclobber opens with O_EXCL, so of all starts of one attempt only the first runs the command.
+# A folder that is gone means that the attempt is over.
+set -C
+{ echo $$ >"$control/started"; } 2>/dev/null || exit 97
+set +C
+
+exec </dev/null >>"$control/log" 2>&1
+
+if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
+
+# Who stops the job signals its processes; the wrapper lives on to tell how they ended. As the first process of a
+# container it is the only one that gets the signal, and passes it on.
+trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
+trap '' HUP INT
+
+"$shell" -c "$command" &
+child=$!
+wait "$child"
+code=$?
+# A trapped signal ends wait early with a code above 128 while the child is still there.
+while [ "$code" -gt 128 ] && kill -0 "$child" 2>/dev/null; do
+    wait "$child"
+    code=$?
+done
+
+echo "$code" >"$control/exit.new" && mv -f "$control/exit.new" "$control/exit"
+exit "$code"
