@@ -72,7 +72,9 @@ class Host:
     @property
     def limits(self) -> ArchiveLimits:
         """What a workspace may cost."""
-        return ArchiveLimits(max_bytes=self.settings.api.max_unpacked_bytes)
+        return ArchiveLimits(
+            max_upload_bytes=self.settings.api.max_upload_bytes, max_bytes=self.settings.api.max_unpacked_bytes
+        )
 
     def backend(self, name: str) -> Backend:
         """The backend of this name, made when it is first asked for."""

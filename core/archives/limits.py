@@ -1,0 +1,118 @@
+"""What an archive may cost, what it turned out to hold, and how a refusal is worded."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from core.errors import WorkspaceInvalid
+
+MIB = 1024**2
+GIB = 1024**3
+
+_SHOWN_CHARACTERS = 60
+# Real archives have three to six for each file.
+_ATTRIBUTES_PER_FILE = 10
+
+
+class ArchiveKind(StrEnum):
+    """Archive formats a workspace may come in."""
+
+    ZIP = "zip"
+    TAR = "tar"
+    TAR_GZ = "tar.gz"
+
+
+@dataclass(frozen=True)
+class ArchiveLimits:
+    """Bounds within which an archive is read.
+
+    Attributes:
+        max_upload_bytes: Largest archive as sent.
+        max_bytes: Largest sum of file contents, unpacked.
+        max_files: Most files, links and folders together, folders that are only implied included.
+        max_ratio: Most unpacked bytes per packed byte.
+        ratio_after: Unpacked bytes up to which the ratio does not matter.
+        max_depth: Most names in one path.
+        max_name_bytes: Longest name between two slashes, in UTF-8.
+        max_path_bytes: Longest path or link target, in UTF-8.
+    """
+
+    max_upload_bytes: int = 10 * GIB
+    max_bytes: int = 10 * GIB
+    max_files: int = 100_000
+    max_ratio: int = 100
+    ratio_after: int = 10 * MIB
+    max_depth: int = 32
+    max_name_bytes: int = 255
+    max_path_bytes: int = 2048
+
+
+@dataclass(frozen=True)
+class ArchiveSummary:
+    """What an archive holds.
+
+    Attributes:
+        kind: Its format.
+        files: Regular files and links in it; folders do not count.
+        bytes: Sum of its entries' contents, unpacked.
+    """
+
+    kind: ArchiveKind
+    files: int
+    bytes: int
+
+
+def invalid(message: str) -> WorkspaceInvalid:
+    """The error for an archive that is refused, naming the field it came in."""
+    return WorkspaceInvalid(f"workspace: {message}", field="workspace")
+
+
+def shown(name: str) -> str:
+    """An entry's name, quoted for a message: shortened, with anything unprintable escaped."""
+    if len(name) > _SHOWN_CHARACTERS:
+        half = _SHOWN_CHARACTERS // 2
+        name = f"{name[:half]}…{name[-half:]}"
+    return repr(name)
+
+
+class Budget:
+    """Counts the bytes that entries hold, and stops the reading once they are too many."""
+
+    def __init__(self, limits: ArchiveLimits) -> None:
+        self._limits = limits
+        self._attributes = 0
+        self.bytes = 0
+
+    def add(self, name: str, size: int) -> None:
+        """Counts an entry's contents before they are read.
+
+        Raises:
+            WorkspaceInvalid: The archive holds more than `max_bytes`.
+        """
+        self.bytes += size
+        if self.bytes > self._limits.max_bytes:
+            raise invalid(
+                f"with entry {shown(name)} it unpacks to more than {self._limits.max_bytes} bytes, the limit here; "
+                "leave data sets and checkpoints out (.gradientignore) and keep them in storage instead"
+            )
+
+    def add_attribute(self) -> None:
+        """Counts one extended attribute of an entry: they cost far more time to read than their bytes suggest.
+
+        Raises:
+            WorkspaceInvalid: There are more than any ordinary program writes.
+        """
+        self._attributes += 1
+        if self._attributes > _ATTRIBUTES_PER_FILE * self._limits.max_files:
+            raise invalid("its entries have too many extended attributes; pack without them (tar --no-xattrs)")
+
+    def check_ratio(self, *, unpacked: int, packed: int) -> None:
+        """Refuses a decompression bomb.
+
+        Raises:
+            WorkspaceInvalid: `unpacked` bytes are too many to come from `packed` bytes.
+        """
+        if unpacked > self._limits.ratio_after and unpacked > self._limits.max_ratio * packed:
+            raise invalid(
+                f"it unpacks to more than {self._limits.max_ratio} times its size, which looks like a decompression "
+                "bomb; leave out files that are almost all zeros, or make them when the job starts"
+            )

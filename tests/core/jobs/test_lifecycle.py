@@ -1,0 +1,277 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import func, select, update
+
+from core.db import now, on_commit
+from core.errors import IdempotencyMismatch, JobNotFound, LeaseLost
+from core.jobs import lifecycle, queries
+from core.jobs.models import Attempt, Event, Job, Outbox
+from core.jobs.states import JobState
+
+HANDLE = {"version": 1, "name": "x"}
+
+
+def claim(database, worker="w1", host="h1"):
+    with database.write() as session:
+        return lifecycle.claim(session, worker, host, ["mock"])
+
+
+def move(database, function, *arguments, **keywords):
+    with database.write() as session:
+        return function(session, *arguments, **keywords)
+
+
+def silence(database, job, seconds):
+    with database.write() as session:
+        session.execute(update(Job).where(Job.id == job.id).values(heartbeat_at=now(-seconds)))
+
+
+def events(database, job):
+    with database.read() as session:
+        return [(event.kind, event.from_state, event.to_state) for event in queries.events(session, job.id)]
+
+
+def test_a_job_goes_from_submission_to_its_end(database, submit):
+    job = submit("python main.py")
+    assert (job.state, job.attempt, job.lease, job.reason) == (JobState.QUEUED, 0, 0, "waiting_for_machine")
+    job = claim(database)
+    assert (job.state, job.attempt, job.lease, job.worker) == (JobState.STARTING, 1, 1, "w1")
+    job = move(database, lifecycle.confirm, job)
+    job = move(database, lifecycle.started, job, HANDLE)
+    assert (job.state, job.handle) == (JobState.RUNNING, HANDLE)
+    assert job.started_at is not None
+    job = move(database, lifecycle.ended, job, "exit_nonzero", detail="exit code 3", exit_code=3)
+    assert (job.state, job.exit_code, job.reason) == (JobState.FINISHING, 3, "exit_nonzero")
+    job = move(database, lifecycle.finish, job, artifacts_state="complete")
+    assert (job.state, job.artifacts_state, job.phase) == (JobState.FAILED, "complete", None)
+    assert events(database, job) == [
+        ("submitted", None, "queued"),
+        ("claimed", "queued", "starting"),
+        ("started", "starting", "running"),
+        ("ended", "running", "finishing"),
+        ("finished", "finishing", "failed"),
+    ]
+    with database.read() as session:
+        (attempt,) = queries.attempts(session, job.id)
+    assert (attempt.attempt, attempt.exit_code, attempt.reason) == (1, 3, "exit_nonzero")
+
+
+def test_a_stale_lease_moves_nothing(database, submit):
+    submit()
+    old = claim(database)
+    silence(database, old, 120)
+    (adopted,) = move(database, lifecycle.adopt, "w2", "h1", stale_seconds=60)
+    assert (adopted.lease, adopted.attempt, adopted.worker) == (2, 1, "w2")
+    for function, arguments in [
+        (lifecycle.confirm, ()),
+        (lifecycle.set_phase, ("pulling",)),
+        (lifecycle.started, (HANDLE,)),
+        (lifecycle.ended, ("completed",)),
+    ]:
+        with pytest.raises(LeaseLost):
+            move(database, function, old, *arguments)
+    assert move(database, lifecycle.started, adopted, HANDLE).state is JobState.RUNNING
+    assert [kind for kind, _, _ in events(database, old)] == ["submitted", "claimed", "adopted", "started"]
+
+
+def test_only_silent_jobs_of_the_same_host_are_adopted(database, submit):
+    submit()
+    job = claim(database, "w1", "h1")
+    assert move(database, lifecycle.adopt, "w2", "h1", stale_seconds=60) == []
+    silence(database, job, 120)
+    assert move(database, lifecycle.adopt, "w2", "h2", stale_seconds=60) == []
+    assert move(database, lifecycle.adopt, "w2", "h1", stale_seconds=60, held=[job.id]) == []
+    assert [j.id for j in move(database, lifecycle.adopt, "w2", "h1", stale_seconds=60)] == [job.id]
+
+
+def test_a_worker_of_the_same_name_adopts_at_once(database, submit):
+    submit()
+    job = claim(database, "w1", "h1")
+    (adopted,) = move(database, lifecycle.adopt, "w1", "h1", stale_seconds=60)
+    assert (adopted.id, adopted.lease) == (job.id, 2)
+
+
+def test_higher_priority_goes_first_then_the_older(database, submit):
+    low, high, high_later = submit(priority=10), submit(priority=90), submit(priority=90)
+    assert [claim(database).id for _ in range(3)] == [high.id, high_later.id, low.id]
+    assert claim(database) is None
+
+
+def test_only_offered_backends_are_claimed(database, submit):
+    submit()
+    with database.write() as session:
+        assert lifecycle.claim(session, "w", "h", ["docker"]) is None
+        assert not lifecycle.anything_waits(session, ["docker"])
+        assert lifecycle.anything_waits(session, ["mock"])
+
+
+def test_concurrent_claims_never_share_a_job(database, submit):
+    wanted = {submit().id for _ in range(60)}
+    barrier = threading.Barrier(6)
+
+    def take(number):
+        barrier.wait()
+        taken = []
+        while (job := claim(database, f"w{number}")) is not None:
+            taken.append(job.id)
+        return taken
+
+    with ThreadPoolExecutor(6) as pool:
+        taken = [job_id for ids in pool.map(take, range(6)) for job_id in ids]
+    # SKIP LOCKED may leave a claimer empty-handed while another still holds the last row: nothing is lost.
+    while (job := claim(database)) is not None:
+        taken.append(job.id)
+    assert len(taken) == len(set(taken))
+    assert set(taken) == wanted
+
+
+def test_the_same_idempotency_key_gives_one_job_to_a_hundred_at_once(database, submit):
+    with ThreadPoolExecutor(20) as pool:
+        ids = {job.id for job in pool.map(lambda _: submit(key="k", digest="d"), range(100))}
+    assert len(ids) == 1
+    with database.read() as session:
+        assert session.scalar(select(func.count(Job.seq))) == 1
+        assert session.scalar(select(func.count(Event.id))) == 1
+        assert session.scalar(select(func.count(Outbox.id))) == 1
+
+
+def test_the_same_key_with_another_request_is_refused(database, submit):
+    first = submit(key="k", digest="d")
+    with pytest.raises(IdempotencyMismatch, match=first.id):
+        submit(key="k", digest="e")
+
+
+def test_a_waiting_job_is_cancelled_at_once(database, submit):
+    job = submit()
+    stopped = move(database, lifecycle.request_stop, job.id)
+    assert (stopped.state, stopped.reason) == (JobState.CANCELLED, "stopped_by_user")
+    assert claim(database) is None
+    again = move(database, lifecycle.request_stop, job.id)
+    assert again.state is JobState.CANCELLED
+    assert [kind for kind, _, _ in events(database, job)] == ["submitted", "finished"]
+
+
+def test_a_running_job_is_only_wished_to_stop(database, submit):
+    submit()
+    job = move(database, lifecycle.started, claim(database), HANDLE)
+    wished = move(database, lifecycle.request_stop, job.id)
+    assert wished.state is JobState.RUNNING
+    hearts = move(database, lifecycle.beat, "w1")
+    assert hearts[job.id].stop_requested
+    assert hearts[job.id].lease == job.lease
+    when = wished.stop_requested_at
+    assert move(database, lifecycle.request_stop, job.id).stop_requested_at == when
+
+
+def test_stopping_an_unknown_job_says_so(database):
+    with pytest.raises(JobNotFound, match="jobs list"):
+        move(database, lifecycle.request_stop, "jnone")
+
+
+def test_a_deleted_job_is_hidden_and_stops(database, submit):
+    job = submit()
+    move(database, lifecycle.delete, job.id)
+    with database.read() as session, pytest.raises(JobNotFound):
+        queries.get(session, job.id)
+    with database.read() as session:
+        assert queries.row(session, job.id).state is JobState.CANCELLED
+
+
+def test_a_retry_is_a_new_attempt_after_a_pause(database, submit):
+    submit(max_attempts=2)
+    job = move(database, lifecycle.started, claim(database), HANDLE)
+    job = move(database, lifecycle.ended, job, "exit_nonzero", detail="exit code 1", exit_code=1)
+    job = move(database, lifecycle.finish, job, artifacts_state="complete")
+    assert (job.state, job.reason) == (JobState.QUEUED, "retrying")
+    assert claim(database) is None, "it waits before it is tried again"
+    with database.write() as session:
+        session.execute(update(Job).values(run_after=now(-1)))
+    job = claim(database)
+    assert (job.attempt, job.exit_code, job.handle) == (2, None, None)
+    job = move(database, lifecycle.ended, job, "exit_nonzero", exit_code=1)
+    assert move(database, lifecycle.finish, job, artifacts_state="none").state is JobState.FAILED
+    with database.read() as session:
+        assert [a.attempt for a in queries.attempts(session, job.id)] == [1, 2]
+
+
+def test_a_stopped_job_is_not_retried(database, submit):
+    submit(max_attempts=3)
+    job = move(database, lifecycle.started, claim(database), HANDLE)
+    move(database, lifecycle.request_stop, job.id)
+    job = move(database, lifecycle.ended, job, "stopped_by_user", exit_code=143)
+    assert move(database, lifecycle.finish, job, artifacts_state="none").state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("attempts", "stop", "expected"),
+    [(1, False, JobState.FAILED), (2, False, JobState.QUEUED), (2, True, JobState.CANCELLED)],
+)
+def test_a_lost_job_is_given_up(database, submit, attempts, stop, expected):
+    submit(max_attempts=attempts)
+    job = move(database, lifecycle.started, claim(database), HANDLE)
+    if stop:
+        move(database, lifecycle.request_stop, job.id)
+    given_up = move(database, lifecycle.give_up, job, "worker_lost", "15 minutes")
+    assert given_up.state is expected
+    with pytest.raises(LeaseLost):
+        move(database, lifecycle.ended, job, "completed", exit_code=0)
+
+
+def test_metrics_that_are_there_are_left_as_they_are(database, submit):
+    job = submit()
+    row = {"job_id": job.id, "attempt": 1, "source": "job", "offset": 0, "step": 1.0, "at": job.created_at}
+    move(database, lifecycle.add_metrics, [row | {"values": {"loss": 1.0, "lr": None}}])
+    move(database, lifecycle.add_metrics, [row | {"values": {"loss": 9.0}}, row | {"offset": 40, "values": {"loss": 2.0}}])
+    with database.read() as session:
+        series = {one.name: [value for _, _, value in one.points] for one in queries.metrics(session, job.id)}
+        assert series == {"loss": [1.0, 2.0], "lr": [None]}
+        assert queries.metrics_offset(session, job.id, 1) == 40
+
+
+def test_pages_go_through_all_jobs_newest_first(database, submit):
+    ids = [submit().id for _ in range(7)]
+    seen, after = [], None
+    with database.read() as session:
+        while True:
+            page = queries.page(session, queries.JobFilter(), limit=3, after=after)
+            seen += [job.id for job in page.jobs]
+            after = page.following
+            if after is None:
+                break
+    assert seen == ids[::-1]
+
+
+def test_a_waiting_job_says_why_and_where(database, submit):
+    first, second = submit(), submit()
+    with database.read() as session:
+        assert queries.waiting(session, first).reason == "no_worker"
+    with database.write() as session:
+        lifecycle.register_worker(session, "w1", "h1", boot_id="b", backends=["mock"], slots=1)
+    with database.read() as session:
+        assert (queries.waiting(session, first).reason, queries.waiting(session, first).position) == (
+            "waiting_for_machine",
+            1,
+        )
+        waiting = queries.waiting(session, second)
+    assert (waiting.reason, waiting.detail, waiting.position) == ("behind_jobs", "1 job", 2)
+
+
+def test_on_commit_runs_after_the_commit_and_never_after_a_rollback(database, submit):
+    seen = []
+
+    def count():
+        with database.read() as session:
+            seen.append(session.scalar(select(func.count(Attempt.job_id))))
+
+    submit()
+    with database.write() as session:
+        lifecycle.claim(session, "w", "h", ["mock"])
+        on_commit(session, count)
+        assert seen == []
+    assert seen == [1]
+    with pytest.raises(RuntimeError), database.write() as session:
+        on_commit(session, count)
+        raise RuntimeError
+    assert seen == [1]

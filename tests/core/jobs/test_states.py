@@ -1,0 +1,63 @@
+import itertools
+
+import pytest
+
+from core.jobs.states import MOVES, OWNED, REASONS, SOURCES, TERMINAL, JobState, reason_of_exit, sentence
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(JobState, repeat=2)))
+def test_sources_is_the_reverse_of_moves_for_every_pair(source, target):
+    assert (target in MOVES[source]) == (source in SOURCES[target])
+
+
+def test_every_state_is_either_waiting_owned_or_terminal():
+    assert {JobState.QUEUED} | OWNED | TERMINAL == set(JobState)
+    assert not OWNED & TERMINAL
+
+
+def test_nothing_leaves_a_terminal_state():
+    assert {state for state in JobState if not MOVES[state]} == {
+        JobState.SUCCEEDED,
+        JobState.FAILED,
+        JobState.CANCELLED,
+    }
+
+
+def test_every_state_can_be_reached_and_ends():
+    reached = {JobState.QUEUED}
+    while True:
+        more = reached | {target for source in reached for target in MOVES[source]}
+        if more == reached:
+            break
+        reached = more
+    assert reached == set(JobState)
+    for state in set(JobState) - TERMINAL:
+        assert MOVES[state], f"{state} is a dead end"
+
+
+@pytest.mark.parametrize("reason", REASONS.values(), ids=list(REASONS))
+def test_every_reason_has_a_sentence_and_a_final_state_or_is_a_wait(reason):
+    text = sentence(reason.name, "DETAIL")
+    assert text.endswith((".", "DETAIL"))
+    assert "{" not in text
+    assert reason.final is None or reason.final in TERMINAL
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "says"),
+    [
+        (0, "completed", "exit code 0"),
+        (1, "exit_nonzero", "exit code 1"),
+        (126, "command_not_executable", "chmod +x"),
+        (127, "command_not_found", "not found"),
+        (137, "killed", "memory"),
+        (139, "signalled", "SIGSEGV"),
+        (143, "signalled", "SIGTERM"),
+        (255, "exit_nonzero", "exit code 255"),
+    ],
+)
+def test_exit_codes_are_explained(code, reason, says):
+    name, detail = reason_of_exit(code)
+    assert name == reason
+    assert says in sentence(name, detail)
+    assert REASONS[name].final is (JobState.SUCCEEDED if code == 0 else JobState.FAILED)

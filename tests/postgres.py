@@ -1,0 +1,67 @@
+"""A private PostgreSQL server for tests: its own data folder, a Unix socket, no network."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+
+
+def find_binaries() -> Path | None:
+    """The folder of PostgreSQL's server programs, newest first; None if they are not installed."""
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: int(p.parts[-3]), reverse=True)
+    if versions:
+        return versions[0].parent
+    found = shutil.which("initdb")
+    return Path(found).resolve().parent if found else None
+
+
+class PostgresServer:
+    def __init__(self, folder: Path) -> None:
+        binaries = find_binaries()
+        assert binaries is not None
+        self._binaries = binaries
+        # Socket paths are limited to about 100 bytes: not under pytest's deep folders.
+        self._folder = Path("/tmp") / f"gradient-pg-{uuid.uuid4().hex[:12]}"
+        self._log = folder / "server.log"
+
+    def start(self) -> None:
+        self._folder.mkdir(mode=0o700)
+        if os.getuid() == 0:  # the server refuses to run as root
+            account = pwd.getpwnam("postgres" if _exists("postgres") else "nobody")
+            os.chown(self._folder, account.pw_uid, account.pw_gid)
+        data = str(self._folder / "data")
+        self._run("initdb", "-D", data, "-U", "gradient", "-A", "trust", "-E", "UTF8", "--no-sync")
+        options = f"-c listen_addresses='' -k {self._folder} -c fsync=off -c max_connections=200"
+        self._run("pg_ctl", "-D", data, "-o", options, "-l", str(self._folder / "log"), "-w", "start")
+
+    def new_database(self) -> str:
+        """URL of a new, empty database."""
+        name = f"t{uuid.uuid4().hex[:12]}"
+        self._run("createdb", "-h", str(self._folder), "-U", "gradient", name)
+        return f"postgresql://gradient@/{name}?host={self._folder}"
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        user = {}
+        if os.getuid() == 0:
+            name = "postgres" if _exists("postgres") else "nobody"
+            user = {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": []}
+        command = [str(self._binaries / program), *arguments]
+        environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+        # pg_ctl leaves a server behind that would hold a pipe open: its output goes to a file.
+        with self._log.open("ab") as log:
+            done = subprocess.run(command, cwd="/", env=environment, stdout=log, stderr=log, check=False, **user)
+        assert done.returncode == 0, self._log.read_text()
+
+
+def _exists(account: str) -> bool:
+    try:
+        pwd.getpwnam(account)
+    except KeyError:
+        return False
+    return True
