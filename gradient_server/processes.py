@@ -7,9 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 
-import uvicorn
-from service.main import create_app
-
 from core import schema
 from core.bell import Bell
 from core.db import Database
@@ -17,10 +14,10 @@ from core.dispatch import Dispatcher
 from core.errors import GradientError
 from core.settings import Settings
 from gradient_server.first_key import ensure_local_key
+from service.main import create_app
+from service.server import Server
 from worker.host import Host
 from worker.supervisor import Supervisor
-
-_SHUTDOWN_SECONDS = 10
 
 
 class PortTaken(GradientError):
@@ -102,17 +99,10 @@ def _serve(settings: Settings, database: Database, listener: socket.socket, read
     dispatcher = Dispatcher(database, _bell(settings).ring)
     dispatcher.start()
     app = create_app(settings, database=database, wake=dispatcher.wake)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        server_header=False,
-    )
+    server = Server(app)
     ready(settings)
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         dispatcher.stop()
 

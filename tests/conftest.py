@@ -79,7 +79,7 @@ class Submitter:
         self._database = database
         self._catalogue = catalogue
 
-    def __call__(self, command: str = "true", *, key: str | None = None, digest: str | None = None, **spec: object) -> Job:
+    def __call__(self, command: str = "true", *, key=None, digest=None, **spec) -> Job:
         with self._database.write() as session:
             project, _ = lifecycle.ensure_project(session, "default")
             job, _ = lifecycle.submit(

@@ -6,10 +6,10 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
-from core.artifacts import DirectoryStore
 from sqlalchemy.orm import Session
 
 from core.archives import ArchiveLimits
+from core.artifacts import DirectoryStore
 from core.db import Database
 from core.joblogs import JobLogs
 from core.settings import Settings

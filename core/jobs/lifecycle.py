@@ -25,6 +25,7 @@ from core.machines import MachineType
 
 RETRY_FIRST_SECONDS = 5
 RETRY_LONGEST_SECONDS = 600
+_FINISHING = frozenset({JobState.FINISHING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,12 +293,13 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
     if reason.retry and job.attempt < job.max_attempts and job.stop_requested_at is None:
-        return _retry(session, job, artifacts_state=artifacts_state)
+        return _retry(session, job, _FINISHING, artifacts_state=artifacts_state)
     target = reason.final or JobState.FAILED
     moved = _move(
         session,
         job,
         target,
+        _FINISHING,
         artifacts_state=artifacts_state,
         finished_at=now(),
         handle=None,
@@ -315,18 +317,19 @@ def give_up(session: Session, job: Job, reason: str, detail: str | None = None) 
         LeaseLost: Somebody moved it meanwhile.
     """
     source = job.state
-    marked = _move(session, job, job.state, reason=reason, reason_detail=detail, ended_at=now())
+    marking = _guarded(job, frozenset({job.state})).values(reason=reason, reason_detail=detail, ended_at=now())
+    marked = _moved(session, job, marking)
     _attempt(session, marked, ended_at=marked.ended_at, reason=reason, reason_detail=detail)
     wanted = marked.stop_requested_at is not None
     if REASONS[reason].retry and marked.attempt < marked.max_attempts and not wanted:
-        return _retry(session, marked, artifacts_state=marked.artifacts_state)
+        return _retry(session, marked, frozenset({source}), artifacts_state=marked.artifacts_state)
     target = JobState.CANCELLED if wanted else JobState.FAILED
     moved = _move(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
     _record(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
     return moved
 
 
-def _retry(session: Session, job: Job, *, artifacts_state: str) -> Job:
+def _retry(session: Session, job: Job, sources: frozenset[JobState], *, artifacts_state: str) -> Job:
     source = job.state
     pause = min(RETRY_FIRST_SECONDS * 2 ** (job.attempt - 1), RETRY_LONGEST_SECONDS)
     detail = f"attempt {job.attempt} of {job.max_attempts} ended ({job.reason})."
@@ -334,6 +337,7 @@ def _retry(session: Session, job: Job, *, artifacts_state: str) -> Job:
         session,
         job,
         JobState.QUEUED,
+        sources,
         lease=Job.lease + 1,
         reason="retrying",
         reason_detail=detail,
@@ -424,9 +428,16 @@ def _guarded(job: Job, sources: frozenset[JobState]) -> Update:
     return update(Job).where(Job.id == job.id, Job.lease == job.lease, Job.state.in_(sources))
 
 
-def _move(session: Session, job: Job, target: JobState, **values: Any) -> Job:  # noqa: ANN401 - column values
-    sources = SOURCES[target] if target != job.state else frozenset({target})
-    return _moved(session, job, _guarded(job, sources).values(state=target, **values))
+def _move(
+    session: Session,
+    job: Job,
+    target: JobState,
+    sources: frozenset[JobState] = OWNED,
+    **values: Any,  # noqa: ANN401 - column values
+) -> Job:
+    """Move on from the state that the caller knows, if it is one of `sources` and MOVES allows it."""
+    legal = sources & SOURCES[target] & {job.state}
+    return _moved(session, job, _guarded(job, legal).values(state=target, **values))
 
 
 def _moved(session: Session, job: Job, statement: Update) -> Job:

@@ -183,7 +183,7 @@ def waiting_of(session: Session, jobs: Iterable[Job]) -> dict[str, Waiting]:
     place = func.row_number().over(partition_by=Job.backend, order_by=(Job.priority.desc(), Job.seq))
     queue = select(Job.id, place.label("place")).where(Job.state == JobState.QUEUED).subquery()
     rows = session.execute(select(queue.c.id, queue.c.place).where(queue.c.id.in_([job.id for job in queued])))
-    places = {job_id: number for job_id, number in rows}
+    places = {row.id: row.place for row in rows}
     offered = offered_backends(session)
     # A job that was claimed between the two queries is no longer in the queue.
     return {job.id: _waits(job, places.get(job.id, 1) - 1, offered) for job in queued}

@@ -137,7 +137,7 @@ def test_the_same_idempotency_key_gives_one_job_to_a_hundred_at_once(database, s
         assert session.scalar(select(func.count(Outbox.id))) == 1
 
 
-def test_the_same_key_with_another_request_is_refused(database, submit):
+def test_the_same_key_with_another_request_is_refused(submit):
     first = submit(key="k", digest="d")
     with pytest.raises(IdempotencyMismatch, match=first.id):
         submit(key="k", digest="e")
@@ -223,7 +223,11 @@ def test_metrics_that_are_there_are_left_as_they_are(database, submit):
     job = submit()
     row = {"job_id": job.id, "attempt": 1, "source": "job", "offset": 0, "step": 1.0, "at": job.created_at}
     move(database, lifecycle.add_metrics, [row | {"values": {"loss": 1.0, "lr": None}}])
-    move(database, lifecycle.add_metrics, [row | {"values": {"loss": 9.0}}, row | {"offset": 40, "values": {"loss": 2.0}}])
+    move(
+        database,
+        lifecycle.add_metrics,
+        [row | {"values": {"loss": 9.0}}, row | {"offset": 40, "values": {"loss": 2.0}}],
+    )
     with database.read() as session:
         series = {one.name: [value for _, _, value in one.points] for one in queries.metrics(session, job.id)}
         assert series == {"loss": [1.0, 2.0], "lr": [None]}
@@ -271,7 +275,12 @@ def test_on_commit_runs_after_the_commit_and_never_after_a_rollback(database, su
         on_commit(session, count)
         assert seen == []
     assert seen == [1]
-    with pytest.raises(RuntimeError), database.write() as session:
-        on_commit(session, count)
-        raise RuntimeError
+
+    def fail():
+        with database.write() as session:
+            on_commit(session, count)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert seen == [1]

@@ -1,0 +1,154 @@
+"""Where the server is and with which key, the last job of a folder: what the client keeps between two commands."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from gradient_cli.errors import UNREACHABLE, ClientError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any
+
+_REMEMBERED_FOLDERS = 200
+
+
+class Settings:
+    """The server to ask and the key to show it (empty: none)."""
+
+    __slots__ = ("key", "source", "url")
+
+    def __init__(self, url: str, key: str, source: str) -> None:
+        self.url = url.rstrip("/")
+        self.key = key
+        self.source = source
+
+
+def config_dir() -> str:
+    """The client's own folder, `~/.config/gradient`."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(base, "gradient")
+
+
+def login_file() -> str:
+    """What `gradient-cli login` writes."""
+    return os.path.join(config_dir(), "config.json")
+
+
+def server_file() -> str:
+    """What a server on this machine writes for the clients beside it."""
+    home = os.environ.get("GRADIENT_HOME") or os.path.join(os.path.expanduser("~"), ".gradient-jobs")
+    return os.path.join(home, "cli.json")
+
+
+def resolve(url: str | None, key: str | None) -> Settings:
+    """The server and key to use: flags, then environment, then `login`, then a server on this machine.
+
+    A key that was saved with one address is never sent to another.
+
+    Raises:
+        ClientError: No address is configured anywhere, or a file that should hold it cannot be read.
+    """
+    url = url or os.environ.get("GRADIENT_URL") or ""
+    key = key or os.environ.get("GRADIENT_API_KEY") or ""
+    if url and key:
+        return Settings(url, clean_key(key), "flags or environment")
+    for path in (login_file(), server_file()):
+        saved = read_json(path)
+        saved_url = str(saved.get("url") or "").rstrip("/")
+        if saved_url and url.rstrip("/") in {"", saved_url}:
+            return Settings(saved_url, clean_key(key or str(saved.get("apiKey") or "")), path)
+    if url:
+        return Settings(url, clean_key(key), "flags or environment")
+    raise ClientError(
+        "no server is configured",
+        hint="Start one on this machine with `gradient-server up`, or name one: "
+        "`gradient-cli login --url https://… --apiKey …` (or GRADIENT_URL and GRADIENT_API_KEY).",
+        code=UNREACHABLE,
+    )
+
+
+def clean_key(key: str) -> str:
+    """A key without the white space that copying adds.
+
+    Raises:
+        ClientError: It holds characters that cannot be sent.
+    """
+    key = key.strip()
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ClientError(
+            "apiKey: it holds characters that no key has",
+            hint="Copy the key again, without quotes or line breaks.",
+            code=UNREACHABLE,
+        )
+    return key
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """A small JSON object from a file; a file that is not there is an empty one.
+
+    Raises:
+        ClientError: The file cannot be read, or does not hold a JSON object.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise ClientError(
+            f"cannot read {path}: {reason}", hint="Repair its permissions or contents, or remove it."
+        ) from None
+    if not isinstance(value, dict):
+        raise ClientError(f"cannot read {path}: it is not a JSON object", hint="Remove it and log in again.")
+    return value
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """Write a small JSON object that only this user may read, all of it or nothing.
+
+    Raises:
+        OSError: The folder or the file cannot be written.
+    """
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    part = f"{path}.{os.getpid()}.part"
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2)
+            file.write("\n")
+        os.replace(part, path)
+    except OSError:
+        if os.path.lexists(part):
+            os.unlink(part)
+        raise
+
+
+def _last_jobs_file() -> str:
+    return os.path.join(config_dir(), "last-jobs.json")
+
+
+def remember_job(folder: str, url: str, job_id: str) -> None:
+    """Keep the last job of a folder, outside of that folder.
+
+    Raises:
+        OSError: The client's own folder cannot be written.
+    """
+    path = _last_jobs_file()
+    try:
+        known = read_json(path)
+    except ClientError:  # a broken memory is replaced: it only ever saves typing
+        known = {}
+    known.pop(folder, None)
+    known[folder] = {"id": job_id, "url": url}
+    write_json(path, dict(list(known.items())[-_REMEMBERED_FOLDERS:]))
+
+
+def last_job(folder: str, url: str) -> str | None:
+    """The id of the last job submitted from a folder to this server, if one is remembered."""
+    entry = read_json(_last_jobs_file()).get(folder)
+    if not isinstance(entry, dict) or entry.get("url") != url:
+        return None
+    return str(entry["id"]) if entry.get("id") else None

@@ -1,0 +1,69 @@
+"""What the client says when something cannot be done, and the exit code that goes with it.
+
+ClientError
+├── RefusedError    the server answered, with a refusal (4xx) or a failure of its own (5xx)
+└── LinkError       the server could not be reached, or the connection broke
+"""
+
+from __future__ import annotations
+
+OK = 0
+FAILED = 1
+USAGE = 2
+UNREACHABLE = 3
+REFUSED = 4
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+_DENIED = (401, 403)
+_PASSING = (502, 503, 504)
+
+
+class ClientError(Exception):
+    """An expected failure: shown as one sentence, what to do next, and an exit code. Never a traceback.
+
+    Args:
+        message: What went wrong, naming the field or the file.
+        hint: What to do next.
+        code: The exit code of the program.
+        transient: Whether trying again may help.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", code: int = FAILED, transient: bool = False) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.code = code
+        self.transient = transient
+
+
+class UsageError(ClientError):
+    """The command line, the project file or the environment asks for something that makes no sense."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint, code=USAGE)
+
+
+class LinkError(ClientError):
+    """The server could not be reached, or the connection broke."""
+
+    def __init__(self, message: str, *, hint: str = "", transient: bool = True) -> None:
+        super().__init__(message, hint=hint, code=UNREACHABLE, transient=transient)
+
+
+class RefusedError(ClientError):
+    """The server answered with an error.
+
+    Attributes:
+        status: The HTTP status.
+        name: The server's name for the error.
+        field: The field of the request it is about, or empty.
+    """
+
+    def __init__(self, message: str, *, status: int, name: str = "", field: str = "", hint: str = "") -> None:
+        code = UNREACHABLE if status in _DENIED or status >= 500 else REFUSED  # noqa: PLR2004  the server's own failures start at 500
+        super().__init__(
+            f"{field}: {message}" if field else message, hint=hint, code=code, transient=status in _PASSING
+        )
+        self.status = status
+        self.name = name
+        self.field = field

@@ -1,0 +1,191 @@
+"""Staying with a job: its phases, its log, and how it ended."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+
+from gradient_cli import terminal
+from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError
+from gradient_cli.output import count, duration, money, price, size
+from gradient_cli.transport import jittered
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gradient_cli.api import Api
+
+_SUCCEEDED = "Stopped"  # the original service's word for a command that ran and exited with 0
+_LARGEST_CODE = 255
+_FIRST_POLL = 0.2
+_LAST_POLL = 2.0
+
+
+class LogPrinter:
+    """Prints a job's lines to stdout, and everything about the job to stderr.
+
+    Args:
+        raw: Leave terminal escapes in.
+        timestamps: Put each line's time before it.
+    """
+
+    def __init__(self, *, raw: bool = False, timestamps: bool = False) -> None:
+        self._raw = raw
+        self._timestamps = timestamps
+        self._tty = terminal.is_tty(sys.stdout)
+        self._colours = terminal.coloured(sys.stdout)
+        self._drawn = False
+        self._phase = ""
+
+    def line(self, row: dict[str, Any]) -> None:
+        """A finished line."""
+        self.clear()
+        print(self._text(row))
+
+    def partial(self, row: dict[str, Any]) -> None:
+        """A line that is still being written, such as a progress bar: redrawn in place on a terminal only."""
+        if not self._tty:
+            return
+        # Without colours, whose codes would count as width and leave the end of a cut line coloured.
+        text = terminal.safe_line(str(row.get("message", "")), colours=False)
+        sys.stdout.write(f"\r\x1b[K{terminal.fit(text, terminal.width() - 1)}")
+        sys.stdout.flush()
+        self._drawn = True
+
+    def phase(self, row: dict[str, Any]) -> None:
+        """Where the job is, if that is news: after a broken connection it is told again."""
+        phase = terminal.plain(row.get("phase") or row.get("state") or "")
+        message = terminal.plain(row.get("message") or "")
+        text = f"{phase}: {message}" if phase and message else phase or message
+        if text and text != self._phase:
+            self._phase = text
+            self.clear()
+            terminal.note(terminal.style(text, "dim", sys.stderr))
+
+    def clear(self) -> None:
+        """Remove an unfinished line from the terminal."""
+        if self._drawn:
+            sys.stdout.write("\r\x1b[K")
+            sys.stdout.flush()
+            self._drawn = False
+
+    def _text(self, row: dict[str, Any]) -> str:
+        message = str(row["message"])
+        shown = message if self._raw else terminal.safe_line(message, colours=self._colours)
+        return f"{row.get('timestamp', '')} {shown}" if self._timestamps else shown
+
+
+class JsonPrinter(LogPrinter):
+    """Prints each line as a JSON object, for programs."""
+
+    def line(self, row: dict[str, Any]) -> None:
+        """A finished line."""
+        print(json.dumps(row, ensure_ascii=False))
+
+    def partial(self, row: dict[str, Any]) -> None:
+        """Nothing: a line that is not finished is none."""
+
+
+def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
+    """Follow a job from after a line to its end, print how it ended, and give the exit code it asks for.
+
+    Ctrl-C leaves the job running and says how to come back.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, a line is wanted when it is printed
+    shows = {"line": printer.line, "partial": printer.partial, "phase": printer.phase}
+    try:
+        for name, data in api.follow(job_id, line):
+            show = shows.get(name)
+            if show:
+                show(data)
+        printer.clear()
+        job = api.job(job_id)
+        summarise(api, job)
+    except KeyboardInterrupt:
+        printer.clear()
+        return detach(job_id)
+    return exit_code(job)
+
+
+def detach(job_id: str) -> int:
+    """Say how to come back to a job that goes on without us."""
+    terminal.note(
+        f"\ndetached; the job goes on\n"
+        f"  come back  gradient-cli jobs logs {job_id} --follow\n"
+        f"  stop it    gradient-cli jobs stop {job_id}"
+    )
+    return INTERRUPTED
+
+
+def wait(api: Api, job_id: str, timeout: float | None) -> dict[str, Any]:
+    """The job once it has ended.
+
+    Raises:
+        ClientError: It has not ended in time.
+    """
+    began, delay = time.monotonic(), _FIRST_POLL
+    job = api.job(job_id)
+    while not job.get("finishedAt"):
+        left = None if timeout is None else timeout - (time.monotonic() - began)
+        if left is not None and left <= 0:
+            raise ClientError(
+                f"job {job_id} has not ended within {duration(timeout)}: {sentence(job)}",
+                hint=f"It goes on: `gradient-cli jobs logs {job_id} --follow` shows what it does.",
+            )
+        time.sleep(delay if left is None else min(delay, left))
+        delay = min(delay * 1.5, _LAST_POLL)
+        job = _patiently(api, job_id)
+    return job
+
+
+def _patiently(api: Api, job_id: str) -> dict[str, Any]:
+    delay = _FIRST_POLL
+    while True:
+        try:
+            return api.job(job_id)
+        except ClientError as error:
+            if not error.transient:
+                raise
+            if delay == _FIRST_POLL:
+                terminal.note(terminal.style("connection lost, trying again…", "yellow", sys.stderr))
+        time.sleep(jittered(delay))
+        delay = min(delay * 2, 10.0)
+
+
+def exit_code(job: dict[str, Any]) -> int:
+    """The job's exit code as ours; 1 where it failed without one."""
+    code = job.get("exitCode")
+    if job.get("state") == _SUCCEEDED:
+        return OK
+    return code if isinstance(code, int) and 0 < code <= _LARGEST_CODE else FAILED
+
+
+def sentence(job: dict[str, Any]) -> str:
+    """The state of a job and why, in one line."""
+    state = terminal.plain(job.get("state") or "")
+    why = terminal.plain(job.get("message") or job.get("reason") or "")
+    return f"{state}: {why}" if why else state
+
+
+def summarise(api: Api, job: dict[str, Any]) -> None:
+    """Print how a job ended, on stderr, with the exact next command."""
+    job_id = job["id"]
+    tone = "green" if exit_code(job) == OK else "red"
+    terminal.note(terminal.style(sentence(job), tone, sys.stderr))
+    facts = [
+        f"exit code {job['exitCode']}" if job.get("exitCode") is not None else "",
+        f"ran {duration(job['durationSeconds'])} on {job.get('machineType')}" if job.get("durationSeconds") else "",
+        f"cost {money(job['cost'])} at {price(job)}" if job.get("cost") is not None else "",
+    ]
+    if any(facts):
+        terminal.note(terminal.plain(", ".join(fact for fact in facts if fact)))
+    left = api.artifacts(job_id, limit=1)
+    if left.get("totalFiles"):
+        terminal.note(
+            f"{count(left['totalFiles'], 'artifact')}, {size(left.get('totalBytes') or 0)}: "
+            f"gradient-cli jobs artifacts get {job_id}"
+        )

@@ -1,0 +1,79 @@
+"""Which files of a folder stay out of its workspace: `.gitignore` as git reads it, and `.gradientignore` over it."""
+
+from __future__ import annotations
+
+import os
+
+from gradient_cli.errors import ClientError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+# From the weakest to the strongest: a .gradientignore anywhere decides over every .gitignore.
+FILES = (".gitignore", ".gradientignore")
+# What Python leaves behind changes with every run, and would make an unchanged folder look changed.
+_ALWAYS = {".git"}
+_UNLESS_ASKED_FOR = {"__pycache__"}
+
+
+class Rules:
+    """The ignore rules that hold in one folder: its own files' and those of the folders above it.
+
+    Args:
+        folder: The folder, absolute.
+        above: The rules of the folder above.
+
+    Attributes:
+        specs: For each kind of ignore file, the folders that have one with its patterns, outermost first.
+    """
+
+    def __init__(self, folder: str, above: Rules | None = None) -> None:
+        inherited = above.specs if above else {name: [] for name in FILES}
+        self.specs: dict[str, list[tuple[str, GitIgnoreSpec]]] = {
+            name: _with_own(inherited[name], folder, name) for name in FILES
+        }
+
+    @classmethod
+    def for_root(cls, root: str) -> Rules:
+        """The rules of a folder that is to be packed, with those that its git repository has above it."""
+        folders = [root]
+        while not os.path.exists(os.path.join(folders[-1], ".git")):
+            parent = os.path.dirname(folders[-1])
+            if parent == folders[-1]:
+                return cls(root)  # in no repository: what lies above has nothing to say
+            folders.append(parent)
+        rules: Rules | None = None
+        for folder in reversed(folders):
+            rules = cls(folder, rules)
+        return rules or cls(root)
+
+    def leaves_out(self, path: str, *, is_folder: bool) -> bool:
+        """Whether a file or folder, by its absolute path, stays out."""
+        name = os.path.basename(path)
+        if name in _ALWAYS:
+            return True
+        for kind in reversed(FILES):
+            for base, spec in reversed(self.specs[kind]):
+                below = path[len(base.rstrip("/")) + 1 :]
+                verdict = spec.check_file(below + ("/" if is_folder else "")).include
+                if verdict is not None:
+                    return verdict
+        return name in _UNLESS_ASKED_FOR
+
+
+def _with_own(inherited: list[tuple[str, GitIgnoreSpec]], folder: str, name: str) -> list[tuple[str, GitIgnoreSpec]]:
+    path = os.path.join(folder, name)
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except (FileNotFoundError, IsADirectoryError):
+        return inherited
+    except OSError as error:
+        raise ClientError(f"cannot read {path}: {error.strerror}", hint="Repair its permissions.") from None
+    from pathspec import GitIgnoreSpec
+
+    try:
+        return [*inherited, (folder, GitIgnoreSpec.from_lines(lines))]
+    except ValueError as error:
+        raise ClientError(f"{path}: {error}", hint="Correct that line.") from None

@@ -1,0 +1,230 @@
+"""`jobs list`, `show`, `stop`, `delete` and `wait`."""
+
+from __future__ import annotations
+
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK, UsageError
+from gradient_cli.options import add_connection, add_job_id, add_json, add_option, chosen_job, this_folder
+from gradient_cli.output import ago, duration, money, price, print_fields, print_json, print_table
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+_PAGE = 200
+_FILTERS = {
+    "state": ("STATE", "only jobs in this state"),
+    "project": ("NAME", "only jobs of this project"),
+    "projectId": ("ID", "only jobs of the project with this id"),
+    "machineType": ("NAME", "only jobs on this machine type"),
+    "name": ("TEXT", "only jobs with this name"),
+}
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Describe `jobs list`."""
+    for name, (metavar, text) in _FILTERS.items():
+        add_option(parser, f"--{name}", metavar=metavar, help=text)
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="how many at most (default: 50)")
+    parser.add_argument("--all", action="store_true", help="all of them, however many")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_jobs)
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Describe `jobs show`."""
+    _one_job(parser)
+    parser.set_defaults(run=show)
+
+
+def add_stop(parser: argparse.ArgumentParser) -> None:
+    """Describe `jobs stop`."""
+    _one_job(parser)
+    parser.set_defaults(run=stop)
+
+
+def add_delete(parser: argparse.ArgumentParser) -> None:
+    """Describe `jobs delete`."""
+    parser.add_argument("id", nargs="?", metavar="ID", help="the job; it must be named")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=delete)
+
+
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Describe `jobs wait`."""
+    add_job_id(parser)
+    parser.add_argument("--timeout", metavar="TIME", help="give up after so long: 90m, 2h, or seconds")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=wait)
+
+
+def _one_job(parser: argparse.ArgumentParser) -> None:
+    add_job_id(parser)
+    add_json(parser)
+    add_connection(parser)
+
+
+def list_jobs(args: argparse.Namespace) -> int:
+    """Print jobs, newest first."""
+    from gradient_cli.api import connect
+
+    if args.limit < 1:
+        raise UsageError(f"limit: {args.limit} is less than one job", hint="Say --limit 50, or --all.")
+    api = connect(args)
+    filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
+    found: list[dict[str, Any]] = []
+    after: str | None = None
+    while True:
+        room = _PAGE if args.all else min(_PAGE, args.limit - len(found))
+        page = api.jobs({**filters, "limit": room, "after": after})
+        found += page["jobs"]
+        after = page.get("next")
+        if not after or not page["jobs"] or (not args.all and len(found) >= args.limit):
+            break
+    if args.json:
+        print_json({"jobs": found, "next": after})
+        return OK
+    _print_jobs(found)
+    if after:
+        terminal.note(f"the newest {len(found)}; --limit N or --all shows more")
+    return OK
+
+
+def _print_jobs(found: list[dict[str, Any]]) -> None:
+    if not found:
+        terminal.note("no jobs here; `gradient-cli jobs create` submits one")
+        return
+    heads = ("ID", "NAME", "STATE", "MACHINE", "PROJECT", "CREATED", "RAN", "COST")
+    print_table(heads, [_row(job) for job in found])
+
+
+def _row(job: dict[str, Any]) -> list[str]:
+    phase, state = job.get("phase"), str(job.get("state"))
+    return [
+        str(job["id"]),
+        str(job.get("name") or ""),
+        f"{state} ({phase})" if phase and phase.casefold() != state.casefold() else state,
+        str(job.get("machineType") or ""),
+        str(job.get("project") or ""),
+        ago(job.get("createdAt")),
+        duration(job.get("durationSeconds")),
+        money(job.get("cost")),
+    ]
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print all there is to know about a job."""
+    from gradient_cli.api import connect
+
+    api = connect(args)
+    job = api.job(chosen_job(args.id, api.url))
+    if args.json:
+        print_json(job)
+        return OK
+    print_fields(_fields(job))
+    job_id = job["id"]
+    steps = [f"gradient-cli jobs logs {job_id}"]
+    if job.get("finishedAt"):
+        steps += [f"gradient-cli jobs artifacts list {job_id}", f"gradient-cli jobs clone {job_id}"]
+    else:
+        steps = [f"{steps[0]} --follow", f"gradient-cli jobs stop {job_id}"]
+    terminal.note("\n".join(["next", *(f"  {step}" for step in steps)]))
+    return OK
+
+
+def _fields(job: dict[str, Any]) -> dict[str, str]:
+    from gradient_cli.follow import sentence
+
+    position = job.get("queuePosition")
+    phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
+    exact = {
+        "id": str(job["id"]),
+        "name": str(job.get("name") or ""),
+        "project": str(job.get("project") or ""),
+        "state": sentence(job),
+        "reason": str(job.get("reason") or ""),
+        "phase": phase,
+        "queue position": "" if position is None else str(position),
+        "stopping": "asked for" if job.get("stopRequested") and not job.get("finishedAt") else "",
+        "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
+        "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
+        "container": str(job.get("container") or ""),
+        "command": str(job.get("command") or ""),
+        "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
+        "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
+        "tags": ", ".join(job.get("tags") or []),
+        "attempt": f"{job.get('attempt')} of {job.get('maxAttempts')}" if job.get("attempt") else "",
+        "time limit": duration(job.get("timeLimit")),
+        "clone of": str(job.get("parentJobId") or ""),
+    }
+    times = {name: _moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
+    cost = " at ".join(part for part in (money(job.get("cost")), price(job)) if part)
+    ran = duration(job.get("durationSeconds"))
+    return {**exact, **times, "ran": ran, "cost": cost, "link": str(job.get("url") or "")}
+
+
+def _moment(moment: str | None) -> str:
+    return f"{moment} ({ago(moment)})" if moment else ""
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Ask a job to stop."""
+    from gradient_cli.api import connect
+    from gradient_cli.follow import sentence
+
+    api = connect(args)
+    job = api.stop_job(chosen_job(args.id, api.url))
+    if args.json:
+        print_json(job)
+    elif job.get("finishedAt"):
+        terminal.note(f"it had ended already: {sentence(job)}")
+    else:
+        grace = duration(job.get("stopGrace"))
+        terminal.note(f"stopping; the job has {grace or 'a moment'} to save its work")
+        terminal.note(f"  gradient-cli jobs wait {job['id']}")
+    return OK
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Remove a job; one that is not named is not guessed."""
+    from gradient_cli import config
+    from gradient_cli.api import connect
+
+    api = connect(args)
+    if not args.id:
+        last = config.last_job(this_folder(), api.url)
+        hint = f"The last one of this folder: `gradient-cli jobs delete {last}`." if last else "Name it by its id."
+        raise UsageError("which job? What is deleted must be named", hint=hint)
+    api.delete_job(args.id)
+    if args.json:
+        print_json({"id": args.id, "deleted": True})
+    else:
+        terminal.note(f"deleted {terminal.plain(args.id)}")
+    return OK
+
+
+def wait(args: argparse.Namespace) -> int:
+    """Wait for a job's end and take over its exit code."""
+    from gradient_cli import follow
+    from gradient_cli.api import connect
+    from gradient_cli.spec import seconds
+
+    timeout = None if args.timeout is None else seconds("timeout", args.timeout)
+    api = connect(args)
+    job_id = chosen_job(args.id, api.url)
+    try:
+        job = follow.wait(api, job_id, timeout)
+    except KeyboardInterrupt:
+        return follow.detach(job_id)
+    if args.json:
+        print_json(job)
+    else:
+        follow.summarise(api, job)
+    sys.stdout.flush()
+    return follow.exit_code(job)

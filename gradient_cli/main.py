@@ -1,0 +1,155 @@
+"""The root of `gradient-cli`: which command lives where, and the one place where failures end.
+
+Exit codes: those of the job (`jobs create`, `logs --follow`, `wait`), 1 where a job failed without one or
+something failed here, 2 wrong usage, 3 server not reached or key refused, 4 refused by the server, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import SUPPRESS
+from importlib import import_module
+
+from gradient_cli import terminal
+from gradient_cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, ClientError, UsageError
+from gradient_cli.options import Parser, add_option
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from collections.abc import Sequence
+    from typing import Any
+
+# Every command: where it is described (nowhere for a group), and its line in the list. A module is imported
+# only for the command that is run.
+_COMMANDS = {
+    "jobs": ("", "submit jobs and look after them"),
+    "jobs create": ("create:add_create", "submit a job and follow it"),
+    "jobs list": ("jobs:add_list", "list jobs, newest first"),
+    "jobs show": ("jobs:add_show", "show one job: its state, why, and what to do next"),
+    "jobs logs": ("logs:add_logs", "show what a job printed, or follow it"),
+    "jobs wait": ("jobs:add_wait", "wait for a job's end and exit with its exit code"),
+    "jobs stop": ("jobs:add_stop", "ask a job to stop"),
+    "jobs clone": ("create:add_clone", "submit the same job again"),
+    "jobs delete": ("jobs:add_delete", "remove a job, stopping it where it runs"),
+    "jobs artifacts": ("", "list and download what a job has left"),
+    "jobs artifacts list": ("artifacts:add_list", "list a job's files"),
+    "jobs artifacts get": ("artifacts:add_get", "download a job's files, checked by sha256"),
+    "projects": ("", "group jobs, and set up folders"),
+    "projects init": ("projects:add_init", "write a project file into this folder"),
+    "projects create": ("projects:add_create", "make a project and print its id"),
+    "projects list": ("projects:add_list", "list projects"),
+    "machine-types": ("machine_types:add_machine_types", "list what there is to run on, with prices"),
+    "login": ("login:add_login", "save which server to use, and the key for it"),
+    "version": ("version:add_version", "show the versions of client and server"),
+}
+
+_EXIT_CODES = """\
+exit codes:
+  that of the job, where one is followed or waited for; else
+  0 done               1 failed          2 wrong usage
+  3 server not reached, or key refused   4 refused by the server
+  130 interrupted      141 nobody reads the output
+"""
+
+
+def command_paths() -> list[str]:
+    """Every command and group, in the order of the lists."""
+    return list(_COMMANDS)
+
+
+def build_parser(argv: Sequence[str]) -> ArgumentParser:
+    """The parser of a command line; only commands that it names are filled in."""
+    root = Parser(
+        prog="gradient-cli",
+        usage="gradient-cli COMMAND [options]",
+        description="Submit machine-learning jobs to a Gradient Jobs server.",
+        epilog=f"{_menu('')}\n{_EXIT_CODES}",
+    )
+    add_option(root, "--url", metavar="URL", help="the server (default: GRADIENT_URL, then `login`)")
+    add_option(root, "--apiKey", metavar="KEY", help="the key (default: GRADIENT_API_KEY, then `login`)")
+    root.add_argument("--version", action="store_true", help="show the client's version")
+    root.set_defaults(run=None, menu=root)
+    parsers: dict[str, ArgumentParser] = {"": root}
+    menus: dict[str, Any] = {}
+    for path, (place, summary) in _COMMANDS.items():
+        group, _, name = path.rpartition(" ")
+        if not set(group.split()) <= set(argv):
+            continue
+        if group not in menus:
+            menus[group] = parsers[group].add_subparsers(
+                metavar="COMMAND", dest="command", parser_class=Parser, help=SUPPRESS
+            )
+        parsers[path] = menus[group].add_parser(
+            name,
+            prog=f"gradient-cli {path}",
+            usage=f"gradient-cli {path} [options]" if place else f"gradient-cli {path} COMMAND [options]",
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=None if place else _menu(path),
+        )
+        if place and name in argv:
+            module, _, function = place.partition(":")
+            getattr(import_module(f"gradient_cli.{module}"), function)(parsers[path])
+        parsers[path].set_defaults(menu=parsers[path], **({} if place else {"run": None}))
+    return root
+
+
+def _menu(group: str) -> str:
+    shown = {path: text for path, (place, text) in _COMMANDS.items() if place and path.startswith(group)}
+    room = max(map(len, shown))
+    return "\n".join(["commands:", *(f"  {path:<{room}}  {text}" for path, text in shown.items()), ""])
+
+
+def main() -> int:
+    """Run the command line of this process and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = _run(sys.argv[1:])
+        sys.stdout.flush()
+    except ClientError as error:
+        _complain(str(error), error.hint)
+        return error.code
+    except KeyboardInterrupt:
+        terminal.note("\ninterrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return BROKEN_PIPE
+    except UnicodeError as error:
+        _complain(f"text that cannot be sent: {error}", "Write it as UTF-8.")
+        return USAGE
+    except OSError as error:
+        _silence_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"{where}{error.strerror or error}", "Check space and permissions, then try again.")
+        return FAILED
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    parser = build_parser(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]}", hint=f"`{args.menu.prog} --help` lists the options.")
+    if args.version is True:
+        from gradient_cli.version import own_version
+
+        print(own_version())
+        return OK
+    if args.run is None:
+        args.menu.print_help(sys.stderr)
+        return USAGE
+    code: int = args.run(args)
+    return code
+
+
+def _complain(message: str, hint: str) -> None:
+    label = terminal.style("error:", "red", sys.stderr)
+    terminal.note(f"{label} {terminal.plain(message)}" + (f"\n{terminal.plain(hint)}" if hint else ""))
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's last flush go nowhere: whoever read our output is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

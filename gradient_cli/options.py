@@ -1,0 +1,99 @@
+"""The options that several commands share, each defined once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import UsageError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_JOB_ID = re.compile(r"j[a-z0-9]{13}")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose help is the same on every Python, and whose errors say what to do next."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
+        settings.setdefault("formatter_class", _formatter)
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Turn a wrong command line into an expected failure."""
+        raise UsageError(message, hint=f"`{self.prog} --help` lists the options.")
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # A width spares argparse an import of shutil, the costliest part of showing help.
+    return argparse.RawDescriptionHelpFormatter(prog, width=min(terminal.width(), 110) - 2, max_help_position=30)
+
+
+def add_option(parser: argparse.ArgumentParser, flag: str, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
+    """Add a flag in its original camel-case spelling, and its kebab-case spelling unseen."""
+    parser.add_argument(flag, dest=flag[2:], **settings)
+    kebab = re.sub("([A-Z])", r"-\1", flag).lower()
+    if kebab != flag:
+        hidden = {**settings, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        parser.add_argument(kebab, dest=flag[2:], **hidden)
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Add which server to ask. Without a default, so that a value before the command is kept."""
+    group = parser.add_argument_group("server")
+    add_option(group, "--url", metavar="URL", default=argparse.SUPPRESS, help="the server (default: GRADIENT_URL)")  # type: ignore[arg-type]
+    add_option(
+        group,  # type: ignore[arg-type]
+        "--apiKey",
+        metavar="KEY",
+        default=argparse.SUPPRESS,
+        help="the key (default: GRADIENT_API_KEY, `login`, or the server on this machine)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON object and nothing else") -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_job_id(parser: argparse.ArgumentParser) -> None:
+    """Add the id of a job, which may be left out."""
+    parser.add_argument("id", nargs="?", metavar="ID", help="the job (default: the last one of this folder)")
+
+
+def is_job_id(text: str) -> bool:
+    """Whether the text has the form of a job's id, and so cannot be meant as a path pattern."""
+    return _JOB_ID.fullmatch(text) is not None
+
+
+def this_folder() -> str:
+    """The folder that jobs are remembered under: that of the project file, else the current one."""
+    from gradient_cli import project_file
+
+    found = project_file.find()
+    return os.path.dirname(found) if found else os.path.realpath(os.getcwd())
+
+
+def chosen_job(given: str | None, url: str) -> str:
+    """The id that was given, else the last job of this folder, said aloud.
+
+    Raises:
+        UsageError: None was given and none is remembered.
+    """
+    if given:
+        return given
+    from gradient_cli import config
+
+    remembered = config.last_job(this_folder(), url)
+    if not remembered:
+        raise UsageError(
+            "which job? None was submitted from this folder yet",
+            hint="Name one: `gradient-cli jobs list` shows them.",
+        )
+    terminal.note(terminal.style(f"job {remembered} (the last one of this folder)", "dim", sys.stderr))
+    return remembered

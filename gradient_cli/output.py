@@ -1,0 +1,125 @@
+"""How results look: tables, JSON, sizes, times and money."""
+
+from __future__ import annotations
+
+import sys
+
+from gradient_cli import terminal
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+_GAP = "  "
+_NARROWEST = 8
+_KILO = 1000
+_TENTHS_BELOW = 10
+_MINUTE = 60
+_HOUR = 3600
+_DAY = 86400
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document to stdout, and nothing else."""
+    import json
+
+    print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under their heads, fitted to the terminal; in a pipe nothing is cut.
+
+    The first column is the one people copy from, so it is never cut.
+    """
+    lines = [list(heads), *([terminal.plain(cell) for cell in row] for row in rows)]
+    widths = [max(terminal.cells(line[column]) for line in lines) for column in range(len(heads))]
+    if terminal.is_tty(sys.stdout):
+        _shrink(widths, terminal.width() - len(_GAP) * (len(heads) - 1))
+    for index, line in enumerate(lines):
+        text = _GAP.join(_pad(terminal.fit(cell, room), room) for cell, room in zip(line, widths, strict=True))
+        text = text.rstrip()
+        print(terminal.style(text, "bold", sys.stdout) if index == 0 else text)
+
+
+def print_fields(fields: Mapping[str, str]) -> None:
+    """Print one name and value a line, leaving out what has no value."""
+    shown = {name: text for name, text in fields.items() if text}
+    room = max((len(name) for name in shown), default=0)
+    for name, text in shown.items():
+        label = terminal.style(f"{name:<{room}}", "dim", sys.stdout)
+        print(f"{label}{_GAP}{terminal.plain(text)}")
+
+
+def _shrink(widths: list[int], room: int) -> None:
+    while sum(widths) > room and len(widths) > 1:
+        widest = max(range(1, len(widths)), key=widths.__getitem__)
+        if widths[widest] <= _NARROWEST:
+            return
+        widths[widest] = max(_NARROWEST, widths[widest] - (sum(widths) - room))
+
+
+def _pad(text: str, room: int) -> str:
+    return text + " " * (room - terminal.cells(text))
+
+
+def size(count: int) -> str:
+    """A number of bytes for people, in powers of ten: `12.3 MB`."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < _KILO:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= _KILO
+    return f"{value:.1f} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time for people: `4.2s`, `3m 05s`, `2h 10m`, `1d 3h`."""
+    if seconds is None:
+        return ""
+    if seconds < _TENTHS_BELOW:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole}s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE}m {whole % _MINUTE:02d}s"
+    if whole < _DAY:
+        return f"{whole // _HOUR}h {whole % _HOUR // _MINUTE:02d}m"
+    return f"{whole // _DAY}d {whole % _DAY // _HOUR}h"
+
+
+def money(dollars: float | None) -> str:
+    """Dollars for people; small amounts keep the digits that say something: `$3.06`, `$0.0012`."""
+    if dollars is None:
+        return ""
+    return f"${dollars:.2f}" if dollars == 0 or dollars >= 1 else f"${dollars:.4f}"
+
+
+def price(job_or_machine: Mapping[str, Any]) -> str:
+    """The price an hour of a job or a machine type, or nothing where it has none."""
+    hourly = job_or_machine.get("pricePerHour")
+    return "" if hourly is None else f"${hourly:,.2f}/hour"
+
+
+def ago(moment: str | None) -> str:
+    """A time in the past, as the server writes it, for people: `3m ago`."""
+    if not moment:
+        return ""
+    from datetime import UTC, datetime
+
+    try:
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    except (TypeError, ValueError):
+        return moment
+    if seconds < _MINUTE:
+        return "just now"
+    for length, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit} ago"
+    return moment
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: `1 file`, `3 files`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,81 @@
+"""The project file `.gradient.toml`: the options of `jobs create` that belong to a folder."""
+
+from __future__ import annotations
+
+import os
+
+from gradient_cli.errors import UsageError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any
+
+NAME = ".gradient.toml"
+
+
+def find() -> str | None:
+    """The project file of the current folder or the nearest one above it.
+
+    The search ends at the root of a git repository and at the home folder: a file above those was not put
+    there for this project.
+    """
+    folder = os.path.realpath(os.getcwd())
+    home = os.path.realpath(os.path.expanduser("~"))
+    while True:
+        path = os.path.join(folder, NAME)
+        if os.path.isfile(path):
+            return path
+        parent = os.path.dirname(folder)
+        if folder in {home, parent} or os.path.exists(os.path.join(folder, ".git")):
+            return None
+        folder = parent
+
+
+def read(path: str) -> dict[str, Any]:
+    """The options in a project file.
+
+    Raises:
+        UsageError: It cannot be read, or is not TOML.
+    """
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}", hint='Text values need quotes: command = "python main.py"') from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Repair its permissions.") from None
+
+
+def template(values: dict[str, str]) -> str:
+    """The text of a new project file: what is known filled in, the rest as comments to choose from."""
+    lines = ["# Options of `gradient-cli jobs create` in this folder; flags on the command line win.", ""]
+    for name, example, text in _LINES:
+        value = values.get(name)
+        assignment = f"{name} = {_quoted(value or example)}"
+        lines.append(f"{assignment if value else f'# {assignment}'}  # {text}")
+    lines += [
+        '# timeLimit = "2h"  # of running time; without it there is none',
+        "# maxAttempts = 1  # more than 1: start again after a failure of the machine",
+        "",
+        "# [envVars]",
+        '# EPOCHS = "2"',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_LINES = (
+    ("project", "default", "jobs are listed under it"),
+    ("machineType", "CPU", "`gradient-cli machine-types` lists them"),
+    ("container", "tensorflow/tensorflow:latest", "the image the command runs in"),
+    ("command", "python main.py", "what to run, in this folder"),
+    ("workspace", ".", "a folder, an archive, a git URL or none"),
+)
+
+
+def _quoted(text: str) -> str:
+    import json
+
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

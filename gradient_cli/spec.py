@@ -1,0 +1,236 @@
+"""From flags and project file to the job that is asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from gradient_cli import project_file
+from gradient_cli.errors import UsageError
+from gradient_cli.options import add_option
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_LENGTH = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a job can be asked to be."""
+    for name, (_, metavar, text) in _FIELDS.items():
+        add_option(parser, f"--{name}", metavar=metavar, help=text)
+    add_option(
+        parser,
+        "--workspace",
+        metavar="PATH|URL|none",
+        help="a folder, an archive (.zip, .tar.gz), a git URL, or none (default: this folder)",
+    )
+    add_option(
+        parser,
+        "--envVars",
+        metavar="NAME=VALUE",
+        action="append",
+        help="an environment variable, or a JSON object of them; NAME alone takes its value from here; repeatable",
+    )
+    add_option(parser, "--tag", metavar="TAG", action="append", help="a label to find the job by; repeatable")
+
+
+def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """The job's fields and its workspace, from the flags over the project file.
+
+    Returns:
+        The fields as the server names them, without the workspace; and the workspace: a path, a URL or `none`.
+
+    Raises:
+        UsageError: A value has the wrong form, an option is unknown, or what every job needs is missing.
+    """
+    path = project_file.find()
+    filed = project_file.read(path) if path else {}
+    if path:
+        _refuse_unknown(filed, path)
+    spec: dict[str, Any] = {}
+    for name, (convert, _, _) in _FIELDS.items():
+        given = getattr(args, name)
+        value = filed.get(name) if given is None else given
+        if value is not None:
+            spec[name] = convert(name, value)
+    _one_project(spec, args, path)
+    variables = {**_variables(filed.get("envVars")), **_variables(args.envVars)}
+    if variables:
+        spec["envVars"] = variables
+    tags = args.tag or _listed("tags", filed.get("tags"))
+    if tags:
+        spec["tags"] = tags
+    _require(spec)
+    return spec, _workspace(args.workspace, filed.get("workspace"), path)
+
+
+def _workspace(given: str | None, filed: object, path: str | None) -> str:
+    if given is not None:
+        return given
+    folder = os.path.dirname(path) if path else os.getcwd()
+    if filed is None:
+        return _default_workspace(folder)
+    text = _text("workspace", filed)
+    return text if text == "none" or is_url(text) else os.path.join(folder, os.path.expanduser(text))
+
+
+def _default_workspace(folder: str) -> str:
+    if os.path.realpath(folder) in {"/", os.path.realpath(os.path.expanduser("~"))}:
+        raise UsageError(
+            f"workspace: all of {folder} would be uploaded",
+            hint="Change to the folder of your code, or say --workspace PATH, or --workspace none.",
+        )
+    return folder
+
+
+def is_url(text: str) -> bool:
+    """Whether a workspace is meant as a git URL."""
+    return "://" in text or text.startswith("git@")
+
+
+def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
+    known = [*_FIELDS, "workspace", "envVars", "tags"]
+    for name in filed:
+        if name in known:
+            continue
+        if name in {"url", "apiKey"}:
+            hint = "Where to send a job, and with which key, is never taken from a project: use `gradient-cli login`."
+        else:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"It can hold: {', '.join(known)}."
+        raise UsageError(f"{path}: unknown option {name!r}", hint=hint)
+
+
+def _one_project(spec: dict[str, Any], args: argparse.Namespace, path: str | None) -> None:
+    if "project" not in spec or "projectId" not in spec:
+        return
+    if args.project is not None and args.projectId is None:
+        del spec["projectId"]
+    elif args.projectId is not None and args.project is None:
+        del spec["project"]
+    else:
+        where = f" in {path}" if path and args.project is None else ""
+        raise UsageError(f"project: it is named both by project and by projectId{where}", hint="Give one of them.")
+
+
+def _require(spec: dict[str, Any]) -> None:
+    if not spec.get("command"):
+        raise UsageError(
+            "command: a job needs one",
+            hint="Say --command 'python main.py', or write it into .gradient.toml (`gradient-cli projects init`).",
+        )
+    if not spec.get("machineType"):
+        raise UsageError(
+            "machineType: a job needs one",
+            hint="Say --machineType NAME; `gradient-cli machine-types` lists them.",
+        )
+
+
+def _variables(given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if isinstance(given, dict):
+        return {name: _value(name, value) for name, value in given.items()}
+    found: dict[str, str] = {}
+    for item in _listed("envVars", given):
+        found.update(_object(item) if item.lstrip().startswith("{") else _assignment(item))
+    return found
+
+
+def _object(text: str) -> dict[str, str]:
+    import json
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"envVars: not JSON: {error}", hint="Or write NAME=VALUE, once for each variable.") from None
+    return {name: _value(name, item) for name, item in value.items()}
+
+
+def _value(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise UsageError(f"envVars.{name}: the value must be text or a number", hint="Put quotes around it.")
+
+
+def _assignment(text: str) -> dict[str, str]:
+    name, equals, value = text.partition("=")
+    if not _VARIABLE.fullmatch(name):
+        raise UsageError(f"envVars: {name!r} is not the name of a variable", hint="Write NAME=VALUE.")
+    if equals:
+        return {name: value}
+    if name not in os.environ:
+        raise UsageError(
+            f"envVars: {name} has no value here", hint=f"Write {name}=VALUE, or export {name} before submitting."
+        )
+    return {name: os.environ[name]}
+
+
+def _listed(name: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    raise UsageError(f"{name}: it must be a list of texts", hint=f'For example {name} = ["first", "second"].')
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise UsageError(f"{name}: it must be text, not {value!r}", hint="Put quotes around it.")
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return int(str(value))
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a whole number", hint=f"For example --{name} 2.") from None
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a number", hint=f"For example --{name} 2.") from None
+
+
+def seconds(name: str, value: object) -> int:
+    """A length of time such as `90m`, `1h30m`, `2d` or plain seconds, in seconds.
+
+    Raises:
+        UsageError: The value is not one.
+    """
+    text = str(value).replace(" ", "")
+    if text.isdecimal() and not isinstance(value, bool):
+        return int(text)
+    if not _LENGTH.fullmatch(text):
+        raise UsageError(f"{name}: {value!r} is not a length of time", hint="Write 90m, 1h30m, 2d, or seconds.")
+    return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
+
+
+# Every option of a job that is one value: how it is read, and how it is shown in --help.
+_FIELDS = {
+    "machineType": (_text, "NAME", "the machine to run on; `gradient-cli machine-types` lists them"),
+    "container": (_text, "IMAGE", "the image to run in"),
+    "command": (_text, "TEXT", "what to run; quote it so that this shell leaves $VARIABLES to the job"),
+    "name": (_text, "NAME", "a name for the job"),
+    "project": (_text, "NAME", "the project, by name; made if there is none"),
+    "projectId": (_text, "ID", "the project, by id"),
+    "timeLimit": (seconds, "TIME", "stop the job after so much running time: 90m, 2h, or seconds (default: none)"),
+    "stopGrace": (seconds, "TIME", "time between asking the job to stop and killing it (default: 60s)"),
+    "maxAttempts": (_whole, "N", "how often to start it again after a failure, counting the first (default: 1)"),
+    "priority": (_whole, "0-100", "who goes first among waiting jobs (default: 50)"),
+    "cpus": (_number, "N", "CPU cores, where the machine type leaves a choice"),
+    "memoryMb": (_whole, "MB", "memory, where the machine type leaves a choice"),
+}

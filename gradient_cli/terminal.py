@@ -1,0 +1,162 @@
+"""What a terminal needs: its width, colours, safe text, and lines that are redrawn in place."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+_REDRAW_SECONDS = 0.1
+_PLAIN_SECONDS = 10.0
+_BAR_CELLS = 24
+_ASCII_END = 128
+
+# Sequences a job could use to retitle, resize, write to the clipboard of or otherwise drive a terminal.
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\x9c|$)"  # OSC, DCS, SOS, PM, APC with their text
+    r"|\x1b[ -/]*[0-~]?"  # the two-character ones, and a lone ESC
+    r"|\x9b[0-?]*[ -/]*[@-~]?"  # CSI as one C1 byte
+    r"|[\x9d\x90\x98\x9e\x9f].*?(?:\x07|\x1b\\|\x9c|$)"  # the C1 forms of OSC and its kin
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]",
+    re.DOTALL,
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def is_tty(stream: TextIO) -> bool:
+    """Whether a person is looking at this stream."""
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def width(stream: TextIO | None = None) -> int:
+    """Columns of the terminal, from COLUMNS, else from the terminal itself, else 80."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    try:
+        return os.get_terminal_size((stream or sys.stdout).fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether colours may be written: to a terminal, and not against the user's NO_COLOR."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and is_tty(stream)
+
+
+def style(text: str, kind: str, stream: TextIO) -> str:
+    """The text in a colour or weight where the stream may have one, else as it is."""
+    return f"\x1b[{_CODES[kind]}m{text}\x1b[0m" if coloured(stream) else text
+
+
+def safe_line(text: str, *, colours: bool) -> str:
+    """One line of a job's output without anything that drives the terminal.
+
+    Args:
+        text: The line as the job wrote it.
+        colours: Keep colour and weight (SGR) sequences, closing them at the end of the line.
+    """
+    if text.isprintable():
+        return text
+    if not colours:
+        return _ESCAPES.sub("", text)
+    cleaned = _ESCAPES.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else "", text)
+    return f"{cleaned}\x1b[0m" if "\x1b[" in cleaned else cleaned
+
+
+def plain(value: object) -> str:
+    """A server's text for use inside a sentence or a table: one line, no control characters."""
+    text = str(value)
+    return text if text.isprintable() else safe_line(re.sub(r"\s+", " ", text), colours=False)
+
+
+def cells(text: str) -> int:
+    """How many columns the text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(_char_cells(char, unicodedata.east_asian_width(char), unicodedata.combining(char)) for char in text)
+
+
+def _char_cells(char: str, east_asian: str, combining: int) -> int:
+    if ord(char) < _ASCII_END:
+        return 1
+    if combining or char in "\u200b\u200c\u200d\ufe0e\ufe0f":
+        return 0
+    return 2 if east_asian in "WF" else 1
+
+
+def fit(text: str, columns: int) -> str:
+    """The text, cut with an ellipsis where it takes more columns than there are."""
+    if cells(text) <= columns:
+        return text
+    kept, used = [], 0
+    for char in text:
+        used += cells(char)
+        if used > columns - 1:
+            break
+        kept.append(char)
+    return "".join(kept) + "…"
+
+
+def note(text: str) -> None:
+    """Tell the person something that is not the command's result: it goes to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """How far a transfer is: a bar redrawn in place on a terminal, now and then a plain line elsewhere.
+
+    Args:
+        label: What is moving, such as "uploading".
+        total: Its size in bytes.
+        quiet: Say nothing at all unless on a terminal.
+    """
+
+    def __init__(self, label: str, total: int, *, quiet: bool = False) -> None:
+        self._label = label
+        self._total = total
+        self._quiet = quiet
+        self._tty = is_tty(sys.stderr)
+        self._began = time.monotonic()
+        self._next = self._began + (0 if self._tty else _PLAIN_SECONDS)
+
+    def update(self, done: int) -> None:
+        """Show that this many bytes have moved."""
+        now = time.monotonic()
+        if now < self._next or (self._quiet and not self._tty):
+            return
+        self._next = now + (_REDRAW_SECONDS if self._tty else _PLAIN_SECONDS)
+        if self._tty:
+            sys.stderr.write(f"\r\x1b[K{fit(self._bar(done, now), width(sys.stderr) - 1)}")
+            sys.stderr.flush()
+        else:
+            note(self._words(done, now))
+
+    def close(self) -> None:
+        """Remove the bar; what comes next starts on a clean line."""
+        if self._tty:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _words(self, done: int, now: float) -> str:
+        from gradient_cli.output import size
+
+        share = f"{done * 100 // self._total}%" if self._total else ""
+        rate = done / max(now - self._began, 1e-3)
+        return f"{self._label} {size(done)} of {size(self._total)} {share} {size(int(rate))}/s"
+
+    def _bar(self, done: int, now: float) -> str:
+        filled = _BAR_CELLS * done // self._total if self._total else _BAR_CELLS
+        return f"{'█' * filled}{'░' * (_BAR_CELLS - filled)} {self._words(done, now)}"

@@ -1,0 +1,278 @@
+"""One HTTP connection to the server. Loaded only once something is to be asked: http.client is slow to import."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from contextlib import suppress
+from urllib.parse import urlencode, urlsplit
+
+from gradient_cli.errors import ClientError, LinkError, RefusedError
+from gradient_cli.failures import explain
+from gradient_cli.terminal import note, plain
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any, TypeVar
+    from urllib.parse import SplitResult
+
+    T = TypeVar("T")
+
+CONNECT_SECONDS = 15.0
+ANSWER_SECONDS = 60.0
+UPLOAD_SECONDS = 600.0  # the server unpacks and checks a workspace before it answers
+STREAM_SECONDS = 60.0  # a followed log says something at least every 15 s
+CHUNK = 65536
+_ERROR_BYTES = 1_000_000
+_PAGE_BYTES = 256_000_000
+
+
+class Transport:
+    """Asks one server, over one connection that is kept between questions.
+
+    Args:
+        url: Where the server is; a path is kept in front of every endpoint.
+        key: The API key, or empty.
+
+    Raises:
+        LinkError: The address is not one.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url = url
+        self._key = key
+        self._parts = _parse(url)
+        self._kept: http.client.HTTPConnection | None = None
+
+    def json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        needs: str = "",
+    ) -> dict[str, Any]:
+        """Ask, and read the JSON object of the answer; no content is an empty object.
+
+        Args:
+            method: The HTTP method.
+            path: The endpoint, beginning with a slash.
+            query: Parameters; those that are None are left out.
+            body: What to send as JSON.
+            headers: More headers.
+            needs: What the object must hold to be an answer of a Gradient Jobs server.
+
+        Raises:
+            RefusedError: The server answered with an error.
+            LinkError: It could not be reached, or what answered is no such server.
+        """
+        payload = None if body is None else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json"} if payload is not None else {}
+        response = self.open(method, path, query=query, body=payload, headers={**sent, **(headers or {})})
+        return self.read_json(response, needs)
+
+    def read_json(self, response: http.client.HTTPResponse, needs: str = "") -> dict[str, Any]:
+        """The JSON object in an answer; no content is an empty object."""
+        text = b"".join(self.chunks(response, limit=_PAGE_BYTES))
+        if not text and response.status == 204:  # noqa: PLR2004  no content
+            return {}
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict) or (needs and needs not in value):
+            raise self._not_ours(response)
+        return value
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: bytes | Iterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = ANSWER_SECONDS,
+        keep: bool = True,
+    ) -> http.client.HTTPResponse:
+        """Ask, and return the answer with its body still to be read.
+
+        Args:
+            method: The HTTP method.
+            path: The endpoint, beginning with a slash.
+            query: Parameters; those that are None are left out.
+            body: What to send; an iterator needs a Content-Length header.
+            headers: More headers.
+            seconds: How long to wait for each piece of the answer.
+            keep: Use the connection that is kept; a followed log takes one of its own.
+
+        Raises:
+            RefusedError: The server answered with an error.
+            LinkError: It could not be reached.
+        """
+        target = self._parts.path.rstrip("/") + path + _encoded(query)
+        sent = {"Accept": "application/json", "User-Agent": "gradient-cli", **(headers or {})}
+        if self._key:
+            sent["x-api-key"] = self._key
+        reused = keep and method == "GET" and self._kept is not None
+        try:
+            response = self._ask(method, target, body, sent, seconds, keep=keep)
+        except LinkError as error:
+            if not (reused and error.transient):
+                raise
+            response = self._ask(method, target, body, sent, seconds, keep=keep)  # the kept one had gone stale
+        if not 200 <= response.status < 300:  # noqa: PLR2004  the range of success
+            raise self._refusal(response)
+        return response
+
+    def chunks(self, response: http.client.HTTPResponse, *, limit: int | None = None) -> Iterator[bytes]:
+        """The body of an answer as it comes.
+
+        Raises:
+            LinkError: The connection broke, or more than `limit` bytes came.
+        """
+        total = 0
+        # A body of unknown length may be a stream: take what is there. read1 does not end a body of known length.
+        read = response.read1 if response.length is None else response.read
+        while True:
+            try:
+                chunk = read(CHUNK)
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                raise self._explain(error) from None
+            if not chunk:
+                break
+            total += len(chunk)
+            if limit is not None and total > limit:
+                self.close()
+                raise LinkError(f"the answer of {self.url} is too large to read at once", transient=False)
+            yield chunk
+        if response.length:
+            self.close()
+            raise LinkError(f"connection to {self.url} lost in the middle of an answer", hint="Try again.")
+
+    def close(self) -> None:
+        """Drop the connection that is kept; the next question opens another."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def _ask(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterator[bytes] | None,
+        headers: dict[str, str],
+        seconds: float,
+        *,
+        keep: bool,
+    ) -> http.client.HTTPResponse:
+        if method != "GET":
+            self.close()  # only a question without effect may be asked again when a kept connection was stale
+        try:
+            connection = self._kept if keep and self._kept else self._connection()
+            if connection.sock is None:
+                connection.timeout = CONNECT_SECONDS
+                connection.connect()
+            connection.sock.settimeout(seconds)
+            if keep:
+                self._kept = connection
+            # A server that refuses an upload answers before it has read it all: what it said is worth more than
+            # the broken pipe.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, target, body=body, headers=headers)
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._explain(error) from None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port)
+        return http.client.HTTPConnection(host, port)
+
+    def _refusal(self, response: http.client.HTTPResponse) -> ClientError:
+        if 300 <= response.status < 400:  # noqa: PLR2004  the range of redirections
+            self.close()
+            there = plain(response.getheader("Location") or "elsewhere")
+            return LinkError(f"{self.url} points to {there}", hint="Give that address with --url.", transient=False)
+        try:
+            text = b"".join(self.chunks(response, limit=_ERROR_BYTES))
+            error = json.loads(text)["error"]
+            message, name, field = (plain(error.get(part) or "") for part in ("message", "name", "field"))
+        except (LinkError, ValueError, LookupError, TypeError, AttributeError):
+            kind = "failed" if response.status >= 500 else "refused"  # noqa: PLR2004  the server's own failures
+            message, name, field = f"{self.url} {kind}: HTTP {response.status} {plain(response.reason)}", "", ""
+        hint = _HINTS.get(response.status, "")
+        return RefusedError(message or name, status=response.status, name=name, field=field, hint=hint)
+
+    def _not_ours(self, response: http.client.HTTPResponse) -> LinkError:
+        kind = plain(response.getheader("Content-Type") or "no content type")
+        return LinkError(
+            f"the answer of {self.url} is not what was asked for (HTTP {response.status}, {kind})",
+            hint="Is this the address of a Gradient Jobs server? Give it with --url, or `gradient-cli login`.",
+            transient=False,
+        )
+
+    def _explain(self, error: Exception) -> LinkError:
+        return explain(error, self.url, self._parts.hostname or "")
+
+
+_HINTS = {
+    401: "`gradient-cli login` saves a key that this server knows; `gradient-server keys create` makes one.",
+    403: "Use a key that may do this.",
+    413: "Leave files out with a .gradientignore, or bring data by other ways than the workspace.",
+    429: "Wait a little, then try again.",
+    500: "Try again; if it stays, the server's log says why.",
+    502: "Something between here and the server has lost it: try again in a minute.",
+    503: "It is starting or overloaded: try again in a minute.",
+    504: "It is starting or overloaded: try again in a minute.",
+}
+
+
+def retrying(action: Callable[[], T], delays: Sequence[float]) -> T:
+    """Do what may be repeated; after a failure that may pass, wait and do it again, once for each delay.
+
+    Raises:
+        ClientError: The last failure, or one that will not pass.
+    """
+    for delay in delays:
+        try:
+            return action()
+        except ClientError as error:
+            if not error.transient:
+                raise
+            note(f"{error}; trying again…")
+            time.sleep(jittered(delay))
+    return action()
+
+
+def jittered(delay: float) -> float:
+    """A delay changed by up to a fifth, so that clients cut off together do not come back together."""
+    return delay * (0.8 + 0.4 * os.urandom(1)[0] / 255)
+
+
+def _encoded(query: Mapping[str, object] | None) -> str:
+    given = {name: value for name, value in (query or {}).items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _parse(url: str) -> SplitResult:
+    hint = "An address looks like http://127.0.0.1:8000 or https://host/path."
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise LinkError(f"url: {plain(url)!r}: {error}", hint=hint, transient=False) from None
+    clean = url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not clean:
+        raise LinkError(f"url: {plain(url)!r} is not the address of a server", hint=hint, transient=False)
+    if parts.query or parts.fragment or parts.username:
+        raise LinkError(f"url: {plain(url)!r} holds more than host and path", hint=hint, transient=False)
+    return parts

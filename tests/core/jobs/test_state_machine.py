@@ -1,0 +1,208 @@
+"""The job record against a model, over random histories: claims, adoptions, zombies, repeats and stops."""
+
+import os
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from sqlalchemy import select, update
+
+from core.db import Database, now
+from core.errors import LeaseLost
+from core.jobs import lifecycle, queries
+from core.jobs.models import Job
+from core.jobs.spec import JobSpec
+from core.jobs.states import MOVES, OWNED, TERMINAL, JobState
+from core.machines import Catalogue
+
+EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "25"))
+WORKERS = st.sampled_from(["w1", "w2"])
+
+
+@dataclass
+class Known:
+    """What must be true of one job."""
+
+    state: JobState = JobState.QUEUED
+    attempt: int = 0
+    lease: int = 0
+    max_attempts: int = 1
+    stop: bool = False
+    ends: list[str] = field(default_factory=list)
+
+
+class JobRecord(RuleBasedStateMachine):
+    """Rules act as workers and users do; held rows may be stale, as a zombie's are."""
+
+    database: Database
+    held = Bundle("held")
+
+    def __init__(self):
+        super().__init__()
+        self.known: dict[str, Known] = {}
+        self.catalogue = Catalogue.load()
+        with self.database.write() as session:
+            for job in session.scalars(select(Job).where(Job.state.not_in(TERMINAL))):
+                session.execute(update(Job).where(Job.id == job.id).values(state=JobState.CANCELLED))
+
+    def write(self, function, *arguments, **keywords):
+        with self.database.write() as session:
+            return function(session, *arguments, **keywords)
+
+    @rule(max_attempts=st.integers(1, 3), priority=st.sampled_from([10, 50]))
+    def submit(self, max_attempts, priority):
+        def insert(session):
+            project, _ = lifecycle.ensure_project(session, "default")
+            spec = JobSpec(machine_type="CPU", command="true", max_attempts=max_attempts, priority=priority)
+            submission = lifecycle.Submission(
+                spec=spec, machine=self.catalogue.get("CPU"), backend="mock", project=project, submitted_by="t"
+            )
+            return lifecycle.submit(session, submission)
+
+        job, _ = self.write(insert)
+        self.known[job.id] = Known(max_attempts=max_attempts)
+
+    @rule(target=held, worker=WORKERS)
+    def claim(self, worker):
+        with self.database.write() as session:  # the pause before a retry is over
+            session.execute(update(Job).where(Job.state == JobState.QUEUED).values(run_after=None))
+        job = self.write(lifecycle.claim, worker, "h", ["mock"])
+        waiting = [known for known in self.known.values() if known.state is JobState.QUEUED]
+        assert (job is not None) == bool(waiting)
+        if job is None:
+            return multiple()
+        known = self.known[job.id]
+        assert known.state is JobState.QUEUED
+        known.state, known.attempt, known.lease = JobState.STARTING, known.attempt + 1, known.lease + 1
+        return job
+
+    @rule(target=held, worker=WORKERS, silent=st.booleans())
+    def adopt(self, worker, silent):
+        if silent:
+            with self.database.write() as session:
+                session.execute(update(Job).values(heartbeat_at=now(-1000)))
+        rows = self.write(lifecycle.adopt, worker, "h", stale_seconds=60)
+        for row in rows:
+            self.known[row.id].lease += 1
+        if silent:
+            assert {row.id for row in rows} == {i for i, known in self.known.items() if known.state in OWNED}
+        return multiple(*sorted(rows, key=lambda row: row.seq))
+
+    def act(self, job, expected, function, *arguments, **keywords):
+        """Call as the holder of `job`; it must work exactly if the model says so. The row after it, or None."""
+        known = self.known[job.id]
+        allowed = known.lease == job.lease and known.state in expected and known.state is job.state
+        if not allowed:
+            with pytest.raises(LeaseLost):
+                self.write(function, job, *arguments, **keywords)
+            return None
+        return self.write(function, job, *arguments, **keywords)
+
+    @rule(target=held, job=held)
+    def started(self, job):
+        row = self.act(job, {JobState.STARTING}, lifecycle.started, {"version": 1})
+        if row is None:
+            return multiple()
+        self.known[job.id].state = JobState.RUNNING
+        return row
+
+    @rule(target=held, job=held, code=st.sampled_from([0, 1, 137]))
+    def ended(self, job, code):
+        reason = {0: "completed", 1: "exit_nonzero", 137: "killed"}[code]
+        row = self.act(job, {JobState.STARTING, JobState.RUNNING}, lifecycle.ended, reason, exit_code=code)
+        if row is None:
+            return multiple()
+        self.known[job.id].state = JobState.FINISHING
+        return row
+
+    @rule(target=held, job=held)
+    def finish(self, job):
+        row = self.act(job, {JobState.FINISHING}, lifecycle.finish, artifacts_state="none")
+        if row is None:
+            return multiple()
+        known = self.known[job.id]
+        if row.state is JobState.QUEUED:
+            assert known.attempt < known.max_attempts
+            assert not known.stop
+            known.lease += 1
+        else:
+            known.ends.append(row.state)
+        known.state = row.state
+        return row
+
+    @rule(job=held)
+    def give_up(self, job):
+        row = self.act(job, OWNED, lifecycle.give_up, "worker_lost")
+        if row is None:
+            return
+        known = self.known[job.id]
+        known.lease += 1
+        known.state = row.state
+        if row.state in TERMINAL:
+            known.ends.append(row.state)
+
+    @rule(data=st.data())
+    def request_stop(self, data):
+        if not self.known:
+            return
+        job_id = data.draw(st.sampled_from(list(self.known)))
+        known = self.known[job_id]
+        row = self.write(lifecycle.request_stop, job_id)
+        if known.state is JobState.QUEUED:
+            known.state, known.lease = JobState.CANCELLED, known.lease + 1
+            known.ends.append(row.state)
+        known.stop = known.stop or known.state in OWNED
+        assert row.state is known.state
+
+    @rule(worker=WORKERS)
+    def beat(self, worker):
+        hearts = self.write(lifecycle.beat, worker)
+        for job_id, heart in hearts.items():
+            known = self.known[job_id]
+            assert known.state in OWNED
+            assert (heart.lease, heart.stop_requested) == (known.lease, known.stop)
+
+    @invariant()
+    def rows_agree_with_the_model(self):
+        with self.database.read() as session:
+            for job_id, known in self.known.items():
+                job = queries.row(session, job_id)
+                assert (job.state, job.attempt, job.lease) == (known.state, known.attempt, known.lease)
+                assert len(known.ends) == (job.state in TERMINAL), "one end, and only one"
+                assert job.attempt <= job.max_attempts
+
+    def teardown(self):
+        """The events tell the same story: a chain of legal moves from submission to the present state."""
+        with self.database.read() as session:
+            for job_id, known in self.known.items():
+                state = JobState.QUEUED
+                for event in queries.events(session, job_id):
+                    if event.from_state is not None:
+                        assert event.from_state == state
+                        assert JobState(event.to_state) in MOVES[state]
+                        state = JobState(event.to_state)
+                assert state is known.state
+
+
+def run(database):
+    machine = type("Machine", (JobRecord,), {"database": database})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+            derandomize=True,
+            phases=[Phase.explicit, Phase.generate],  # each step is a transaction: shrinking would take minutes
+        ),
+    )
+
+
+@pytest.mark.timeout(600)
+def test_the_job_record_keeps_to_its_model(database):
+    run(database)
+    with database.read() as session:
+        assert session.scalar(select(Job.seq).limit(1)) is not None

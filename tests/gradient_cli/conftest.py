@@ -1,0 +1,218 @@
+"""A server that plays scripted answers, and the client as a process of its own beside it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+JOB_ID = "jabcdefgh12345"
+
+
+class Reply:
+    """What the server answers: JSON or bytes, or a stream of chunks that may break off."""
+
+    def __init__(self, body=b"", status=200, headers=None, *, stream=None, breaks=False, hold=None, claim=None):
+        self.status = status
+        self.headers = dict(headers or {})
+        self.stream = stream
+        self.breaks = breaks
+        self.hold = hold
+        self.claim = claim
+        self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        kind = "text/event-stream" if stream is not None else "application/json"
+        self.headers.setdefault("Content-Type", kind)
+
+
+class Request:
+    def __init__(self, method, target, headers, body):
+        self.method = method
+        self.path = urlsplit(target).path
+        self.query = dict(parse_qsl(urlsplit(target).query))
+        self.headers = headers
+        self.body = body
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+
+class FakeServer:
+    """Answers each method and path with its replies in turn, the last of them for ever."""
+
+    def __init__(self):
+        self.requests = []
+        self._replies = {}
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.fake = self
+        self._http.daemon_threads = True
+        self.port = self._http.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def on(self, method, path, *replies):
+        self._replies[(method, path)] = [r if isinstance(r, Reply) else Reply(r) for r in replies]
+
+    def asked(self, method, path):
+        return [r for r in self.requests if (r.method, r.path) == (method, path)]
+
+    def close(self):
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+    def answer(self, request):
+        self.requests.append(request)
+        replies = self._replies.get((request.method, request.path))
+        if not replies:
+            error = {"name": "NotFound", "status": 404, "message": f"nothing at {request.path}"}
+            return Reply({"error": error}, 404)
+        return replies.pop(0) if len(replies) > 1 else replies[0]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _serve(self):
+        length = int(self.headers.get("Content-Length") or 0)
+        request = Request(self.command, self.path, self.headers, self.rfile.read(length))
+        reply = self.server.fake.answer(request)
+        if reply.breaks == "unanswered":
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.send_response(reply.status)
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        if reply.stream is None:
+            self._whole(reply)
+        else:
+            self._chunked(reply)
+
+    def _whole(self, reply):
+        self.send_header("Content-Length", str(reply.claim or len(reply.body)))
+        self.end_headers()
+        self.wfile.write(reply.body)
+        if reply.claim:
+            self.close_connection = True
+
+    def _chunked(self, reply):
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for chunk in reply.stream:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            self.wfile.flush()
+        if reply.hold:
+            reply.hold.wait(20)
+        if not reply.breaks:
+            self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
+
+    do_GET = do_POST = do_DELETE = _serve  # noqa: N815  names that http.server looks for
+
+    def log_message(self, *_):
+        pass
+
+
+class Cli:
+    """Runs the client as a user would, in a home and a folder of its own."""
+
+    def __init__(self, home, folder, url):
+        self.home = home
+        self.folder = folder
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "COLUMNS": "100",
+            "GRADIENT_URL": url,
+            "GRADIENT_API_KEY": "key-of-the-test",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "LC_ALL": "C.UTF-8",
+        }
+
+    def start(self, *args, **settings):
+        env = {name: value for name, value in {**self.env, **settings.pop("env", {})}.items() if value is not None}
+        return subprocess.Popen(
+            [sys.executable, "-m", "gradient_cli", *map(str, args)],
+            **{"cwd": self.folder, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **settings},
+            stdin=subprocess.DEVNULL,
+            env=env,
+        )
+
+    def __call__(self, *args, **settings):
+        with self.start(*args, **settings) as process:
+            out, err = process.communicate(timeout=30)
+        assert "Traceback" not in err, err
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def job(**fields):
+    base = {
+        "id": JOB_ID,
+        "name": "mnist",
+        "project": "default",
+        "state": "Pending",
+        "phase": "queued",
+        "machineType": "CPU",
+        "command": "python main.py",
+        "createdAt": "2024-05-01T10:00:00.000Z",
+        "finishedAt": None,
+        "exitCode": None,
+        "reason": None,
+        "message": None,
+        "stopGrace": 60,
+        "url": f"http://x/ui/jobs/{JOB_ID}",
+    }
+    return {**base, **fields}
+
+
+def ended(code=0, state="Stopped", **fields):
+    times = {"finishedAt": "2024-05-01T10:01:00.000Z", "durationSeconds": 12.0, "cost": 0.0123, "pricePerHour": 3.06}
+    return job(state=state, phase=None, exitCode=code, message="The command ended.", **{**times, **fields})
+
+
+def event(name, data, identity=None):
+    head = f"id: {identity}\n" if identity else ""
+    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def line(number, text):
+    row = {"line": number, "timestamp": "2024-05-01T10:00:00.000Z", "message": text}
+    return event("line", row, number)
+
+
+@pytest.fixture
+def wire():
+    """The words of the protocol, for tests to write answers with."""
+
+    class Wire:
+        pass
+
+    words = Wire()
+    words.Reply, words.job, words.ended, words.event, words.line, words.id = Reply, job, ended, event, line, JOB_ID
+    words.end = lambda code=0, state="Stopped": event("end", {"state": state, "exitCode": code})
+    words.error = lambda status, message, field=None, name="BadRequest": Reply(
+        {"error": {"name": name, "status": status, "message": message, "field": field}}, status
+    )
+    return words
+
+
+@pytest.fixture
+def server():
+    fake = FakeServer()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def cli(tmp_path, server):
+    home, folder = tmp_path / "home", tmp_path / "project"
+    home.mkdir()
+    folder.mkdir()
+    return Cli(home, folder, server.url)

@@ -1,0 +1,219 @@
+import json
+import os
+import socket
+import stat
+import threading
+
+import pytest
+
+from gradient_cli import config
+from gradient_cli.errors import RefusedError
+from gradient_cli.transport import Transport
+
+
+@pytest.fixture
+def bare(cli):
+    """A client that nobody told anything."""
+    cli.env.pop("GRADIENT_URL")
+    cli.env.pop("GRADIENT_API_KEY")
+    return cli
+
+
+def test_login_saves_what_works(bare, server):
+    server.on("GET", "/projects", {"projects": []})
+    made = bare("login", "--url", server.url + "/", "--apiKey", " secret-key\n")
+    assert made.returncode == 0
+    file = bare.home / ".config" / "gradient" / "config.json"
+    assert json.loads(file.read_text()) == {"url": server.url, "apiKey": "secret-key"}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert bare("projects", "list").returncode == 0
+    assert server.requests[-1].headers["x-api-key"] == "secret-key"
+
+
+def test_login_saves_nothing_that_does_not_work(bare, server, wire):
+    server.on("GET", "/projects", wire.error(401, "unknown key", name="Unauthorized"))
+    refused = bare("login", "--url", server.url, "--apiKey", "wrong")
+    assert refused.returncode == 3
+    assert "error: unknown key\n`gradient-cli login` saves a key" in refused.stderr
+    assert not (bare.home / ".config").exists()
+
+
+def test_login_asks_nobody_who_is_not_there(bare, server):
+    assert "url: it is needed" in bare("login").stderr
+    refused = bare("login", "--url", server.url)
+    assert refused.returncode == 2
+    assert "--apiKey" in refused.stderr
+
+
+def test_a_server_on_this_machine_is_found(bare, server):
+    server.on("GET", "/projects", {"projects": []})
+    home = bare.home / ".gradient-jobs"
+    home.mkdir()
+    (home / "cli.json").write_text(json.dumps({"url": server.url, "apiKey": "local"}))
+    assert bare("projects", "list").returncode == 0
+    elsewhere = bare.home / "data"
+    home.rename(elsewhere)
+    assert bare("projects", "list").returncode == 3
+    assert bare("projects", "list", env={"GRADIENT_HOME": str(elsewhere)}).returncode == 0
+    assert {request.headers["x-api-key"] for request in server.requests} == {"local"}
+
+
+def test_a_saved_key_is_never_sent_to_another_address(bare, server, wire):
+    folder = bare.home / ".config" / "gradient"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"url": "https://mine.example", "apiKey": "mine"}))
+    server.on("GET", "/projects", wire.error(401, "a key is needed"))
+    assert bare("projects", "list", "--url", server.url).returncode == 3
+    assert "x-api-key" not in server.requests[0].headers
+
+
+def test_flags_win_over_environment_over_login(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    config.write_json(config.login_file(), {"url": "http://saved/", "apiKey": "k-saved"})
+    monkeypatch.delenv("GRADIENT_URL", raising=False)
+    monkeypatch.delenv("GRADIENT_API_KEY", raising=False)
+    assert (config.resolve(None, None).url, config.resolve(None, None).key) == ("http://saved", "k-saved")
+    assert config.resolve("http://saved", None).key == "k-saved"
+    assert config.resolve(None, "k-flag").key == "k-flag"
+    monkeypatch.setenv("GRADIENT_URL", "http://env")
+    monkeypatch.setenv("GRADIENT_API_KEY", "k-env")
+    assert (config.resolve(None, None).url, config.resolve(None, None).key) == ("http://env", "k-env")
+    assert config.resolve("http://flag", "k-flag").url == "http://flag"
+
+
+def test_nothing_configured_says_how_to(bare):
+    refused = bare("jobs", "list")
+    assert refused.returncode == 3
+    assert "gradient-server up" in refused.stderr
+    assert "gradient-cli login" in refused.stderr
+
+
+@pytest.mark.parametrize("text", ["{broken", "[]"])
+def test_a_broken_file_is_named(bare, text):
+    folder = bare.home / ".config" / "gradient"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(text)
+    refused = bare("jobs", "list")
+    assert refused.returncode == 1
+    assert f"cannot read {folder}/config.json" in refused.stderr
+
+
+def test_a_path_in_the_address_is_kept(cli, server):
+    server.on("GET", "/gradient/api/projects", {"projects": []})
+    assert cli("projects", "list", "--url", server.url + "/gradient/api/").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://127.0.0.1:1", "nothing answers at"),
+        ("https://127.0.0.1:1", "nothing answers at"),
+        ("http://no-such-host.invalid", "cannot be resolved"),
+        ("localhost:8000", "is not the address of a server"),
+        ("http://host:99999", "http://127.0.0.1:8000"),
+        ("http://user:pw@host", "holds more than host and path"),
+        ("http://ho st", "is not the address of a server"),
+        ("ftp://host", "is not the address of a server"),
+    ],
+)
+def test_an_address_that_does_not_work_is_explained(cli, url, told):
+    refused = cli("jobs", "list", "--url", url)
+    assert refused.returncode == 3
+    assert told in refused.stderr
+    assert len(refused.stderr.splitlines()) == 2, "one sentence and one thing to do"
+
+
+def test_a_key_that_cannot_be_one(cli, server):
+    refused = cli("jobs", "list", "--apiKey", "a b\nc")
+    assert refused.returncode == 3
+    assert "apiKey" in refused.stderr
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "told"),
+    [
+        ({"body": b"<html>hotel wifi</html>", "headers": {"Content-Type": "text/html"}}, 3, "(HTTP 200, text/html)"),
+        ({"body": {"something": "else"}}, 3, "is not what was asked for"),
+        ({"body": b"[]"}, 3, "is not what was asked for"),
+        ({"body": b"oops", "status": 500}, 3, "failed: HTTP 500"),
+        ({"body": b"", "status": 404}, 4, "refused: HTTP 404"),
+        ({"body": {"error": "text"}, "status": 400}, 4, "refused: HTTP 400"),
+        ({"status": 307, "headers": {"Location": "https://there/"}}, 3, "points to https://there/"),
+        ({"body": b"{", "claim": 100}, 3, "lost in the middle of an answer"),
+        ({"breaks": "unanswered"}, 3, "closed the connection without an answer"),
+        (
+            {"body": {"error": {"message": "no \x1b[2Jsuch\nthing", "field": "state"}}, "status": 422},
+            4,
+            "error: state: no such thing",
+        ),
+    ],
+)
+def test_an_answer_that_is_none_is_explained(cli, server, wire, reply, code, told):
+    server.on("GET", "/jobs", wire.Reply(**reply))
+    refused = cli("jobs", "list")
+    assert refused.returncode == code
+    assert told in refused.stderr
+    assert refused.stdout == ""
+
+
+def answering(data):
+    """A port where something answers that is no HTTP server."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(data)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return listener, thread
+
+
+@pytest.mark.parametrize(
+    ("scheme", "told"), [("http", "does not speak HTTP"), ("https", "Is it http:// there, not https://?")]
+)
+def test_what_is_no_web_server_is_explained(cli, scheme, told):
+    listener, thread = answering(b"220 mail.example ESMTP\r\n")
+    refused = cli("jobs", "list", "--url", f"{scheme}://127.0.0.1:{listener.getsockname()[1]}")
+    thread.join()
+    listener.close()
+    assert refused.returncode == 3
+    assert told in refused.stderr
+
+
+def test_a_kept_connection_that_went_stale_is_opened_again(server):
+    asking = Transport(server.url, "k")
+    server.on("GET", "/health", {"status": "ok"})
+    assert asking.json("GET", "/health") == {"status": "ok"}
+    asking._kept.sock.shutdown(socket.SHUT_RDWR)
+    assert asking.json("GET", "/health") == {"status": "ok"}
+    asking.close()
+
+
+def test_a_refusal_in_the_middle_of_an_upload_is_heard():
+    listener = socket.create_server(("127.0.0.1", 0))
+    body = b'{"error": {"message": "too large", "field": "workspace"}}'
+
+    def refuse():
+        connection, _ = listener.accept()
+        connection.recv(1000)
+        head = f"HTTP/1.1 413 Too Large\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        connection.sendall(head + body)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 20):
+            pass
+        connection.close()
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    asking = Transport(f"http://127.0.0.1:{listener.getsockname()[1]}", "")
+    pieces = iter([os.urandom(1 << 16)] * 100)
+    with pytest.raises(RefusedError, match="workspace: too large"):
+        asking.open("POST", "/jobs", body=pieces, headers={"Content-Length": str(100 << 16)})
+    asking.close()
+    thread.join()
+    listener.close()

@@ -1,0 +1,297 @@
+import email
+import email.policy
+import hashlib
+import io
+import json
+import signal
+import tarfile
+import threading
+
+import pytest
+
+BASICS = ("--machineType", "CPU", "--command", "python main.py")
+
+
+def parts_of(request):
+    head = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode()
+    message = email.message_from_bytes(head + request.body, policy=email.policy.HTTP)
+    return {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}
+
+
+def spec_of(server):
+    return server.asked("POST", "/jobs")[-1].json
+
+
+@pytest.fixture
+def main_py(cli):
+    (cli.folder / "main.py").write_text("print('hello')\n")
+
+
+@pytest.mark.usefixtures("main_py")
+def test_the_folder_is_uploaded_with_the_job(cli, server, wire):
+    server.on("POST", "/jobs", {"job": {}}, wire.Reply(wire.job(), 201))
+    made = cli("jobs", "create", *BASICS, "--name", "first", "--detach")
+    assert (made.returncode, made.stdout) == (0, f"{wire.id}\n")
+    assert f"gradient-cli jobs logs {wire.id} --follow" in made.stderr
+    assert f"http://x/ui/jobs/{wire.id}" in made.stderr
+    dry, real = server.asked("POST", "/jobs")
+    assert dry.query == {"dryRun": "true"}, "a refusal must come before the upload"
+    parts = parts_of(real)
+    spec = {"machineType": "CPU", "command": "python main.py", "name": "first"}
+    assert json.loads(parts["spec"].get_content()) == spec
+    archive = parts["workspace"].get_payload(decode=True)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        assert tar.getnames() == ["main.py"]
+    asked = [request.path for request in server.requests if request.path.startswith("/workspaces/")]
+    assert asked == [f"/workspaces/{hashlib.sha256(archive).hexdigest()}"]
+    assert real.headers["Idempotency-Key"]
+
+
+@pytest.mark.usefixtures("main_py")
+def test_an_unchanged_folder_is_not_uploaded_again(cli, server, wire):
+    server.on("POST", "/jobs", {"job": {}}, wire.Reply(wire.job(), 201))
+    cli("jobs", "create", *BASICS, "--detach")
+    digest = server.requests[0].path.rpartition("/")[2]
+    server.on("GET", f"/workspaces/{digest}", {"sha256": digest, "size": 1})
+    again = cli("jobs", "create", *BASICS, "--detach")
+    assert "workspace unchanged, not uploaded" in again.stderr
+    assert spec_of(server)["workspaceSha256"] == digest
+
+
+@pytest.mark.usefixtures("main_py")
+def test_a_workspace_removed_in_between_is_uploaded_after_all(cli, server, wire):
+    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    cli("jobs", "create", *BASICS, "--detach")
+    digest = server.requests[0].path.rpartition("/")[2]
+    server.on("GET", f"/workspaces/{digest}", {"sha256": digest, "size": 1})
+    refusal = wire.error(404, "no such workspace", "workspaceSha256")
+    server.on("POST", "/jobs", refusal, {"job": {}}, wire.Reply(wire.job(), 201))
+    made = cli("jobs", "create", *BASICS, "--detach")
+    assert made.returncode == 0
+    assert "workspace" in parts_of(server.asked("POST", "/jobs")[-1])
+
+
+def test_every_field_goes_out_as_the_server_names_it(cli, server, wire):
+    server.on("POST", "/jobs", wire.job())
+    made = cli(
+        "jobs", "create", *BASICS, "--workspace", "https://host/repo.git#main", "--container", "tf:2",
+        "--projectId", "pr1", "--envVars", "A=1", "--envVars", '{"B": 2, "C": true}', "--env-vars", "TOKEN",
+        "--timeLimit", "1h30m", "--stop-grace", "90", "--maxAttempts", "3", "--priority", "70", "--tag", "x",
+        "--tag", "y", "--cpus", "2", "--memoryMb", "512", "--json",
+        env={"TOKEN": "t=s"},
+    )  # fmt: skip
+    assert json.loads(made.stdout) == wire.job()
+    assert made.stderr == ""
+    assert spec_of(server) == {
+        "machineType": "CPU",
+        "command": "python main.py",
+        "workspace": "https://host/repo.git#main",
+        "container": "tf:2",
+        "projectId": "pr1",
+        "envVars": {"A": "1", "B": "2", "C": "true", "TOKEN": "t=s"},
+        "timeLimit": 5400,
+        "stopGrace": 90,
+        "maxAttempts": 3,
+        "priority": 70,
+        "tags": ["x", "y"],
+        "cpus": 2.0,
+        "memoryMb": 512,
+    }
+
+
+def test_the_project_file_holds_it_all(cli, server, wire):
+    (cli.folder / ".gradient.toml").write_text(
+        'machineType = "A100"\ncommand = "python train.py"\nproject = "mnist"\ntimeLimit = "2h"\n'
+        'workspace = "src"\ntags = ["nightly"]\n[envVars]\nEPOCHS = 2\n'
+    )
+    (cli.folder / "src" / "deep").mkdir(parents=True)
+    (cli.folder / "src" / "train.py").touch()
+    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    made = cli("jobs", "create", "--detach", cwd=cli.folder / "src" / "deep")
+    assert made.returncode == 0
+    parts = parts_of(server.asked("POST", "/jobs")[-1])
+    assert json.loads(parts["spec"].get_content()) == {
+        "machineType": "A100",
+        "command": "python train.py",
+        "project": "mnist",
+        "timeLimit": 7200,
+        "tags": ["nightly"],
+        "envVars": {"EPOCHS": "2"},
+    }
+    with tarfile.open(fileobj=io.BytesIO(parts["workspace"].get_payload(decode=True))) as tar:
+        assert sorted(tar.getnames()) == ["deep", "train.py"]
+
+
+def test_flags_win_over_the_project_file(cli, server, wire):
+    (cli.folder / ".gradient.toml").write_text(
+        'machineType = "A100"\ncommand = "a"\nprojectId = "pr9"\nenvVars = ["A=1", "B=1"]\nworkspace = "none"\n'
+    )
+    server.on("POST", "/jobs", wire.job())
+    cli("jobs", "create", "--machineType", "CPU", "--project", "mine", "--envVars", "B=2", "--detach")
+    assert spec_of(server) == {
+        "machineType": "CPU",
+        "command": "a",
+        "project": "mine",
+        "envVars": {"A": "1", "B": "2"},
+        "workspace": "none",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('machinetype = "CPU"', "Did you mean machineType?"),
+        ('apiKey = "k"', "never taken from a project"),
+        ("command = 3", "command: it must be text"),
+        ("command = python", "Text values need quotes"),
+        ('timeLimit = "soon"', "timeLimit: 'soon' is not a length of time"),
+        ("tags = 'one'", "tags: it must be a list"),
+        ("[envVars]\nA = [1]", "envVars.A: the value must be text"),
+        ("project = 'a'\nprojectId = 'b'", "named both by project and by projectId"),
+    ],
+)
+def test_a_wrong_project_file_is_explained(cli, server, text, told):
+    (cli.folder / ".gradient.toml").write_text(text)
+    refused = cli("jobs", "create", "--machineType", "CPU", *([] if "command" in text else ["--command", "x"]))
+    assert refused.returncode == 2
+    assert told in refused.stderr
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--command", "x"], "machineType: a job needs one"),
+        (["--machineType", "CPU"], "command: a job needs one"),
+        ([*BASICS, "--envVars", "NOT_SET_HERE"], "export NOT_SET_HERE"),
+        ([*BASICS, "--envVars", "1A=x"], "'1A' is not the name of a variable"),
+        ([*BASICS, "--envVars", "{1}"], "envVars: not JSON"),
+        ([*BASICS, "--maxAttempts", "two"], "maxAttempts: 'two' is not a whole number"),
+        ([*BASICS, "--timeLimit", "5x"], "Write 90m, 1h30m, 2d, or seconds"),
+        ([*BASICS, "--workspace", "nowhere"], "workspace: nowhere is not there"),
+    ],
+)
+def test_wrong_options_are_explained_before_anything_is_sent(cli, server, args, told):
+    refused = cli("jobs", "create", *args)
+    assert refused.returncode == 2
+    assert told in refused.stderr
+    assert server.requests == []
+
+
+def test_the_whole_home_is_never_packed_unasked(cli, server):
+    refused = cli("jobs", "create", *BASICS, cwd=cli.home)
+    assert refused.returncode == 2
+    assert "would be uploaded" in refused.stderr
+    assert server.requests == []
+
+
+def test_a_refusal_names_the_field(cli, server, wire):
+    server.on("POST", "/jobs", wire.error(400, "unknown machine type GPUU; nearest: GPU+", "machineType"))
+    refused = cli("jobs", "create", *BASICS, "--workspace", "none")
+    assert refused.returncode == 4
+    assert refused.stderr.startswith("error: machineType: unknown machine type GPUU; nearest: GPU+\n")
+
+
+def test_a_lost_answer_does_not_make_two_jobs(cli, server, wire):
+    lost, busy = wire.Reply(breaks="unanswered"), wire.error(503, "busy")
+    server.on("POST", "/jobs", lost, busy, wire.job())
+    made = cli("jobs", "create", *BASICS, "--workspace", "none", "--detach")
+    assert made.returncode == 0
+    keys = [request.headers["Idempotency-Key"] for request in server.asked("POST", "/jobs")]
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+    assert made.stderr.count("trying again") == 2
+
+
+@pytest.mark.usefixtures("main_py")
+def test_a_lost_upload_is_repeated_whole(cli, server, wire):
+    server.on("POST", "/jobs", {"job": {}}, wire.Reply(breaks="unanswered"), wire.job())
+    assert cli("jobs", "create", *BASICS, "--detach").returncode == 0
+    _, first, second = server.asked("POST", "/jobs")
+    assert first.body == second.body
+    assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"]
+
+
+def test_two_jobs_have_two_keys(cli, server, wire):
+    server.on("POST", "/jobs", wire.job())
+    for _ in range(2):
+        cli("jobs", "create", *BASICS, "--workspace", "none", "--detach")
+    assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 2
+
+
+@pytest.mark.usefixtures("main_py")
+def test_dry_run_shows_the_job_and_makes_nothing(cli, server):
+    plan = {
+        "job": {"command": "python main.py", "envVars": {"TOKEN": "[hidden]"}, "maxAttempts": 1, "container": None},
+        "machineType": {"name": "A100"},
+        "pricePerHour": 3.06,
+        "notes": ["no free A100 right now"],
+    }
+    server.on("POST", "/jobs", plan)
+    shown = cli("jobs", "create", *BASICS, "--dry-run")
+    assert shown.returncode == 0
+    assert "A100 · $3.06/hour" in shown.stdout
+    assert "TOKEN=[hidden]" in shown.stdout
+    assert "1 file, 15 B" in shown.stdout
+    assert "main.py" in shown.stdout
+    assert "note: no free A100 right now" in shown.stderr
+    assert all(request.query == {"dryRun": "true"} for request in server.asked("POST", "/jobs"))
+    machine = json.loads(cli("jobs", "create", *BASICS, "--dry-run", "--json").stdout)
+    assert machine["upload"]["largest"] == [{"path": "main.py", "size": 15}]
+    assert machine["upload"]["alreadyStored"] is False
+    assert machine["pricePerHour"] == 3.06
+
+
+def test_a_large_workspace_names_its_largest_files(cli, server, wire):
+    for number in range(12):
+        (cli.folder / f"data{number:02}").write_bytes(b"x" * 1000 * (number + 1))
+    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    made = cli("jobs", "create", *BASICS, "--detach", "--largeWorkspace", "0.05")
+    assert "is large (78.0 kB); its largest files:\n    12.0 kB  data11\n" in made.stderr
+    assert "data02" in made.stderr
+    assert "data01" not in made.stderr
+    assert ".gradientignore" in made.stderr
+
+
+def test_an_archive_is_sent_as_it_is(cli, server, wire):
+    (cli.folder / "code.zip").write_bytes(b"PK\x03\x04rest")
+    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    cli("jobs", "create", *BASICS, "--workspace", "code.zip", "--detach")
+    part = parts_of(server.asked("POST", "/jobs")[-1])["workspace"]
+    assert part.get_filename() == "workspace.zip"
+    assert part.get_payload(decode=True) == b"PK\x03\x04rest"
+    assert (cli.folder / "code.zip").exists()
+
+
+def test_nothing_is_left_in_the_folder(cli, server, wire):
+    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    cli("jobs", "create", *BASICS, "--detach")
+    assert list(cli.folder.iterdir()) == []
+
+
+def test_a_home_that_cannot_be_written_is_no_reason_to_fail(cli, server, wire):
+    (cli.home / ".config").write_text("a file where a folder should be")
+    server.on("POST", "/jobs", wire.job())
+    made = cli("jobs", "create", *BASICS, "--workspace", "none", "--detach")
+    assert (made.returncode, made.stdout) == (0, f"{wire.id}\n")
+    assert "cannot remember this job" in made.stderr
+
+
+def test_ctrl_c_before_the_id_is_known_says_where_to_look(cli, server):
+    hold = threading.Event()
+    asked = threading.Event()
+
+    def answer(request):
+        asked.set()
+        hold.wait(20)
+        return answered(request)
+
+    answered, server.answer = server.answer, answer
+    with cli.start("jobs", "create", *BASICS, "--workspace", "none") as process:
+        assert asked.wait(20)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    hold.set()
+    assert process.returncode == 130
+    assert "gradient-cli jobs list" in err
+    assert "Traceback" not in err

@@ -1,0 +1,221 @@
+import json
+import os
+import pty
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from gradient_cli import sse
+from gradient_cli.errors import LinkError
+
+BASICS = ("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none")
+
+
+@pytest.fixture
+def followed(server, wire):
+    """A job that ends well, with nothing left; tests script its stream."""
+    server.on("POST", "/jobs", wire.Reply(wire.job(), 201))
+    server.on("GET", f"/jobs/{wire.id}", wire.ended())
+    server.on("GET", f"/jobs/{wire.id}/artifacts", {"state": "none", "files": [], "totalFiles": 0, "totalBytes": 0})
+
+    def script(*replies):
+        server.on("GET", f"/jobs/{wire.id}/logs", *replies)
+
+    return script
+
+
+def test_create_stays_to_the_end(cli, server, wire, followed):
+    followed(
+        wire.Reply(
+            stream=[
+                wire.event("phase", {"state": "Pending", "phase": "queued", "message": "2 jobs ahead"}) * 2,
+                b": keep-alive\n\n",
+                wire.line(1, "epoch 1") + wire.event("partial", {"message": "50%"})[:9],
+                wire.event("partial", {"message": "50%"})[9:] + wire.line(2, "épöch 2 🎉"),
+                wire.end(),
+            ]
+        )
+    )
+    server.on("GET", f"/jobs/{wire.id}/artifacts", {"state": "complete", "files": [], "totalFiles": 3, "totalBytes": 5})
+    made = cli(*BASICS)
+    assert made.returncode == 0
+    assert made.stdout == "epoch 1\népöch 2 🎉\n", "a file gets the job's lines and nothing else"
+    for told in (
+        f"job {wire.id}  http://x/ui/jobs/{wire.id}",
+        "queued: 2 jobs ahead",
+        "Stopped: The command ended.",
+        "exit code 0, ran 12s on CPU, cost $0.0123 at $3.06/hour",
+        f"3 artifacts, 5 B: gradient-cli jobs artifacts get {wire.id}",
+    ):
+        assert told in made.stderr
+    assert made.stderr.count("2 jobs ahead") == 1
+    (stream,) = server.asked("GET", f"/jobs/{wire.id}/logs")
+    assert stream.headers["Accept"] == "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "ours"),
+    [
+        (0, "Stopped", 0),
+        (3, "Failed", 3),
+        (255, "Failed", 255),
+        (None, "Error", 1),
+        (0, "Cancelled", 1),
+        (None, "Cancelled", 1),
+        (-9, "Failed", 1),
+    ],
+)
+def test_the_exit_code_is_the_jobs(cli, server, wire, followed, code, state, ours):
+    followed(wire.Reply(stream=[wire.end(code, state)]))
+    server.on("GET", f"/jobs/{wire.id}", wire.ended(code, state))
+    assert cli(*BASICS).returncode == ours
+
+
+def test_a_broken_stream_is_taken_up_where_it_broke(cli, server, wire, followed):
+    followed(
+        wire.Reply(stream=[wire.line(1, "one"), wire.line(2, "two"), b"id: 3\nevent: li"], breaks=True),
+        wire.Reply(breaks="unanswered"),
+        wire.error(502, "bad gateway"),
+        wire.Reply(stream=[wire.line(2, "two"), wire.line(3, "three"), wire.end()]),
+    )
+    made = cli(*BASICS)
+    assert made.stdout == "one\ntwo\nthree\n"
+    assert made.stderr.count("connection lost, trying again…") == 1
+    assert made.stderr.count("connected again") == 1
+    resumed = [r.headers["Last-Event-ID"] for r in server.asked("GET", f"/jobs/{wire.id}/logs")]
+    assert resumed == ["0", "2", "2", "2"]
+
+
+def test_a_stream_that_just_ends_is_no_end_of_the_job(cli, server, wire, followed):
+    followed(wire.Reply(stream=[wire.line(1, "one")]), wire.Reply(stream=[wire.end(4, "Failed")]))
+    server.on("GET", f"/jobs/{wire.id}", wire.ended(4, "Failed"))
+    assert cli(*BASICS).returncode == 4
+
+
+def test_a_job_deleted_meanwhile_ends_the_wait(cli, wire, followed):
+    followed(wire.Reply(stream=[wire.line(1, "one")], breaks=True), wire.error(404, "no such job"))
+    made = cli(*BASICS)
+    assert made.returncode == 4
+    assert "error: no such job" in made.stderr
+
+
+def test_ctrl_c_detaches(cli, wire, followed):
+    hold = threading.Event()
+    followed(wire.Reply(stream=[wire.line(1, "started")], hold=hold))
+    with cli.start(*BASICS) as process:
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    hold.set()
+    assert process.returncode == 130
+    assert f"gradient-cli jobs logs {wire.id} --follow" in err
+    assert f"gradient-cli jobs stop {wire.id}" in err
+    assert "Traceback" not in err
+
+
+def test_lines_cannot_drive_the_terminal(cli, wire, followed):
+    nasty = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m\x1b]52;c;ZXZpbA==\x1b\\ \x9b1A\x08ok\tt"
+    followed(wire.Reply(stream=[wire.line(1, nasty), wire.end()]))
+    assert cli(*BASICS).stdout == "red ok\tt\n"
+    followed(wire.Reply(stream=[wire.line(1, nasty), wire.end()]))
+    assert cli(*BASICS, "--raw").stdout == nasty + "\n"
+
+
+def on_a_terminal(cli, *args, env=None):
+    """What a person's terminal would get."""
+    ours, theirs = pty.openpty()
+    with cli.start(*args, stdout=theirs, stderr=theirs, env={"TERM": "xterm", "COLUMNS": "40", **(env or {})}):
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            seen += piece
+    os.close(ours)
+    return seen.decode()
+
+
+def test_a_terminal_gets_progress_redrawn_and_colours(cli, wire, followed):
+    stream = [
+        wire.event("partial", {"message": "\x1b[32m10%"}),
+        wire.event("partial", {"message": "x" * 100}),
+        wire.line(1, "\x1b[32mdone"),
+        wire.end(),
+    ]
+    followed(wire.Reply(stream=stream))
+    seen = on_a_terminal(cli, *BASICS)
+    assert f"\r\x1b[K10%\r\x1b[K{'x' * 38}…\r\x1b[K\x1b[32mdone\x1b[0m\r\n" in seen
+    followed(wire.Reply(stream=stream))
+    assert "\x1b[32m" not in on_a_terminal(cli, *BASICS, env={"NO_COLOR": "1"})
+
+
+def test_logs_come_in_pages(cli, server, wire):
+    rows = [json.loads(wire.line(number, f"text {number}").split(b"data: ")[1]) for number in range(1, 4)]
+    server.on(
+        "GET",
+        f"/jobs/{wire.id}/logs",
+        {"lines": rows[:2], "complete": False},
+        {"lines": rows[2:], "complete": True},
+        {"lines": [], "complete": True},
+    )
+    assert cli("jobs", "logs", wire.id).stdout == "text 1\ntext 2\ntext 3\n"
+    assert [request.query["line"] for request in server.requests] == ["0", "2", "3"]
+
+
+def test_logs_begin_where_asked(cli, server, wire):
+    row = json.loads(wire.line(9, "nine").split(b"data: ")[1])
+    server.on("GET", f"/jobs/{wire.id}/logs", {"lines": [row], "complete": True})
+    shown = cli("jobs", "logs", wire.id, "--tail", "1", "--timestamps")
+    assert shown.stdout == "2024-05-01T10:00:00.000Z nine\n"
+    assert server.requests[-1].query == {"limit": "2000", "tail": "1"}
+    assert json.loads(cli("jobs", "logs", wire.id, "--tail", "1", "--json").stdout) == row
+    assert cli("jobs", "logs", wire.id, "--tail", "1", "--line", "2").returncode == 2
+
+
+def test_following_after_a_tail_goes_on_behind_it(cli, server, wire, followed):
+    row = json.loads(wire.line(9, "nine").split(b"data: ")[1])
+    followed({"lines": [row], "complete": False}, wire.Reply(stream=[wire.line(10, "ten"), wire.end(7, "Failed")]))
+    server.on("GET", f"/jobs/{wire.id}", wire.ended(7, "Failed"))
+    shown = cli("jobs", "logs", wire.id, "-f", "--tail", "1")
+    assert (shown.stdout, shown.returncode) == ("nine\nten\n", 7)
+    assert server.asked("GET", f"/jobs/{wire.id}/logs")[-1].headers["Last-Event-ID"] == "9"
+
+
+def test_a_reader_that_goes_away_is_no_failure_to_talk_about(cli, server, wire):
+    rows = [{"line": n, "timestamp": "t", "message": "x" * 1000} for n in range(1, 2000)]
+    server.on("GET", f"/jobs/{wire.id}/logs", {"lines": rows, "complete": True}, {"lines": [], "complete": True})
+    with cli.start("jobs", "logs", wire.id) as process:
+        process.stdout.read(10)
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(20)
+    assert (process.returncode, err) == (141, "")
+
+
+def test_a_full_disk_behind_stdout_is_told(cli, server, wire):
+    row = {"line": 1, "timestamp": "t", "message": "x"}
+    server.on("GET", f"/jobs/{wire.id}/logs", {"lines": [row], "complete": True}, {"lines": [], "complete": True})
+    with Path("/dev/full").open("w") as full, cli.start("jobs", "logs", wire.id, stdout=full) as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "No space left on device" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_events_are_the_same_however_the_bytes_are_cut(wire, cut):
+    text = b":\xef hello\r\n" + wire.line(1, "a\u2028b") + b"event: x\r\ndata: {\r\ndata: }\r\n\r\ndata: {}\n\nid: 9"
+    pieces = [text[at : at + cut] for at in range(0, len(text), cut)]
+    names = [(name, data.get("message")) for name, data in sse.parse(pieces)]
+    assert names == [("line", "a\u2028b"), ("x", None), ("message", None)]
+
+
+def test_data_that_is_no_json_is_refused():
+    with pytest.raises(LinkError, match="cannot be read"):
+        list(sse.parse([b"data: {broken\n\n"]))

@@ -1,0 +1,151 @@
+import json
+
+
+def test_the_list_is_a_table(cli, server, wire):
+    server.on("GET", "/jobs", {"jobs": [wire.job(name="two\nlines \x1b[2J🎉"), wire.ended(name=None)], "next": None})
+    shown = cli("jobs", "list", "--state", "Running", "--project", "p", "--machineType", "A100", "--name", "n")
+    head, first, second = shown.stdout.splitlines()
+    assert head.split() == ["ID", "NAME", "STATE", "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
+    assert first.startswith(f"{wire.id}  two lines 🎉  Pending (queued)  CPU")
+    assert second.split()[1:3] == ["Stopped", "CPU"]
+    assert second.endswith("12s  $0.0123")
+    filters = {"state": "Running", "project": "p", "machineType": "A100", "name": "n", "limit": "50"}
+    assert server.requests[0].query == filters
+
+
+def test_the_list_takes_page_after_page(cli, server, wire):
+    pages = [{"jobs": [wire.job()] * size, "next": after} for size, after in ((200, "c1"), (60, "c2"), (40, None))]
+    server.on("GET", "/jobs", *pages)
+    found = json.loads(cli("jobs", "list", "--limit", "260", "--json").stdout)
+    assert (len(found["jobs"]), found["next"]) == (260, "c2")
+    assert [(r.query["limit"], r.query.get("after")) for r in server.requests] == [("200", None), ("60", "c1")]
+    server.on("GET", "/jobs", *pages)
+    shown = cli("jobs", "list", "--all")
+    assert len(shown.stdout.splitlines()) == 301
+    assert shown.stderr == ""
+
+
+def test_a_cut_list_says_so_and_an_empty_one_what_to_do(cli, server, wire):
+    server.on("GET", "/jobs", {"jobs": [wire.job()] * 2, "next": "c"})
+    assert "--limit N or --all" in cli("jobs", "list", "--limit", "2").stderr
+    server.on("GET", "/jobs", {"jobs": [], "next": None})
+    assert "gradient-cli jobs create" in cli("jobs", "list").stderr
+    assert cli("jobs", "list", "--limit", "0").returncode == 2
+
+
+def test_show_says_why_and_what_next(cli, server, wire):
+    waiting = wire.job(message="No free A100.", reason="no-machine", queuePosition=3, envVars={"A": "1"})
+    server.on("GET", f"/jobs/{wire.id}", waiting, wire.ended(137, "Failed", reason="oom", simulated=True))
+    shown = cli("jobs", "show", wire.id)
+    assert "state           Pending: No free A100.\n" in shown.stdout
+    assert "queue position  3\n" in shown.stdout
+    assert f"gradient-cli jobs stop {wire.id}" in shown.stderr
+    shown = cli("jobs", "show", wire.id)
+    assert "exit code     137\n" in shown.stdout
+    assert "CPU (simulated)" in shown.stdout
+    assert f"gradient-cli jobs artifacts list {wire.id}" in shown.stderr
+    assert json.loads(cli("jobs", "show", wire.id, "--json").stdout)["exitCode"] == 137
+
+
+def test_the_last_job_of_the_folder_is_meant_when_none_is_named(cli, server, wire):
+    server.on("POST", "/jobs", wire.job())
+    server.on("GET", f"/jobs/{wire.id}", wire.job())
+    cli("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none", "--detach")
+    shown = cli("jobs", "show")
+    assert shown.returncode == 0
+    assert f"job {wire.id} (the last one of this folder)" in shown.stderr
+    other = cli.folder / "other"
+    other.mkdir()
+    refused = cli("jobs", "show", cwd=other)
+    assert refused.returncode == 2
+    assert "None was submitted from this folder yet" in refused.stderr
+    assert cli("jobs", "show", "--url", "http://127.0.0.1:1").returncode == 2, "another server knows nothing of it"
+
+
+def test_stop_tells_what_happens(cli, server, wire):
+    server.on("POST", f"/jobs/{wire.id}/stop", wire.job(stopRequested=True), wire.ended())
+    shown = cli("jobs", "stop", wire.id)
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert "the job has 1m 00s to save its work" in shown.stderr
+    assert "it had ended already: Stopped" in cli("jobs", "stop", wire.id).stderr
+
+
+def test_delete_wants_a_name(cli, server, wire):
+    server.on("POST", "/jobs", wire.job())
+    server.on("DELETE", f"/jobs/{wire.id}", wire.Reply(status=204))
+    cli("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none", "--detach")
+    refused = cli("jobs", "delete")
+    assert refused.returncode == 2
+    assert f"gradient-cli jobs delete {wire.id}" in refused.stderr
+    assert cli("jobs", "delete", wire.id).returncode == 0
+    assert len(server.asked("DELETE", f"/jobs/{wire.id}")) == 1
+
+
+def test_clone_is_the_new_last_job(cli, server, wire):
+    new = "jnew0000000000"
+    server.on("POST", f"/jobs/{wire.id}/clone", wire.Reply(wire.job(id=new), 201))
+    server.on("GET", f"/jobs/{new}", wire.job(id=new))
+    assert cli("jobs", "clone", wire.id, "--detach").stdout == f"{new}\n"
+    assert cli("jobs", "show").returncode == 0
+
+
+def test_wait_takes_over_the_exit_code(cli, server, wire):
+    lost = wire.Reply(breaks="unanswered")
+    server.on("GET", f"/jobs/{wire.id}", wire.job(), lost, lost, wire.job(), wire.ended(7, "Failed"))
+    server.on("GET", f"/jobs/{wire.id}/artifacts", {"files": [], "totalFiles": 1, "totalBytes": 9})
+    shown = cli("jobs", "wait", wire.id)
+    assert shown.returncode == 7
+    assert "Failed: The command ended." in shown.stderr
+    assert shown.stderr.count("connection lost") == 1
+    assert f"gradient-cli jobs artifacts get {wire.id}" in shown.stderr
+
+
+def test_wait_gives_up_in_time(cli, server, wire):
+    server.on("GET", f"/jobs/{wire.id}", wire.job())
+    shown = cli("jobs", "wait", wire.id, "--timeout", "0.5s")
+    assert shown.returncode == 1
+    assert "has not ended within" in shown.stderr
+    assert cli("jobs", "wait", wire.id, "--timeout", "x").returncode == 2
+
+
+def test_machine_types_are_shown_as_the_server_has_them(cli, server):
+    kinds = [
+        {"name": "TPU", "aliases": ["v2"], "backend": "mock", "accelerator": "TPU v2", "count": 8, "memoryGb": 64,
+         "pricePerHour": 4.5, "simulated": True, "available": True},
+        {"name": "X99", "aliases": [], "backend": "docker", "accelerator": None, "count": 0, "memoryGb": None,
+         "pricePerHour": None, "simulated": False, "available": False},
+    ]  # fmt: skip
+    server.on("GET", "/machine-types", {"machineTypes": kinds})
+    shown = cli("machine-types")
+    _, tpu, unknown = shown.stdout.splitlines()
+    assert tpu.split() == ["TPU", "8", "x", "TPU", "v2", "64", "GB", "$4.50/hour", "yes", "mock", "(simulated)", "v2"]
+    assert unknown.split() == ["X99", "no", "docker"]
+    assert "simulated: the job really runs" in shown.stderr
+    assert json.loads(cli("machine-types", "--json").stdout)["machineTypes"] == kinds
+
+
+def test_projects(cli, server):
+    project = {"id": "pr1", "name": "mnist", "jobCount": 4, "createdAt": None}
+    server.on("GET", "/projects", {"projects": [project]})
+    server.on("POST", "/projects", project)
+    assert "pr1" in cli("projects", "list").stdout
+    assert cli("projects", "create", "mnist").stdout == "pr1\n"
+    assert server.requests[-1].json == {"name": "mnist"}
+
+
+def test_init_writes_a_project_file_that_create_reads(cli, server, wire):
+    made = cli("projects", "init", "--machineType", "A100", "--command", 'python "my file.py"')
+    assert made.returncode == 0
+    again = cli("projects", "init")
+    assert again.returncode == 1
+    assert "is there already" in again.stderr
+    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    assert cli("jobs", "create", "--detach").returncode == 0
+    asked = server.asked("POST", "/jobs")[0].json
+    assert asked == {"machineType": "A100", "command": 'python "my file.py"', "project": "project"}
+
+
+def test_init_in_a_folder_that_cannot_be_written(cli):
+    refused = cli("projects", "init", cwd="/proc")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: /proc/.gradient.toml: ")

@@ -1,0 +1,201 @@
+import gzip
+import io
+import os
+import socket
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from gradient_cli import packing
+from gradient_cli.errors import ClientError
+
+
+def paths(folder):
+    return [entry.path for entry in packing.Folder(str(folder)).entries]
+
+
+def write(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def packed(folder):
+    with packing.pack(packing.Folder(str(folder)), lambda _done: None) as archive:
+        data = Path(archive.path).read_bytes()
+        assert archive.size == len(data)
+        return archive.sha256, data
+
+
+def test_the_same_folder_gives_the_same_bytes(tmp_path):
+    for name, order in (("one", ["a", "b/c", "b/d"]), ("two", ["b/d", "b/c", "a"])):
+        write(tmp_path / name, {file: file * 1000 for file in order})
+        os.utime(tmp_path / name / "a", (len(name), ord(name[0]) * 1000))
+    first, second = packed(tmp_path / "one"), packed(tmp_path / "two")
+    assert first == second
+    (tmp_path / "two" / "a").write_text("other")
+    assert packed(tmp_path / "two")[0] != first[0]
+
+
+def test_the_archive_holds_contents_modes_and_links(tmp_path):
+    write(tmp_path, {"run.sh": "echo", "pkg/ünïcode 🎉.txt": "x"})
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "pkg" / "up").symlink_to("../run.sh")
+    (tmp_path / "whole").symlink_to(tmp_path / "pkg")
+    (tmp_path / "empty").mkdir(mode=0o750)
+    _, data = packed(tmp_path)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        members = {member.name: member for member in tar}
+        assert tar.extractfile("pkg/ünïcode 🎉.txt").read() == b"x"
+    assert list(members) == sorted(members, key=os.fsencode)
+    assert members["run.sh"].mode == 0o755
+    assert members["empty"].isdir()
+    assert members["empty"].mode == 0o750
+    assert members["pkg/up"].linkname == "../run.sh"
+    assert members["whole"].linkname == "pkg", "an absolute link inside the folder must work elsewhere too"
+    assert {member.uid for member in members.values()} == {0}
+    assert gzip.decompress(data)
+
+
+def test_a_file_name_that_is_not_utf8_survives(tmp_path):
+    name = os.fsdecode(b"bad\xff.txt")
+    (tmp_path / name).write_text("x")
+    with tarfile.open(fileobj=io.BytesIO(packed(tmp_path)[1])) as tar:
+        assert tar.getnames() == [name]
+
+
+def test_links_that_leave_the_folder_stay_out_with_a_note(tmp_path):
+    inside = tmp_path / "inside"
+    write(tmp_path, {"inside/a": "", "outside/secret": "x"})
+    (inside / "out").symlink_to("../outside")
+    (inside / "root").symlink_to("/etc/hostname")
+    (inside / "hop").symlink_to("out/secret")
+    folder = packing.Folder(str(inside))
+    assert [entry.path for entry in folder.entries] == ["a"]
+    assert {path for path, _ in folder.skipped} == {"out", "root", "hop"}
+    assert "left out out: a link that leaves the folder, to ../outside" in list(packing.notes(folder))
+
+
+def test_pipes_and_sockets_stay_out_with_a_note(tmp_path, monkeypatch):
+    write(tmp_path, {"a": ""})
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("door")
+        folder = packing.Folder(str(tmp_path))
+    assert [entry.path for entry in folder.entries] == ["a"]
+    assert sorted(folder.skipped) == [("door", "neither a file nor a folder"), ("pipe", "neither a file nor a folder")]
+
+
+def test_ignore_files_are_read_as_git_reads_them(tmp_path):
+    write(
+        tmp_path,
+        {
+            ".gitignore": "*.log\n/build\ndata/\n!keep.log\n# a comment\n",
+            "a.log": "",
+            "keep.log": "",
+            "build/x": "",
+            "src/build/x": "",
+            "src/data/x": "",
+            "src/.gitignore": "!b.log\n/only-here\n",
+            "src/b.log": "",
+            "src/only-here": "",
+            "src/sub/only-here": "",
+            ".git/config": "",
+            "src/__pycache__/m.pyc": "",
+        },
+    )
+    assert paths(tmp_path) == [
+        ".gitignore",
+        "keep.log",
+        "src",
+        "src/.gitignore",
+        "src/b.log",
+        "src/build",
+        "src/build/x",
+        "src/sub",
+        "src/sub/only-here",
+    ]
+
+
+def test_gradientignore_decides_over_gitignore(tmp_path):
+    write(
+        tmp_path,
+        {
+            ".gradientignore": "notes/\n!model.bin\n!__pycache__/\n",
+            "sub/.gitignore": "*.bin\n",
+            "sub/model.bin": "",
+            "sub/other.bin": "",
+            "notes/a": "",
+            "__pycache__/x": "",
+        },
+    )
+    assert paths(tmp_path) == [
+        ".gradientignore",
+        "__pycache__",
+        "__pycache__/x",
+        "sub",
+        "sub/.gitignore",
+        "sub/model.bin",
+    ]
+
+
+def test_the_repository_above_has_its_say(tmp_path):
+    write(
+        tmp_path,
+        {
+            ".git/HEAD": "",
+            ".gitignore": "*.tmp\n/train/private\n",
+            "train/a.tmp": "",
+            "train/private": "",
+            "train/b": "",
+        },
+    )
+    assert paths(tmp_path / "train") == ["b"]
+
+
+def test_unreadable_files_are_all_named(tmp_path, monkeypatch):
+    write(tmp_path, {"a": "", "b": "", "c": ""})
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: allowed(path, mode) and not path.endswith(("/a", "/c")))
+    with pytest.raises(ClientError, match="cannot read 2 files: a, c") as failure:
+        packing.Folder(str(tmp_path))
+    assert ".gradientignore" in failure.value.hint
+
+
+def test_a_file_that_changes_meanwhile_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
+    source, scratch = tmp_path / "source", tmp_path / "scratch"
+    write(source, {"log": "short"})
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    folder = packing.Folder(str(source))
+    (source / "log").write_text("longer than before")
+    with pytest.raises(ClientError, match="log changed while it was packed"):
+        packing.pack(folder, lambda _done: None)
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_the_place_to_change(tmp_path, monkeypatch):
+    write(tmp_path, {"a": "x" * 100})
+    monkeypatch.setattr("tempfile.mkstemp", lambda **_: (os.open("/dev/full", os.O_WRONLY), str(tmp_path / "gone")))
+    (tmp_path / "gone").touch()
+    with pytest.raises(ClientError, match="No space left on device") as failure:
+        packing.pack(packing.Folder(str(tmp_path)), lambda _done: None)
+    assert "TMPDIR" in failure.value.hint
+
+
+def test_the_ten_largest_files_come_largest_first(tmp_path):
+    write(tmp_path, {f"f{size:02}": "x" * size for size in range(15)})
+    assert [entry.size for entry in packing.Folder(str(tmp_path)).largest()] == list(range(14, 4, -1))
+
+
+def test_an_archive_must_be_one(tmp_path):
+    (tmp_path / "code.zip").write_bytes(b"not a zip")
+    with pytest.raises(ClientError, match="neither a zip nor a tar"):
+        packing.existing(str(tmp_path / "code.zip"))
+    (tmp_path / "code.zip").write_bytes(b"PK\x03\x04")
+    with packing.existing(str(tmp_path / "code.zip")) as archive:
+        assert archive.size == 4
+    assert (tmp_path / "code.zip").exists(), "what the user made is not removed"

@@ -1,0 +1,102 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradient_cli.main import command_paths
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+SLOW = {"http.client", "ssl", "socket", "tarfile", "pathspec", "pathlib", "typing", "dataclasses", "shutil", "urllib"}
+
+
+@pytest.mark.parametrize("path", ["", *command_paths()], ids=lambda path: path or "root")
+def test_help_is_as_recorded(cli, path):
+    shown = cli(*path.split(), "--help", env={"COLUMNS": "100"})
+    file = SNAPSHOTS / f"{path.replace(' ', '-') or 'root'}.txt"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        file.write_text(shown.stdout)
+    assert shown.returncode == 0
+    assert shown.stdout == file.read_text(), "run with UPDATE_SNAPSHOTS=1 and review the change"
+
+
+def test_no_snapshot_is_left_over():
+    expected = {f"{path.replace(' ', '-') or 'root'}.txt" for path in ["", *command_paths()]}
+    assert {file.name for file in SNAPSHOTS.iterdir()} == expected
+
+
+@pytest.mark.parametrize("args", [["--help"], ["jobs", "create", "--help"], ["jobs", "list", "--help"]])
+def test_help_loads_nothing_slow(args):
+    program = (
+        "import sys\nfrom gradient_cli.main import main\n"
+        f"sys.argv[1:] = {args!r}\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print('\\nLOADED', *sys.modules)"
+    )
+    # -S: the packages installed beside us load modules of their own at start.
+    env = {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "80"}
+    shown = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, env=env, check=True)
+    loaded = set(shown.stdout.rpartition("LOADED")[2].split())
+    assert "gradient_cli.main" in loaded
+    assert not loaded & SLOW
+
+
+def test_jobs_list_loads_no_packing(cli, server):
+    server.on("GET", "/jobs", {"jobs": [], "next": None})
+    program = "import sys\nfrom gradient_cli.main import main\nmain()\nprint('LOADED', *sys.modules)"
+    shown = subprocess.run(
+        [sys.executable, "-S", "-c", program, "jobs", "list"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**cli.env, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert not set(shown.stdout.split()) & {"tarfile", "pathspec", "gradient_cli.packing", "gradient_cli.create"}
+
+
+@pytest.mark.parametrize("args", [[], ["jobs"], ["jobs", "artifacts"], ["projects"]])
+def test_a_group_without_a_command_shows_its_commands(cli, args):
+    shown = cli(*args)
+    assert shown.returncode == 2
+    assert "commands:" in shown.stderr
+    assert shown.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "help_of"),
+    [
+        (["jobs", "artifact"], "gradient-cli jobs"),
+        (["jobs", "list", "--bogus"], "gradient-cli jobs list"),
+        (["jobs", "list", "--limit", "many"], "gradient-cli jobs list"),
+        (["nonsense"], "gradient-cli"),
+    ],
+)
+def test_wrong_usage_names_the_help_to_read(cli, args, help_of):
+    shown = cli(*args)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("error: ")
+    assert f"`{help_of} --help`" in shown.stderr
+
+
+def test_the_server_may_be_named_before_or_after_the_command(cli, server):
+    server.on("GET", "/projects", {"projects": []})
+    elsewhere = {"GRADIENT_URL": "http://127.0.0.1:1", "GRADIENT_API_KEY": None}
+    for args in (
+        ["--url", server.url, "--apiKey", "k1", "projects", "list"],
+        ["projects", "list", "--url", server.url, "--api-key", "k1"],
+    ):
+        assert cli(*args, env=elsewhere).returncode == 0
+    assert [request.headers["x-api-key"] for request in server.requests] == ["k1", "k1"]
+
+
+def test_version_needs_no_server(cli):
+    assert cli("--version").stdout.strip()
+    shown = cli("version", env={"GRADIENT_URL": "http://127.0.0.1:1"})
+    assert shown.returncode == 0
+    assert "nothing answers at http://127.0.0.1:1" in shown.stdout
+
+
+def test_version_of_the_server(cli, server):
+    server.on("GET", "/health", {"status": "ok", "version": "9.8.7"})
+    assert '"server": "9.8.7"' in cli("version", "--json").stdout

@@ -1,0 +1,106 @@
+"""What tests of the service share: a live server, a worker's moves, and requests to send."""
+
+import io
+import json
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+
+from core.db import Database
+from core.jobs import lifecycle, queries
+from core.jobs.models import Job
+from core.settings import Settings
+from service.deps import OpenStores
+from service.server import Server
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not come true in time"
+        time.sleep(0.005)
+
+
+class Worker:
+    """Moves jobs as a worker would."""
+
+    def __init__(self, stores: OpenStores) -> None:
+        self._database = stores.database
+
+    def register(self) -> None:
+        with self._database.write() as session:
+            lifecycle.register_worker(session, "w", "h", boot_id="b", backends=["mock"], slots=1)
+
+    def claim(self) -> Job:
+        with self._database.write() as session:
+            job = lifecycle.claim(session, "w", "h", ["mock"])
+        assert job is not None
+        return job
+
+    def start(self) -> Job:
+        job = self.claim()
+        with self._database.write() as session:
+            return lifecycle.started(session, job, {"pid": 1})
+
+    def end(self, job: Job, reason: str = "completed", **fields) -> Job:
+        with self._database.write() as session:
+            ended = lifecycle.ended(session, job, reason, **fields)
+            return lifecycle.finish(session, ended, artifacts_state="complete")
+
+    def get(self, job_id: str) -> Job:
+        with self._database.read() as session:
+            return queries.get(session, job_id)
+
+
+class Live:
+    """The application behind a real uvicorn, in a thread."""
+
+    def __init__(self, app: FastAPI, secret: str) -> None:
+        self.server = Server(app, port=0)
+        self.secret = secret
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        wait_until(lambda: self.server.started)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"x-api-key": self.secret}, timeout=30)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+def a_job(**fields) -> dict:
+    return {"machineType": "CPU", "command": "python main.py", **fields}
+
+
+def a_zip(files: dict[str, bytes] | None = None) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in (files or {"main.py": b"print(1)\n"}).items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def a_form(spec: dict, archive: bytes) -> dict[str, tuple]:
+    return {
+        "spec": (None, json.dumps(spec), "application/json"),
+        "workspace": ("workspace.zip", archive, "application/zip"),
+    }
+
+
+def count_jobs(database: Database) -> int:
+    with database.read() as session:
+        return len(queries.page(session, queries.JobFilter(), limit=10_000).jobs)
+
+
+def stored_workspaces(settings: Settings) -> list[Path]:
+    return [path for path in (settings.root / "workspaces").rglob("*") if path.is_file()]
