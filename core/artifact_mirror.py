@@ -4,8 +4,8 @@ import errno
 import os
 import stat
 from collections import defaultdict
-from contextlib import contextmanager, suppress
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, open_beneath
 from core.artifact_survey import Seen, Skips, Survey
@@ -14,9 +14,7 @@ _TEMPORARY = "new"
 _COPY_BLOCK = 1 << 20
 # A change this close to the end of a copy may not have been seen by it.
 _SETTLED_NS = 2_000_000_000
-_LINK_REFUSED = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
-)
+_LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 class Mirror:
@@ -36,6 +34,8 @@ class Mirror:
         self._incoming = incoming
         self._skips = skips
         self._same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
+        self.changed = False
+        """Whether the store is not what it was before."""
         self.unsettled: list[str] = []
         """Files that changed or vanished under our hands; another pass may find them quiet."""
 
@@ -57,6 +57,7 @@ class Mirror:
 
     def _remove(self, wanted: Survey, stored: Survey) -> None:
         for path in stored.files.keys() - wanted.files.keys():
+            self.changed = True
             parent, _, name = path.rpartition("/")
             with _opened(self._store, parent) as folder:
                 os.unlink(name, dir_fd=folder)
@@ -86,6 +87,7 @@ class Mirror:
                 for name in names:
                     path = prefix + name
                     if self._take(source, name, path, wanted.files[path], stored.files.get(path)):
+                        self.changed = True
                         os.rename(_TEMPORARY, name, src_dir_fd=self._incoming, dst_dir_fd=folder)
         finally:
             os.close(source)
@@ -93,9 +95,7 @@ class Mirror:
     def _take(self, source: int, name: str, path: str, seen: Seen, old: Seen | None) -> bool:
         """Makes the file in `incoming`; False if there is nothing to rename into the store."""
         try:
-            os.link(
-                name, _TEMPORARY, src_dir_fd=source, dst_dir_fd=self._incoming, follow_symlinks=False
-            )
+            os.link(name, _TEMPORARY, src_dir_fd=source, dst_dir_fd=self._incoming, follow_symlinks=False)
         except FileNotFoundError:
             self.unsettled.append(path)
             return False
@@ -139,20 +139,16 @@ class Mirror:
 
     def _write_copy(self, reading: int, status: os.stat_result) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with (
-            open(os.open(_TEMPORARY, flags, 0o600, dir_fd=self._incoming), "wb", buffering=0) as copy,
-            memoryview(bytearray(_COPY_BLOCK)) as block,
-        ):
-            try:
-                left = status.st_size  # and no further: the file may grow faster than it is copied
-                while left and (count := os.readv(reading, [block[: min(left, _COPY_BLOCK)]])):
-                    _write_all(copy.fileno(), block[:count])
-                    left -= count
-                os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(_TEMPORARY, dir_fd=self._incoming)
-                raise
+        copy = os.open(_TEMPORARY, flags, 0o600, dir_fd=self._incoming)
+        block = memoryview(bytearray(_COPY_BLOCK))
+        try:
+            left = status.st_size  # and no further: the file may grow faster than it is copied
+            while left and (count := os.readv(reading, [block[: min(left, _COPY_BLOCK)]])):
+                _write_all(copy, block[:count])
+                left -= count
+            os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(copy)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:

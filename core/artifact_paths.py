@@ -8,7 +8,9 @@ has exactly one public path and every public path is plain text.
 import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from core.errors import ArtifactNotFound
 
@@ -42,8 +44,7 @@ def resolve(path: str) -> list[str]:
         raise not_found(path) from None
     parts = os.fsdecode(raw).split("/")
     usable = all(
-        part not in {"", ".", ".."} and "\0" not in part and len(os.fsencode(part)) <= _NAME_BYTES
-        for part in parts
+        part not in {"", ".", ".."} and "\0" not in part and len(os.fsencode(part)) <= _NAME_BYTES for part in parts
     )
     if not usable or len(parts) > MAX_DEPTH + 1 or present("/".join(parts)) != path:
         raise not_found(path)
@@ -87,3 +88,17 @@ def _open_folder(name: str, parent: int, *, create: bool) -> int:
             raise
     os.mkdir(name, 0o700, dir_fd=parent)
     return os.open(name, OPEN_FOLDER, dir_fd=parent)
+
+
+@contextmanager
+def opened_folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder, for the duration of a `with`.
+
+    Raises:
+        OSError: It is missing, or is no folder (a link is none).
+    """
+    descriptor = os.open(path, OPEN_FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

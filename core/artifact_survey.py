@@ -102,10 +102,16 @@ def survey(folder: int, skips: Skips, *, max_files: int | None = None) -> Survey
     return walk.found
 
 
-def drop_outside_links(found: Survey, stored: Survey, skips: Skips) -> None:
-    """Removes files that have a name outside of both folders: their content need not be the job's own."""
+def drop_outside_links(found: Survey, linked: Survey, skips: Skips) -> None:
+    """Removes files that have a name elsewhere: their content need not be the job's own.
+
+    Args:
+        found: The job's folder; loses such files.
+        linked: The store's folder, whose names are ours; empty when it is on another file system.
+        skips: Gets what was removed.
+    """
     names = Counter(seen.inode for seen in found.files.values() if seen.links > 1)
-    names.update(seen.inode for seen in stored.files.values() if seen.inode in names)
+    names.update(seen.inode for seen in linked.files.values() if seen.inode in names)
     for path, seen in list(found.files.items()):
         if seen.links > 1 and seen.links > names[seen.inode]:
             del found.files[path]

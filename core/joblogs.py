@@ -7,6 +7,7 @@ see what is committed, so they may be anywhere and need no lock.
 
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from core.errors import JobNotFound
@@ -51,4 +52,5 @@ class JobLogs:
 
     def remove(self, job_id: str) -> None:
         """Deletes the log; deleting a missing one is success."""
-        shutil.rmtree(self.directory(job_id), ignore_errors=True)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.directory(job_id))

@@ -67,9 +67,9 @@ def revoke(session: Session, key_id: str) -> ApiKey:
     key = session.get(ApiKey, key_id)
     if key is None:
         raise NotFound(f"No such key: {key_id!r}. `gradient-server keys list` shows them.", field="id")
-    if key.revoked_at is None:
-        session.execute(update(ApiKey).where(ApiKey.id == key_id).values(revoked_at=now()))
-        session.refresh(key)
+    in_use = update(ApiKey).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None))
+    session.execute(in_use.values(revoked_at=now()), execution_options={"synchronize_session": False})
+    session.refresh(key)
     return key
 
 
@@ -102,6 +102,10 @@ class KeyRing:
         self._known: OrderedDict[bytes | str, tuple[float, ApiKey]] = OrderedDict()
         self._used: set[str] = set()
 
+    def known(self, secret: str) -> ApiKey | None:
+        """The key whose text this is, if it was recognised a moment ago; asks no database, so never waits."""
+        return self._recall(_digest(secret))
+
     def authenticate(self, secret: str) -> ApiKey:
         """The key whose text this is.
 
@@ -114,7 +118,7 @@ class KeyRing:
             with self._database.read() as session:
                 key = authenticate(session, secret)
             self._remember(digest, key)
-        return self._use(key)
+        return key
 
     def get(self, key_id: str) -> ApiKey:
         """The key of this id, for a browser session that was opened with it.
@@ -129,7 +133,7 @@ class KeyRing:
             if key is None:
                 raise Unauthorized("The API key that this session was opened with is gone. Sign in again.")
             self._remember(key_id, _in_use(key))
-        return self._use(key)
+        return key
 
     def flush(self) -> None:
         """Write down when keys were used; called now and then, apart from any request."""
@@ -144,19 +148,18 @@ class KeyRing:
     def _recall(self, by: bytes | str) -> ApiKey | None:
         with self._lock:
             until, key = self._known.get(by, (0.0, None))
-        return key if time.monotonic() < until else None
+            if key is None or time.monotonic() >= until:
+                return None
+            self._used.add(key.id)
+        return key
 
     def _remember(self, by: bytes | str, key: ApiKey) -> None:
         with self._lock:
             self._known[by] = (time.monotonic() + self._trusted_seconds, key)
             self._known.move_to_end(by)
+            self._used.add(key.id)
             if len(self._known) > _CACHED:
                 self._known.popitem(last=False)
-
-    def _use(self, key: ApiKey) -> ApiKey:
-        with self._lock:
-            self._used.add(key.id)
-        return key
 
 
 def _in_use(key: ApiKey) -> ApiKey:

@@ -18,6 +18,7 @@ ArtifactsState = Literal["none", "partial", "complete"]
 
 _FORMAT = "gradient-artifacts"
 _VERSION = 1
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class ArtifactFile(NamedTuple):
@@ -150,4 +151,4 @@ class FileList:
 
 
 def _line(value: dict[str, object]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return _encode(value).encode() + b"\n"

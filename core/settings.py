@@ -55,6 +55,7 @@ class WorkerSettings(BaseModel):
     sync_seconds: float = Field(default=10.0, description="seconds between copies of a running job's artifacts")
     sample_seconds: float = Field(default=2.0, description="seconds between samples of a job's CPU and memory")
     collect_seconds: float = Field(default=900.0, description="seconds allowed for completing artifacts at the end")
+    sweep_seconds: float = Field(default=30.0, description="seconds between looks for what needs repair")
     keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deployment import Deployment
 from postgres import PostgresServer, find_binaries
 
 from core import schema
@@ -100,3 +101,11 @@ class Submitter:
 @pytest.fixture
 def submit(database: Database, catalogue: Catalogue) -> Submitter:
     return Submitter(database, catalogue)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    """A service that is not started yet; whatever a test starts of it is gone afterwards."""
+    deployment = Deployment(tmp_path / "home")
+    yield deployment
+    deployment.stop()

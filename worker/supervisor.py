@@ -22,7 +22,6 @@ from worker.sweep import Sweep
 
 logger = logging.getLogger(__name__)
 
-SWEEP_SECONDS = 30.0
 _DATABASE_PAUSE_SECONDS = 2.0
 _LET_GO_SECONDS = 20.0
 
@@ -68,14 +67,15 @@ class Supervisor:
 
     def run(self) -> None:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
+        rang = True
         while not self._stopping.is_set():
             try:
-                self._round()
+                self._round(rang=rang)
             except StoreUnavailable:
                 self._sweep.database_was_away()
                 self._stopping.wait(_DATABASE_PAUSE_SECONDS)
                 continue
-            self._watch.wait(self._pause())
+            rang = self._watch.wait(self._pause())
         self._let_go()
 
     def stop(self) -> None:
@@ -83,16 +83,17 @@ class Supervisor:
         self._stopping.set()
         self._watch.wake()
 
-    def _round(self) -> None:
+    def _round(self, *, rang: bool) -> None:
         if not self._registered:
             self._register()
         self._forget_ended()
-        self._beat()
+        if rang or time.monotonic() >= self._beat_at:
+            self._beat()
         while len(self._running) < self._slots and not self._stopping.is_set():
             if not self._claim():
                 break
         if time.monotonic() >= self._sweep_at:
-            self._sweep_at = time.monotonic() + SWEEP_SECONDS
+            self._sweep_at = time.monotonic() + self._worker.sweep_seconds
             self._adopt()
             self._sweep.run(set(self._running))
 
@@ -109,7 +110,7 @@ class Supervisor:
         )
         self._adopt()
         self._registered = True
-        self._sweep_at = time.monotonic() + SWEEP_SECONDS
+        self._sweep_at = time.monotonic() + self._worker.sweep_seconds
 
     def _adopt(self) -> None:
         """Take over what runs here and has no worker; what this process runs is not touched."""

@@ -306,7 +306,15 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
         phase=None,
         phase_detail=None,
     )
-    _record(session, moved, "finished", from_state=source, to_state=target, reason=job.reason)
+    _record(
+        session,
+        moved,
+        "finished",
+        from_state=source,
+        to_state=target,
+        reason=moved.reason,
+        detail=moved.reason_detail,
+    )
     return moved
 
 

@@ -1,0 +1,8 @@
+"""A TensorFlow training program: `python -m gradient_trainer`, or `train()` from Python."""
+
+from .entry import train
+from .errors import TrainerError, TrainingStopped
+from .options import TrainOptions
+from .result import TrainResult
+
+__all__ = ["TrainOptions", "TrainResult", "TrainerError", "TrainingStopped", "train"]

@@ -1,0 +1,93 @@
+"""One read of every kept file for its sha256, while the file system writes what is not on disk yet."""
+
+import ctypes
+import errno
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+
+from core.artifact_paths import OPEN_FILE, open_beneath, present
+from core.artifact_survey import Skips, Survey
+from core.manifests import ArtifactFile
+
+_BLOCK = 1 << 20
+_TRIES = 3
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Changed(Exception):
+    """The file is not what it was when its reading began."""
+
+
+def hash_files(folder: int, stored: Survey, skips: Skips) -> list[ArtifactFile]:
+    """Hashes all files below a folder.
+
+    Returns once their content and names would also outlast a power cut.
+
+    Args:
+        folder: Descriptor of the store's folder.
+        stored: What lies in it.
+        skips: Gets the files that keep changing, have vanished or cannot be read.
+
+    Returns:
+        The files that were read whole and quiet, sorted by public path.
+    """
+    found: list[ArtifactFile] = []
+    block = bytearray(_BLOCK)
+    with ThreadPoolExecutor(1, thread_name_prefix="flush") as pool:
+        flushed = pool.submit(_flush, folder)
+        for parent, paths in groupby(stored.files, key=_parent):
+            inside = open_beneath(folder, parent.split("/") if parent else ())
+            try:
+                hashed = (_hash_patiently(inside, path, block, skips) for path in paths)
+                found += [file for file in hashed if file]
+            finally:
+                os.close(inside)
+        flushed.result()
+    return sorted(found)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _hash_patiently(folder: int, path: str, block: bytearray, skips: Skips) -> ArtifactFile | None:
+    for _ in range(_TRIES):
+        try:
+            return _hash(folder, path, block)
+        except _Changed:
+            continue
+        except OSError as error:
+            skips.add(path, f"cannot be read: {error.strerror}", lost=True)
+            return None
+    skips.add(path, "kept changing while it was read", lost=True)
+    return None
+
+
+def _hash(folder: int, path: str, block: bytearray) -> ArtifactFile:
+    digest = hashlib.sha256()
+    view = memoryview(block)
+    descriptor = os.open(path.rpartition("/")[2], OPEN_FILE, dir_fd=folder)
+    try:
+        before = os.fstat(descriptor)
+        size = 0
+        # A file that grows as fast as it is read must not be followed for ever.
+        while size <= before.st_size and (count := os.readv(descriptor, [block])):
+            digest.update(view[:count])
+            size += count
+        after = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    # Not the ctime: the job's own name of the file may be removed meanwhile, which moves only that.
+    if (size, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
+        raise _Changed
+    return ArtifactFile(present(path), size, before.st_mtime_ns // 1_000_000, digest.hexdigest())
+
+
+def _flush(folder: int) -> None:
+    if not hasattr(_libc, "syncfs"):
+        os.sync()
+    elif _libc.syncfs(folder):
+        number = ctypes.get_errno() or errno.EIO
+        raise OSError(number, os.strerror(number))

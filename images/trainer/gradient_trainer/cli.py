@@ -1,0 +1,91 @@
+"""The command line: every field of TrainOptions is a flag."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from .entry import run
+from .errors import TrainerError
+from .options import TrainOptions
+from .registry import DATASETS, MODELS, Registry
+
+GROUPS = {"what": "what to train", "how": "how to train", "where": "where to read and write"}
+PARSERS: dict[object, type] = {int: int, int | None: int, float: float}
+
+EXAMPLES = """\
+examples:
+  python -m gradient_trainer
+  python -m gradient_trainer --data mnist --epochs 2 --batch-size 128 --seed 1
+  python -m gradient_trainer --model my_model.py --data digits --output outputs
+
+A training that was stopped or lost goes on from its last checkpoint when the same command
+is given again. On SIGTERM it finishes its step, saves, and exits with 143.
+"""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps lines as written, and gives flags enough room to stay on one line with their meaning."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=110)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0, 1 (failed) or 2 (cannot be carried out)."""
+    parser = build_parser()
+    chosen = vars(parser.parse_args(arguments))
+    if chosen.pop("list"):
+        print(f"{_listing('models', MODELS)}\n\n{_listing('data sets', DATASETS)}")
+        return 0
+    try:
+        run(TrainOptions(**chosen))
+    except TrainerError as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        # A full or vanished disk; the message of the system names the file.
+        return _fail(str(error), TrainerError.exit_code)
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser whose results are the fields of TrainOptions, and `list`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gradient_trainer",
+        usage="%(prog)s [--model NAME] [--data NAME] [flags]",
+        description="Train an image classifier with TensorFlow.",
+        epilog=f"{_listing('models', MODELS)}\n\n{_listing('data sets', DATASETS)}\n\n{EXAMPLES}",
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--list", action="store_true", help="list models and data sets, and exit")
+    groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
+    for each in fields(TrainOptions):
+        _add_flag(groups[each.metadata["group"]], each)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, each: Field[Any]) -> None:
+    flag = f"--{each.name.replace('_', '-')}"
+    default = None if each.default is MISSING else each.default
+    meaning = each.metadata["help"]
+    if default is False:
+        group.add_argument(flag, action="store_true", help=meaning)
+    elif default is True:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=True, help=f"{meaning} (on)")
+    else:
+        shown = meaning if default is None else f"{meaning} ({default})"
+        kind = PARSERS.get(each.type, str)
+        group.add_argument(flag, metavar=each.metadata["metavar"], type=kind, default=default, help=shown)
+
+
+def _listing(title: str, registry: Registry) -> str:
+    rows = registry.summaries()
+    width = max(map(len, rows))
+    return "\n".join([f"{title}:", *(f"  {name:<{width}}  {summary}" for name, summary in rows.items())])
+
+
+def _fail(message: str, exit_code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return exit_code

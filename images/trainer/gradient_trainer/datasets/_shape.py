@@ -1,0 +1,35 @@
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Labelled images, divided into training and test examples.
+
+    Attributes:
+        name: As chosen with `--data`.
+        origin: Where the examples came from, in words for the user.
+        x_train: Images, uint8 in 0..255, shape (examples, height, width, channels).
+        y_train: Labels in 0..classes-1, int32, shape (examples,).
+        x_test: As x_train.
+        y_test: As y_train.
+        classes: How many labels there are.
+        epochs: How often to go through them when `--epochs` is not given.
+    """
+
+    name: str
+    origin: str
+    x_train: npt.NDArray[np.uint8]
+    y_train: npt.NDArray[np.int32]
+    x_test: npt.NDArray[np.uint8]
+    y_test: npt.NDArray[np.int32]
+    classes: int
+    epochs: int
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of one image."""
+        _, height, width, channels = self.x_train.shape
+        return height, width, channels

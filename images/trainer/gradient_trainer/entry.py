@@ -1,0 +1,59 @@
+"""`train()`: a training as a Python call."""
+
+import functools
+import importlib
+import inspect
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec
+
+from .options import TrainOptions
+from .quiet import quiet_tensorflow
+from .registry import DATASETS, MODELS
+from .result import TrainResult
+from .stopping import StopRequest
+from .terminal import say
+
+if TYPE_CHECKING:
+    from .datasets import DataSet
+
+Fields = ParamSpec("Fields")
+
+
+def run(options: TrainOptions) -> TrainResult:
+    """Carry out a training; TensorFlow is imported here and not before.
+
+    Raises:
+        TrainerError: It cannot start or go on; the message says why and what to do.
+        TrainingStopped: SIGTERM or SIGINT ended it, after its checkpoint was written.
+    """
+    began = time.perf_counter()
+    with StopRequest() as stop:
+        MODELS.check(options.model)
+        data: DataSet = DATASETS.get(options.data)(options.data_places())
+        output = options.output_folder()
+        # Said before TensorFlow is imported, which takes seconds in which nothing else would be seen.
+        say(_described(data))
+        with quiet_tensorflow():
+            training = importlib.import_module("gradient_trainer.training")
+        result: TrainResult = training.Training(options, data, output, stop).run(began)
+        return result
+
+
+def _described(data: "DataSet") -> str:
+    counts = f"{len(data.x_train):,} training, {len(data.x_test):,} test images"
+    return f"data      {data.name}: {counts} ({data.origin})"
+
+
+def _with_fields_of(make: Callable[Fields, TrainOptions]) -> Callable[Fields, TrainResult]:
+    # The options' fields are the one list of what can be chosen; this makes them train()'s keywords.
+    @functools.wraps(run)
+    def call(*args: Fields.args, **kwargs: Fields.kwargs) -> TrainResult:
+        return run(make(*args, **kwargs))
+
+    call.__signature__ = inspect.signature(make).replace(return_annotation=TrainResult)  # type: ignore[attr-defined]
+    call.__name__ = call.__qualname__ = "train"
+    return call
+
+
+train = _with_fields_of(TrainOptions)

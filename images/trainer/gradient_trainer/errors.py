@@ -1,0 +1,57 @@
+"""What the trainer raises on purpose.
+
+TrainerError
+├── OptionsError            what was asked for cannot be carried out; exit code 2
+│   ├── UnknownNameError    no such model or data set
+│   ├── DataSetError        a data set is missing or cannot be read
+│   └── OtherTrainingError  the output folder holds checkpoints of a different training
+└── DivergedError           the loss is no longer a number; exit code 1
+TrainingStopped             a signal asked for the end; a SystemExit with 128 + its number
+"""
+
+import signal
+
+
+class TrainerError(Exception):
+    """A training cannot start or go on; the message says what to do about it."""
+
+    exit_code = 1
+
+
+class OptionsError(TrainerError):
+    """What was asked for cannot be carried out as it stands."""
+
+    exit_code = 2
+
+
+class UnknownNameError(OptionsError):
+    """There is no model or data set of that name."""
+
+
+class DataSetError(OptionsError):
+    """A data set was not found in any of the places looked, or is damaged."""
+
+
+class OtherTrainingError(OptionsError):
+    """The checkpoints in the output folder belong to a training with other options."""
+
+
+class DivergedError(TrainerError):
+    """The loss became infinite or not a number."""
+
+
+class TrainingStopped(SystemExit):
+    """A signal ended the training after its checkpoint was written.
+
+    It is a SystemExit, so that a program that calls `train` and catches nothing ends with the
+    exit code the shell expects of a stopped program, and without a traceback.
+
+    Attributes:
+        step: Training steps done and saved.
+        signal: The signal that asked for the end.
+    """
+
+    def __init__(self, step: int, number: signal.Signals) -> None:
+        super().__init__(128 + number)
+        self.step = step
+        self.signal = number

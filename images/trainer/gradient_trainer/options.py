@@ -1,0 +1,105 @@
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import OptionsError
+
+MAX_SEED = 2**32 - 1
+
+
+def _flag(group: str, metavar: str, meaning: str) -> dict[str, str]:
+    return {"group": group, "metavar": metavar, "help": meaning}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Everything that can be chosen about a training; each field is a flag of the command line.
+
+    Raises:
+        OptionsError: A value lies outside its range.
+    """
+
+    model: str = field(
+        default="mnist-cnn", metadata=_flag("what", "NAME", "the model: a name listed below, or a .py file of your own")
+    )
+    data: str = field(
+        default="auto", metadata=_flag("what", "NAME", "the data set: a name listed below, or a .py file of your own")
+    )
+    epochs: int | None = field(
+        default=None, metadata=_flag("how", "N", "passes over the training examples (what suits the data set)")
+    )
+    batch_size: int = field(default=128, metadata=_flag("how", "N", "examples in one step"))
+    learning_rate: float = field(
+        default=0.001,
+        metadata=_flag(
+            "how", "RATE", "the peak: reached over the first tenth of the steps, then down a cosine to zero"
+        ),
+    )
+    validation_split: float = field(
+        default=0.05,
+        metadata=_flag("how", "SHARE", "share of the training examples kept aside to validate on after each epoch"),
+    )
+    seed: int = field(default=1, metadata=_flag("how", "N", "fixes weights, dropout and the order of the examples"))
+    deterministic: bool = field(
+        default=True,
+        metadata=_flag("how", "", "the same seed gives the same numbers, bit for bit; switched off it may be faster"),
+    )
+    data_dir: str | Path | None = field(default=None, metadata=_flag("where", "DIR", "look for data sets here first"))
+    output: str | Path | None = field(
+        default=None,
+        metadata=_flag("where", "DIR", "where outputs go ($GRADIENT_ARTIFACTS_DIR, else /artifacts, else ./artifacts)"),
+    )
+    restart: bool = field(
+        default=False, metadata=_flag("where", "", "begin anew, even if the output folder holds checkpoints")
+    )
+    log_steps: int = field(default=50, metadata=_flag("where", "N", "print and record progress every N steps"))
+    checkpoint_steps: int = field(
+        default=200, metadata=_flag("where", "N", "save a checkpoint every N steps, besides each epoch's")
+    )
+
+    def __post_init__(self) -> None:
+        counts = ("batch_size", "log_steps", "checkpoint_steps") + (("epochs",) if self.epochs is not None else ())
+        for name in counts:
+            self._require(name, "must be 1 or more", holds=getattr(self, name) >= 1)
+        self._require("learning_rate", "must be above 0, such as 0.001", holds=0 < self.learning_rate < math.inf)
+        self._require("validation_split", "must lie between 0 and 1, such as 0.05", holds=0 < self.validation_split < 1)
+        self._require("seed", f"must lie between 0 and {MAX_SEED}", holds=0 <= self.seed <= MAX_SEED)
+
+    def _require(self, name: str, rule: str, *, holds: bool) -> None:
+        if not holds:
+            raise OptionsError(f"--{name.replace('_', '-')} {rule}; it is {getattr(self, name)}")
+
+    def as_json(self) -> dict[str, Any]:
+        """The options as plain JSON values, by field name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+    def output_folder(self, environ: Mapping[str, str] = os.environ, default: Path = Path("/artifacts")) -> Path:
+        """Make and return the folder that receives every output.
+
+        Raises:
+            OptionsError: The folder cannot be made or written to.
+        """
+        chosen = self.output or environ.get("GRADIENT_ARTIFACTS_DIR")
+        folder = Path(chosen) if chosen else default if default.is_dir() else Path("artifacts")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionsError(f"--output {folder} cannot be made: {error.strerror}; choose another folder") from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OptionsError(f"--output {folder} cannot be written to; choose another folder")
+        return folder.absolute()
+
+    def data_places(self, environ: Mapping[str, str] = os.environ) -> list[Path]:
+        """The folders in which data sets are looked for, in order."""
+        storage = environ.get("GRADIENT_STORAGE_DIR")
+        places = [
+            Path(self.data_dir) if self.data_dir else None,
+            Path(storage) / "datasets" if storage else None,
+            Path("/storage/datasets"),
+            Path("~/.keras/datasets").expanduser(),
+        ]
+        return list(dict.fromkeys(place.absolute() for place in places if place is not None))

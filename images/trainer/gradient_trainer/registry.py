@@ -1,0 +1,98 @@
+"""Models and data sets by name: a file in `models/` or `datasets/` is an entry.
+
+The file name gives the entry's name (`mnist_cnn.py` is `mnist-cnn`), the first line of its docstring
+the summary. Nothing is imported in order to list, so that listing needs neither TensorFlow nor the
+libraries that a single data set wants.
+"""
+
+import ast
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import OptionsError, UnknownNameError
+
+PACKAGE_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The entries of one folder.
+
+    Attributes:
+        kind: What an entry is, as said in messages: "model" or "data set".
+        package: Dotted name of the package that holds the entries.
+        folder: Where the files of that package are.
+        function: The function each file defines.
+    """
+
+    kind: str
+    package: str
+    folder: Path
+    function: str
+
+    def summaries(self) -> dict[str, str]:
+        """Name and one-line summary of each entry, in order of name."""
+        files = sorted(path for path in self.folder.glob("*.py") if not path.stem.startswith("_"))
+        return {path.stem.replace("_", "-"): _first_docstring_line(path) for path in files}
+
+    def check(self, name: str) -> None:
+        """Refuse a name that `get` would not find, without importing anything.
+
+        Raises:
+            UnknownNameError: No entry has that name, and no file is there.
+        """
+        if name.endswith(".py"):
+            if not Path(name).is_file():
+                raise UnknownNameError(f"{self.kind} {name!r}: there is no such file (looked in {Path.cwd()})")
+            return
+        known = list(self.summaries())
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UnknownNameError(
+                f"unknown {self.kind} {name!r}; {hint}There are: {', '.join(known)}; a .py file of your own also works"
+            )
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """Import the entry and return its function.
+
+        Args:
+            name: A listed name, or the path of a .py file that defines the function.
+
+        Raises:
+            UnknownNameError: No entry has that name, and no file is there.
+            OptionsError: The file does not define the function.
+        """
+        self.check(name)
+        if name.endswith(".py"):
+            module = _load_file(Path(name))
+        else:
+            module = importlib.import_module(f"{self.package}.{name.replace('-', '_')}")
+        found = getattr(module, self.function, None)
+        if not callable(found):
+            raise OptionsError(f"{self.kind} {name!r}: {module.__file__} defines no function {self.function}()")
+        return found  # type: ignore[no-any-return]  # what it takes is known to the caller, not to the registry
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise OptionsError(f"{path} cannot be imported; is it a Python file?")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _first_docstring_line(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0].rstrip(".")
+
+
+MODELS = Registry("model", f"{__package__}.models", PACKAGE_FOLDER / "models", "build")
+DATASETS = Registry("data set", f"{__package__}.datasets", PACKAGE_FOLDER / "datasets", "load")

@@ -1,0 +1,38 @@
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """Remembers that SIGTERM or SIGINT arrived, so that a training can end at a step's boundary.
+
+    As a context manager it takes the signals while the block runs and gives them back afterwards.
+    A second SIGINT interrupts at once. Outside the main thread Python cannot take signals; there it
+    does nothing.
+
+    Attributes:
+        signal: The signal that arrived first, or None.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._arrived) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)  # type: ignore[arg-type]  # what signal.signal returned before
+
+    def _arrived(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is signal.SIGINT and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = self.signal or signal.Signals(number)

@@ -1,0 +1,188 @@
+"""A real service in processes of its own, for tests that look at it from outside and kill parts of it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+SERVER = Path(sys.executable).parent / "gradient-server"
+CLI = Path(sys.executable).parent / "gradient-cli"
+ENDED = {"Stopped", "Failed", "Error", "Cancelled"}
+PATIENCE = float(os.environ.get("GRADIENT_TEST_PATIENCE", "60"))
+
+
+def wait_until(look: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """The first true value of `look`; fails when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = look()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.02)
+
+
+class Process:
+    """One process of the service; its output is kept in a file."""
+
+    def __init__(self, arguments: list[str], env: dict[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                [str(SERVER), *arguments], env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def frozen(self) -> bool:
+        return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+
+    def signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+    def wait(self) -> int:
+        return self._popen.wait(PATIENCE)
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Deployment:
+    """API and workers over one GRADIENT_HOME."""
+
+    def __init__(self, home: Path, **settings: str) -> None:
+        self.home = home
+        self._settings = settings
+        self._processes: list[Process] = []
+        self._api: Process | None = None
+
+    def start(self, *arguments: str, **settings: str) -> Process:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
+        env |= {"GRADIENT_HOME": str(self.home)} | self._settings | settings
+        process = Process(list(arguments), env, self.home.parent / f"{self.home.name}-{len(self._processes)}.log")
+        self._processes.append(process)
+        return process
+
+    def start_api(self, **settings: str) -> Process:
+        self._forget_address()
+        self._api = self.start("api", "--port", "0", **settings)
+        self.wait_ready(self._api)
+        return self._api
+
+    def start_up(self, **settings: str) -> Process:
+        self._forget_address()
+        self._api = self.start("up", "--port", "0", **settings)
+        self.wait_ready(self._api)
+        return self._api
+
+    def _forget_address(self) -> None:
+        """Keep the key, but not where an earlier process listened."""
+        file = self.home / "cli.json"
+        if file.exists():
+            file.write_text(json.dumps({"apiKey": self.cli_json["apiKey"]}))
+
+    def migrate(self) -> None:
+        assert self.start("migrate").wait() == 0
+
+    def start_worker(self, name: str = "w1", **settings: str) -> Process:
+        return self.start("worker", "--name", name, **settings)
+
+    def wait_ready(self, process: Process) -> None:
+        def ready() -> bool:
+            assert process.alive(), process.said()
+            try:
+                return self.request("GET", "/readiness", retry=False).status_code == 200
+            except (OSError, ValueError, KeyError, httpx.TransportError):
+                return False
+
+        wait_until(ready, "the API to be ready")
+
+    def stop(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        for process in self.job_processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
+        """What runs of this deployment's jobs, wherever it hides."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                env = process.environ()
+                ours = env.get("GRADIENT_STORAGE_DIR") == str(self.home / "storage")
+                if ours and process.status() != psutil.STATUS_ZOMBIE and job_id in (None, env["GRADIENT_JOB_ID"]):
+                    found.append(process)
+        return found
+
+    @property
+    def cli_json(self) -> dict[str, str]:
+        return json.loads((self.home / "cli.json").read_text())
+
+    def request(self, method: str, path: str, *, retry: bool = True, **options: Any) -> httpx.Response:
+        """One request; while the API is away (it was killed) it is sent again."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                where = self.cli_json
+                headers = {"x-api-key": where["apiKey"]} | options.pop("headers", {})
+                return httpx.request(method, where["url"] + path, headers=headers, timeout=30, **options)
+            except (httpx.TransportError, OSError, ValueError, KeyError):
+                if not retry or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def submit(self, command: str, *, key: str | None = None, **spec: Any) -> str:
+        headers = {"Idempotency-Key": key} if key else {}
+        body = {"machineType": "CPU", "command": command} | spec
+        answer = self.request("POST", "/jobs", json=body, headers=headers)
+        assert answer.status_code in (200, 201), answer.text
+        return answer.json()["id"]
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        answer = self.request("GET", f"/jobs/{job_id}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait_ended(self, job_id: str, seconds: float = PATIENCE) -> dict[str, Any]:
+        def ended() -> dict[str, Any] | None:
+            job = self.job(job_id)
+            return job if job["state"] in ENDED else None
+
+        return wait_until(ended, f"job {job_id} to end (now {self.job(job_id)['state']})", seconds)
+
+    def raw_log(self, job_id: str) -> bytes:
+        return self.request("GET", f"/jobs/{job_id}/logs/raw").content
+
+    def events(self, job_id: str) -> list[dict[str, Any]]:
+        return self.request("GET", f"/jobs/{job_id}/events").json()["events"]
+
+    def artifacts(self, job_id: str) -> dict[str, Any]:
+        return self.request("GET", f"/jobs/{job_id}/artifacts").json()
+
+    def artifact(self, job_id: str, path: str) -> bytes:
+        return self.request("GET", f"/jobs/{job_id}/artifacts/file/{path}").content
+
+    def scratch(self) -> list[str]:
+        """Names of the scratch directories that are there."""
+        folder = self.home / "attempts"
+        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []

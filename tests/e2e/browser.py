@@ -1,0 +1,145 @@
+"""A headless Chromium, spoken to over a pipe with the DevTools protocol."""
+
+import base64
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
+
+
+def find_chromium() -> str | None:
+    """The browser's program, if it is installed."""
+    return next((found for name in _NAMES if (found := shutil.which(name))), None)
+
+
+class Browser:
+    """One browser with one page.
+
+    Args:
+        profile: An empty folder for what it keeps.
+        size: Width and height of the window, CSS pixels.
+        flags: More flags of the program.
+    """
+
+    def __init__(self, profile: Path, *, size: tuple[int, int] = (1280, 900), flags: tuple[str, ...] = ()) -> None:
+        program = find_chromium()
+        assert program is not None
+        to_browser, self._out = os.pipe()
+        self._in, from_browser = os.pipe()
+        self._process = subprocess.Popen(
+            # The protocol's pipe is on descriptors 3 and 4.
+            ["/bin/sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", program, *_FLAGS, *flags,
+             f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}", "about:blank"],
+            pass_fds=(to_browser, from_browser),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(to_browser)
+        os.close(from_browser)
+        self._numbers = itertools.count(1)
+        self._received = b""
+        self._session: str | None = None
+        self.messages: list[str] = []
+        """What pages wrote to the console, and what broke on them."""
+        self._attach()
+        if size[0] < 500:  # a window cannot be as narrow as a telephone
+            self("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=True)
+
+    def __call__(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One call of the protocol."""
+        number = next(self._numbers)
+        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self._note(answer)
+
+    def open(self, url: str) -> None:
+        """Go to a page, and wait until it is there."""
+        self("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete'")
+
+    def script(self, expression: str) -> Any:
+        """The value of an expression on the page."""
+        answer = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def wait_for(self, expression: str, seconds: float = 20) -> None:
+        """Wait until an expression is true, also across a change of page."""
+        until = time.monotonic() + seconds
+        while not self.script(f"Boolean({expression})"):
+            assert time.monotonic() < until, f"{expression}: {self.script('document.body.innerText')!r}"
+            time.sleep(0.02)
+
+    def text(self, selector: str = "body") -> str:
+        """The text that is seen of an element."""
+        return self.script(f"document.querySelector({json.dumps(selector)}).innerText")
+
+    def fill(self, selector: str, text: str) -> None:
+        """Type into a field."""
+        self.script(f"document.querySelector({json.dumps(selector)}).focus()")
+        self("Input.insertText", text=text)
+
+    def click(self, selector: str) -> None:
+        """Click an element."""
+        self.script(f"document.querySelector({json.dumps(selector)}).click()")
+
+    def screenshot(self, path: Path) -> None:
+        """Keep what is seen as a PNG."""
+        path.write_bytes(base64.b64decode(self("Page.captureScreenshot", format="png")["data"]))
+
+    def close(self) -> None:
+        """End the browser."""
+        self._process.terminate()
+        self._process.wait(20)
+        os.close(self._in)
+        os.close(self._out)
+
+    def _attach(self) -> None:
+        page = next(one for one in self("Target.getTargets")["targetInfos"] if one["type"] == "page")
+        self._session = self("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self(f"{domain}.enable")
+
+    def _note(self, event: dict[str, Any]) -> None:
+        parameters = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.messages.append(json.dumps(parameters["exceptionDetails"]))
+        elif event.get("method") == "Runtime.consoleAPICalled":
+            self.messages.append(json.dumps(parameters["args"]))
+        elif event.get("method") == "Log.entryAdded":
+            self.messages.append(parameters["entry"]["text"])
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._received:
+            block = os.read(self._in, 65536)
+            assert block, "the browser has ended"
+            self._received += block
+        message, _, self._received = self._received.partition(b"\0")
+        return json.loads(message)

@@ -1,0 +1,90 @@
+"""A real application over SQLite, behind a real uvicorn."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from serving import Live, Worker
+
+from core import keys, schema
+from core.db import Database
+from core.settings import ApiSettings, Settings
+from service.deps import OpenStores
+from service.main import create_app
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory) -> Path:
+    """A migrated SQLite file, to copy."""
+    path = tmp_path_factory.mktemp("empty") / "gradient.db"
+    database = Database(f"sqlite:///{path}")
+    schema.upgrade(database)
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path: Path, empty_database: Path) -> Settings:
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy(empty_database, home / "gradient.db")
+    return Settings(home=home, api=ApiSettings(max_upload_bytes=20 * 1024**2, max_unpacked_bytes=40 * 1024**2))
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    database = Database(settings.database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def woken() -> list[str]:
+    """One entry for each call of the application's `wake`."""
+    return []
+
+
+@pytest.fixture
+def app(settings: Settings, database: Database, woken: list[str]) -> FastAPI:
+    return create_app(settings, database=database, wake=lambda: woken.append("wake"))
+
+
+@pytest.fixture
+def stores(app: FastAPI) -> OpenStores:
+    return app.state.stores
+
+
+@pytest.fixture
+def secret(database: Database) -> str:
+    with database.write() as session:
+        return keys.create(session, "tests")[1]
+
+
+@pytest.fixture
+def live(app: FastAPI, secret: str) -> Iterator[Live]:
+    live = Live(app, secret)
+    yield live
+    live.stop()
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[httpx.Client]:
+    with live.client() as client:
+        yield client
+
+
+@pytest.fixture
+def stranger(live: Live) -> Iterator[httpx.Client]:
+    """A client without a key."""
+    with httpx.Client(base_url=live.url) as client:
+        yield client
+
+
+@pytest.fixture
+def worker(stores: OpenStores) -> Worker:
+    return Worker(stores)
