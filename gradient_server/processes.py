@@ -100,6 +100,9 @@ def _serve(settings: Settings, database: Database, listener: socket.socket, read
     dispatcher.start()
     app = create_app(settings, database=database, wake=dispatcher.wake)
     server = Server(app)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn raises again what it was stopped by: that must not end us before the rest is put away.
+        signal.signal(number, lambda *_: None)
     ready(settings)
     try:
         server.run(sockets=[listener])

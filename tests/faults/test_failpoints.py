@@ -98,7 +98,7 @@ def test_a_worker_frozen_here_does_no_harm_when_it_wakes(shared, name):
 @pytest.mark.parametrize("name", SUBMITTING)
 def test_an_api_killed_while_it_answers_makes_one_job(deployment, name):
     doomed = deployment.start_api(GRADIENT_FAILPOINT=name)
-    with pytest.raises(Exception, match="disconnected|reset|refused"):
+    with pytest.raises(Exception, match=r"disconnected|reset|refused"):
         deployment.request(
             "POST",
             "/jobs",

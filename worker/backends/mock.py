@@ -100,7 +100,11 @@ class MockBackend:
             code = read_exit_code(control)  # it may have ended between the two looks
             if code is None:
                 return self._without_exit_file(handle, members, returned)
-        return Exit(code, *_marked(control)) if code is not None else Exit(None, "host_restarted")
+        if code is None:
+            return Exit(None, "host_restarted")
+        if read_control(control, "stopping") is not None and any(_members(handle).all()):
+            return None  # the shell is gone at once; what trains may still be saving, and has until its grace is over
+        return Exit(code, *_marked(control))
 
     def _without_exit_file(self, handle: Handle, members: Members, returned: int | None) -> Exit | None:
         """No wrapper and no exit file: the disk was full, all was killed, or it has not begun yet."""
@@ -116,6 +120,7 @@ class MockBackend:
         """See `Backend.stop`; the wrapper is spared, so that it can tell the exit code."""
         members = _members(handle)
         if grace:
+            _mark(Path(handle["control"]), "stopping", "asked to end")
             members.signal(signal.SIGTERM, spare_leader=True)
         else:
             members.kill(spare_leader=True)
@@ -156,6 +161,10 @@ class MockBackend:
         return owned
 
     def _start(self, spec: LaunchSpec) -> None:
+        allowed = os.sched_getaffinity(0)
+        if spec.cpus is not None:
+            # Of this thread alone; the child inherits it before it can run anything.
+            os.sched_setaffinity(0, self._cpus(spec.cpus))
         try:
             child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
                 [str(WRAPPER), str(spec.control), spec.command],
@@ -168,9 +177,8 @@ class MockBackend:
             )
         except OSError as error:
             raise BackendError("launch_failed", str(error)) from error
-        if spec.cpus is not None:
-            # The wrapper has not forked yet: it needs longer to read its script than we need to get here.
-            os.sched_setaffinity(child.pid, self._cpus(spec.cpus))
+        finally:
+            os.sched_setaffinity(0, allowed)
         with self._lock:
             self._children[spec.name] = child
         failpoint("launched")

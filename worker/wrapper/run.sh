@@ -13,8 +13,6 @@ set -C
 { echo $$ >"$control/started"; } 2>/dev/null || exit 97
 set +C
 
-exec </dev/null >>"$control/log" 2>&1
-
 if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
 
 # Who stops the job signals its processes; the wrapper lives on to tell how they ended. As the first process of a
@@ -22,7 +20,7 @@ if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
 trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
 trap '' HUP INT
 
-"$shell" -c "$command" &
+"$shell" -c "$command" </dev/null >>"$control/log" 2>&1 &
 child=$!
 wait "$child"
 code=$?

@@ -1,0 +1,146 @@
+"""What a job sees under the mock backend, and how each way to end is told."""
+
+import io
+import os
+import tarfile
+
+import pytest
+from deployment import Deployment
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
+    deployment.start_up(SECRET_OF_THE_SERVICE="not for jobs")
+    yield deployment
+    deployment.stop()
+
+
+def run(service, command, **spec):
+    job_id = service.submit(command, **spec)
+    return service.wait_ended(job_id), service.raw_log(job_id).decode(errors="replace")
+
+
+def test_a_job_finds_its_environment(service):
+    job, log = run(service, "env", envVars={"LEARNING_RATE": "0.1", "TEXT": "two\nlines ✓"})
+    env = dict(line.split("=", 1) for line in log.splitlines() if "=" in line)
+    assert env["GRADIENT_JOB_ID"] == env["PS_JOB_ID"] == job["id"]
+    assert env["GRADIENT_ATTEMPT"] == "1"
+    assert env["GRADIENT_MACHINE_TYPE"] == "CPU"
+    assert env["PYTHONUNBUFFERED"] == "1"
+    assert env["LEARNING_RATE"] == "0.1"
+    assert env["GRADIENT_WORKSPACE_DIR"] == env["PS_JOBSPACE"] == env["PWD"]
+    assert env["GRADIENT_ARTIFACTS_DIR"] == env["PS_MODEL_PATH"]
+    assert {"GRADIENT_STORAGE_DIR", "GRADIENT_METRICS_FILE", "PS_HOSTNAME", "HOME", "PATH"} <= env.keys()
+    assert "TEXT=two\nlines ✓\n" in log
+    assert "SECRET_OF_THE_SERVICE" not in env
+    assert "GRADIENT_HOME" not in env
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "code", "reason", "says"),
+    [
+        ("exit 0", "Stopped", 0, "completed", "exit code 0"),
+        ("exit 3", "Failed", 3, "exit_nonzero", "exit code 3"),
+        ("no-such-program", "Failed", 127, "command_not_found", "spelling"),
+        ("touch a; ./a", "Failed", 126, "command_not_executable", "chmod +x"),
+        ("kill -9 $$", "Failed", 137, "killed", "memory"),
+        ("kill -SEGV $$", "Failed", 139, "signalled", "SIGSEGV"),
+    ],
+)
+def test_every_exit_is_explained(service, command, state, code, reason, says):
+    job, _ = run(service, command)
+    assert (job["state"], job["exitCode"], job["reason"]) == (state, code, reason)
+    assert says in job["message"]
+
+
+def test_a_start_failure_is_an_error_with_its_reason(service):
+    job, log = run(service, "echo never", envVars={"MOCK_START_FAILURE": "no such card"})
+    assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, "launch_failed")
+    assert "no such card" in job["message"]
+    assert log == ""
+
+
+def test_a_preemption_is_told_apart(service):
+    job, _ = run(service, "sleep 600", envVars={"MOCK_PREEMPT_AFTER": "0.2"}, stopGrace=5)
+    assert (job["state"], job["reason"]) == ("Failed", "preempted")
+
+
+def test_a_preempted_job_with_attempts_left_runs_again(service):
+    command = '[ "$GRADIENT_ATTEMPT" = 2 ] && { echo second; exit 0; }; echo first; sleep 600'
+    job, log = run(service, command, envVars={"MOCK_PREEMPT_AFTER": "1"}, maxAttempts=2, stopGrace=5)
+    assert (job["state"], job["attempt"]) == ("Stopped", 2)
+    assert log == "first\nsecond\n"
+
+
+def test_a_memory_hog_is_stopped_and_told_so(service):
+    hog = "python -c 'import time; x = bytearray(300 * 1024**2); print(len(x), flush=True); time.sleep(600)'"
+    job, _ = run(service, hog, memoryMb=100)
+    assert (job["state"], job["exitCode"], job["reason"]) == ("Failed", 137, "out_of_memory")
+    assert "100 MiB" in job["message"]
+
+
+def test_cpus_are_limited(service):
+    count = "python -c 'import os; print(len(os.sched_getaffinity(0)))'"
+    _, log = run(service, count, cpus=1)
+    assert log == "1\n"
+    _, log = run(service, count)
+    assert log == f"{len(os.sched_getaffinity(0))}\n"
+
+
+def test_a_workspace_arrives_with_its_modes(service):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, mode, text in [("run.sh", 0o755, b"#!/bin/sh\ncat sub/data\n"), ("sub/data", 0o644, b"payload\n")]:
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.size = mode, len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    answer = service.request(
+        "POST",
+        "/jobs",
+        files={"workspace": ("w.tar.gz", packed.getvalue())},
+        data={"spec": '{"machineType": "CPU", "command": "./run.sh"}'},
+    )
+    assert answer.status_code == 201, answer.text
+    job_id = answer.json()["id"]
+    assert service.wait_ended(job_id)["state"] == "Stopped"
+    assert service.raw_log(job_id) == b"payload\n"
+
+
+def test_a_git_address_that_cannot_be_fetched_says_why(service):
+    job, _ = run(service, "true", workspace="http://127.0.0.1:9/nothing.git")
+    assert (job["state"], job["reason"]) == ("Error", "workspace_fetch")
+    assert "127.0.0.1" in job["message"]
+
+
+def test_progress_bars_binary_noise_and_a_line_without_end(service):
+    noise = (
+        "import os, sys; out = sys.stdout.buffer;"
+        "[out.write(b'\\r%d%%' % p) for p in range(0, 101, 10)]; out.write(b'\\n');"
+        "out.write(bytes(range(256)) + b'\\n'); out.write(b'x' * 20_000_000)"
+    )
+    job, _ = run(service, f'python -c "{noise}"')
+    rows = service.request("GET", f"/jobs/{job['id']}/logs").json()
+    assert rows["complete"]
+    assert rows["lines"][0]["message"] == "100%"
+    assert [row["line"] for row in rows["lines"]] == [1, 2, 3, 4]
+    assert "20,000,000" in rows["lines"][3]["message"]
+    assert len(rows["lines"][3]["message"]) < 20_000
+    raw = service.raw_log(job["id"])
+    assert raw.endswith(bytes(range(256)) + b"\n" + b"x" * 20_000_000)
+
+
+def test_system_metrics_are_sampled(service):
+    job, _ = run(service, "python -c 'import time; t=time.time()\nwhile time.time()-t<3: pass'")
+    series = {one["name"]: one for one in service.request("GET", f"/jobs/{job['id']}/metrics").json()["series"]}
+    assert series["memory_bytes"]["source"] == "system"
+    assert series["memory_bytes"]["max"] > 1024**2
+    assert series["cpu_percent"]["max"] > 10
+
+
+def test_a_broken_metrics_line_harms_nothing(service):
+    lines = ['{"step": 1, "loss": NaN}', "nonsense", '{"step": 2, "loss": 0.5, "text": "x"}', "[]", '{"step": 3}']
+    command = "".join(f"echo '{line}' >>$GRADIENT_METRICS_FILE; " for line in lines)
+    job, _ = run(service, command)
+    (series,) = service.request("GET", f"/jobs/{job['id']}/metrics?name=loss").json()["series"]
+    assert [(point["step"], point["value"]) for point in series["points"]] == [(1, None), (2, 0.5)]

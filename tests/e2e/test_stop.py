@@ -1,0 +1,95 @@
+"""Stopping: SIGTERM reaches whatever trains, SIGKILL comes after the grace, nothing is left behind."""
+
+import pytest
+from deployment import wait_until
+
+GRACEFUL = """
+import os, signal, sys, time
+def save(*_):
+    open(os.environ["GRADIENT_ARTIFACTS_DIR"] + "/checkpoint", "w").write("saved")
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("training", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def running(deployment):
+    deployment.start_up()
+    (deployment.home / "storage").mkdir(exist_ok=True)
+
+    def start(command, says, **spec):
+        job_id = deployment.submit(command, **spec)
+        wait_until(lambda: says in deployment.raw_log(job_id), f"{says} in the log")
+        return job_id
+
+    return start
+
+
+def script(deployment, text):
+    path = deployment.home / "storage" / "main.py"
+    path.write_text(text)
+    return f'python "{path}"'
+
+
+@pytest.mark.parametrize("shell", ["{}", "true && {}; true", "( {} )", "setsid -w {}", "{} | cat"])
+def test_sigterm_reaches_the_training_however_it_was_started(deployment, running, shell):
+    job_id = running(shell.format(script(deployment, GRACEFUL)), b"training")
+    answer = deployment.request("POST", f"/jobs/{job_id}/stop")
+    assert answer.status_code == 200
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["reason"]) == ("Cancelled", "stopped_by_user")
+    assert deployment.artifact(job_id, "checkpoint") == b"saved"
+    if "cat" not in shell:  # which is told to end as well
+        assert deployment.raw_log(job_id) == b"training\nsaved\n"
+    assert deployment.job_processes(job_id) == []
+
+
+def test_what_ignores_sigterm_is_killed_after_its_grace(deployment, running):
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    job_id = running(script(deployment, deaf), b"deaf", stopGrace=1)
+    deployment.request("POST", f"/jobs/{job_id}/stop")
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["exitCode"]) == ("Cancelled", 137)
+    assert deployment.job_processes(job_id) == []
+
+
+def test_double_forks_do_not_escape(deployment, running):
+    hidden = "(setsid sh -c 'trap \"\" TERM; echo hidden; while :; do sleep 1; done' &) ; sleep 600"
+    job_id = running(hidden, b"hidden", stopGrace=1)
+    deployment.request("POST", f"/jobs/{job_id}/stop")
+    assert deployment.wait_ended(job_id)["state"] == "Cancelled"
+    assert deployment.job_processes(job_id) == []
+
+
+def test_what_a_command_leaves_in_the_background_ends_with_it(deployment, running):
+    job_id = running("setsid sleep 600 & echo done", b"done")
+    assert deployment.wait_ended(job_id)["state"] == "Stopped"
+    assert deployment.job_processes(job_id) == []
+
+
+def test_a_time_limit_counts_running_time_and_says_so(deployment, running):
+    job_id = running("echo begun; sleep 600", b"begun", timeLimit=1, stopGrace=1)
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["reason"]) == ("Failed", "time_limit")
+    assert "1 seconds" in job["message"]
+    assert "--timeLimit" in job["message"]
+
+
+def test_stopping_twice_and_after_the_end_is_no_error(deployment, running):
+    job_id = running("echo begun; sleep 600", b"begun", stopGrace=1)
+    for _ in range(2):
+        assert deployment.request("POST", f"/jobs/{job_id}/stop").status_code == 200
+    deployment.wait_ended(job_id)
+    assert deployment.request("POST", f"/jobs/{job_id}/stop").json()["state"] == "Cancelled"
+
+
+def test_deleting_a_running_job_ends_and_hides_it(deployment, running):
+    job_id = running("echo begun; sleep 600", b"begun", stopGrace=1)
+    assert deployment.request("DELETE", f"/jobs/{job_id}").status_code == 204
+    assert deployment.request("GET", f"/jobs/{job_id}").status_code == 404
+    wait_until(lambda: not deployment.job_processes(job_id), "its processes to end")
+    wait_until(lambda: deployment.scratch() == [], "its folders to go")

@@ -1,0 +1,120 @@
+"""Kill -9 of the worker and the API, again and again, while a job runs: the job never notices."""
+
+import random
+
+import pytest
+from deployment import wait_until
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+KILLS = 10
+# Prints a line every 10 ms until it is told to end, and then says how far it came, and who it was all along.
+TRAINING = """
+import hashlib, json, os, pathlib, time
+artifacts = pathlib.Path(os.environ["GRADIENT_ARTIFACTS_DIR"])
+storage = pathlib.Path(os.environ["GRADIENT_STORAGE_DIR"])
+metrics = open(os.environ["GRADIENT_METRICS_FILE"], "a")
+storage.joinpath("pid").write_text(str(os.getpid()))
+step = 0
+while not storage.joinpath("enough").exists():
+    step += 1
+    print("step", step, flush=True)
+    if step % 10 == 0:
+        metrics.write(json.dumps({"step": step, "loss": 1 / step}) + "\\n")
+        metrics.flush()
+        artifacts.joinpath("checkpoint.new").write_text(str(step))
+        artifacts.joinpath("checkpoint.new").rename(artifacts / "checkpoint")
+    time.sleep(0.01)
+storage.joinpath("steps").write_text(str(step))
+raise SystemExit(5)
+"""
+
+
+def test_training_never_notices_ten_kills_of_worker_and_api(deployment):
+    chance = random.Random(20181030)  # noqa: S311 - repeatable, not secret
+    api, worker = deployment.start_api(), deployment.start_worker()
+    (deployment.home / "storage").mkdir(exist_ok=True)
+    (deployment.home / "storage" / "training.py").write_text(TRAINING)
+    job_id = deployment.submit('python "$GRADIENT_STORAGE_DIR/training.py"')
+    pid_file = deployment.home / "storage" / "pid"
+    wait_until(pid_file.exists, "the training to begin")
+    pid = pid_file.read_text()
+    for kill in range(KILLS):
+        lines = len(deployment.raw_log(job_id).splitlines())
+        wanted = lines + chance.randrange(1, 40)
+        wait_until(lambda: len(deployment.raw_log(job_id).splitlines()) >= wanted, f"line {wanted}")  # noqa: B023
+        worker.kill()
+        if kill % 2:
+            api.kill()
+            api = deployment.start_api()
+        worker = deployment.start_worker()
+    job = deployment.job(job_id)
+    assert (job["state"], job["attempt"]) == ("Running", 1)
+    assert pid_file.read_text() == pid, "the same process all along"
+    (deployment.home / "storage" / "enough").touch()
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["exitCode"], job["attempt"]) == ("Failed", 5, 1)
+    steps = int((deployment.home / "storage" / "steps").read_text())
+    assert deployment.raw_log(job_id) == b"".join(b"step %d\n" % step for step in range(1, steps + 1))
+    rows = deployment.request("GET", f"/jobs/{job_id}/logs?line=0&limit=10000").json()["lines"]
+    assert [row["line"] for row in rows] == list(range(1, len(rows) + 1))
+    (series,) = deployment.request("GET", f"/jobs/{job_id}/metrics?name=loss&maxPoints=10000").json()["series"]
+    assert [point["step"] for point in series["points"]] == list(range(10, steps + 1, 10))
+    artifacts = deployment.artifacts(job_id)
+    assert artifacts["state"] == "complete"
+    assert deployment.artifact(job_id, "checkpoint") == str(steps - steps % 10).encode()
+    adoptions = [event for event in deployment.events(job_id) if event["kind"] == "adopted"]
+    assert len(adoptions) == KILLS
+
+
+def test_training_killed_from_outside_fails_with_what_it_wrote(deployment):
+    deployment.start_up()
+    script = "echo $$ >pid; exec python -u -c \"print('before', flush=True); import time; time.sleep(600)\""
+    job_id = deployment.submit(
+        f'printf weights >"$GRADIENT_ARTIFACTS_DIR/weights"; echo $$ >"$GRADIENT_STORAGE_DIR/pid"; {script}'
+    )
+    wait_until(lambda: b"before" in deployment.raw_log(job_id), "its first line")
+    leader = int((deployment.home / "storage" / "pid").read_text())
+    (training,) = [process for process in deployment.job_processes(job_id) if process.pid == leader]
+    training.kill()
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["exitCode"], job["reason"]) == ("Failed", 137, "killed")
+    assert "137" in job["message"]
+    assert "memory" in job["message"]
+    assert deployment.artifact(job_id, "weights") == b"weights"
+    assert deployment.raw_log(job_id) == b"before\n"
+
+
+def test_all_processes_killed_at_once_is_said(deployment):
+    deployment.start_up()
+    job_id = deployment.submit("echo before; sleep 600")
+    wait_until(lambda: b"before" in deployment.raw_log(job_id), "its first line")
+    for process in deployment.job_processes(job_id):
+        process.kill()
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, "vanished")
+    assert deployment.raw_log(job_id) == b"before\n"
+
+
+def test_a_deploy_leaves_jobs_running(deployment):
+    up = deployment.start_up()
+    job_id = deployment.submit('echo one; until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done; echo two')
+    wait_until(lambda: b"one" in deployment.raw_log(job_id), "its first line")
+    up.signal(15)
+    assert up.wait() == 0, up.said()
+    assert deployment.job_processes(job_id), "the job goes on"
+    deployment.start_up()
+    (deployment.home / "storage" / "go").touch()
+    job = deployment.wait_ended(job_id)
+    assert (job["state"], job["attempt"]) == ("Stopped", 1)
+    assert deployment.raw_log(job_id) == b"one\ntwo\n"
+
+
+def test_two_workers_of_one_name_are_refused(deployment):
+    deployment.start_api()
+    first = deployment.start_worker("twin")
+    wait_until(lambda: "is ready" in first.said(), "the first worker")
+    second = deployment.start_worker("twin")
+    assert second.wait() == 1
+    assert "--name" in second.said()
+    assert first.alive()

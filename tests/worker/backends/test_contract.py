@@ -1,0 +1,219 @@
+"""The same questions to every backend."""
+
+import contextlib
+import json
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from deployment import wait_until
+
+from core.ids import new_id
+from core.settings import Settings
+from worker.backends import BACKENDS, make_backend
+from worker.backends.base import BackendError, LaunchSpec
+from worker.backends.mock import WRAPPER
+from worker.workspace import Scratch
+
+
+class Place:
+    """A backend and the folders that the worker would give it."""
+
+    def __init__(self, name, root):
+        self.backend = make_backend(name, Settings(home=root))
+        self.root = root
+        self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
+        self._made = []
+
+    def spec(self, command, *, attempt=1, **options):
+        job_id = self.job_id
+        scratch = Scratch(self.root / "attempts", job_id, attempt)
+        scratch.make()
+        scratch.workspace.mkdir(exist_ok=True)
+        (self.root / "storage").mkdir(exist_ok=True)
+        env = {"GRADIENT_JOB_ID": job_id, "GRADIENT_ATTEMPT": str(attempt)} | options.pop("env", {})
+        return LaunchSpec(
+            name=scratch.name,
+            job_id=job_id,
+            attempt=attempt,
+            machine_type="CPU",
+            command=command,
+            container=None,
+            env=env,
+            workspace=scratch.workspace,
+            artifacts=scratch.artifacts,
+            storage=self.root / "storage",
+            control=scratch.control,
+            **{"cpus": None, "memory_bytes": None, "stop_grace": 5} | options,
+        )
+
+    def launch(self, spec, confirm=lambda: None):
+        handle = self.backend.launch(spec, confirm)
+        self._made.append(handle)
+        return handle
+
+    def wait(self, handle):
+        return wait_until(lambda: self.backend.poll(handle), "the job to end")
+
+    def output(self, spec):
+        return (spec.control / "log").read_bytes() if (spec.control / "log").exists() else b""
+
+    def clear(self):
+        for handle in self._made + self.backend.list_owned():
+            self.backend.destroy(handle)
+
+
+@pytest.fixture(params=list(BACKENDS))
+def place(request, tmp_path):
+    place = Place(request.param, tmp_path)
+    yield place
+    place.clear()
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 255])
+def test_output_and_exit_code_are_in_the_control_folder(place, code):
+    spec = place.spec(f"echo out; echo err >&2; exit {code}")
+    handle = place.launch(spec)
+    exit_ = place.wait(handle)
+    assert (exit_.code, exit_.reason) == (code, None)
+    assert sorted(place.output(spec).split()) == [b"err", b"out"]
+    assert place.backend.poll(handle).code == code, "asked again, it says the same"
+
+
+def test_a_running_job_has_not_ended(place):
+    spec = place.spec("echo up; sleep 600")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    assert place.backend.poll(handle) is None
+    assert [owned["name"] for owned in place.backend.list_owned()] == [spec.name]
+
+
+def test_a_handle_is_plain_versioned_json(place):
+    handle = place.launch(place.spec("true"))
+    assert json.loads(json.dumps(handle)) == handle
+    assert handle["version"] == 1
+    assert handle["name"] == f"{place.job_id}-1"
+
+
+def test_launch_may_be_repeated_and_runs_once(place):
+    spec = place.spec('echo run >>"$PWD/runs"; sleep 600')
+    first = place.launch(spec)
+    wait_until((spec.workspace / "runs").exists, "the command to run")
+    again = place.launch(spec)
+    assert again["name"] == first["name"]
+    assert place.backend.poll(again) is None
+    assert (spec.workspace / "runs").read_text() == "run\n"
+
+
+def test_many_launches_at_once_run_once(place):
+    spec = place.spec('echo run >>"$PWD/runs"')
+    barrier = threading.Barrier(10)
+
+    def launch(_):
+        barrier.wait()
+        return place.launch(spec)
+
+    with ThreadPoolExecutor(10) as pool:
+        handles = list(pool.map(launch, range(10)))
+    assert place.wait(handles[0]).code == 0
+    assert (spec.workspace / "runs").read_text() == "run\n"
+
+
+def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
+    class Lost(Exception):
+        pass
+
+    def confirm():
+        raise Lost
+
+    spec = place.spec('touch "$PWD/ran"')
+    with pytest.raises(Lost):
+        place.launch(spec, confirm)
+    assert place.backend.list_owned() == []
+    assert not (spec.workspace / "ran").exists()
+
+
+def test_a_start_after_the_attempt_is_over_runs_nothing(place):
+    """What a zombie does that wakes between its check and its start."""
+    spec = place.spec('touch "$GRADIENT_TEST_FILE"', env={"GRADIENT_TEST_FILE": str(place.root / "ran")})
+    scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
+    with contextlib.suppress(BackendError):
+        place.launch(spec, scratch.remove)
+    assert place.backend.list_owned() == []
+    assert not (place.root / "ran").exists()
+
+
+def test_stop_asks_all_processes_and_then_ends_them(place):
+    spec = place.spec("trap 'echo asked' TERM; echo up; while :; do sleep 0.1; done")
+    handle = place.launch(spec)
+    wait_until(lambda: b"up" in place.output(spec), "its first line")
+    place.backend.stop(handle, grace=True)
+    wait_until(lambda: b"asked" in place.output(spec), "the trap to run")
+    assert place.backend.poll(handle) is None
+    place.backend.stop(handle, grace=False)
+    assert place.wait(handle).code == 137
+
+
+def test_destroy_ends_everything_and_may_be_repeated(place):
+    spec = place.spec("setsid sleep 600 & sleep 600 & echo up; wait")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    place.backend.destroy(handle)
+    assert place.backend.list_owned() == []
+    place.backend.destroy(handle)
+    assert place.output(spec) == b"up\n", "what it printed stays"
+
+
+def test_another_instance_finds_the_same_job_again(place, tmp_path):
+    """What a worker that comes back does."""
+    spec = place.spec("echo up; sleep 600; exit 3")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    name = next(name for name in BACKENDS if type(place.backend).__name__.lower().startswith(name))
+    heir = make_backend(name, Settings(home=tmp_path))
+    assert heir.poll(handle) is None
+    assert [owned["name"] for owned in heir.list_owned()] == [spec.name]
+    heir.stop(handle, grace=False)
+    assert wait_until(lambda: heir.poll(handle), "its end").code == 137
+
+
+def test_a_sample_tells_memory_and_processes(place):
+    spec = place.spec("echo up; sleep 600")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    sample = place.backend.sample(handle)
+    assert sample["memory_bytes"] > 0
+    assert sample["processes"] >= 1
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "ln -s /etc/passwd",
+        "mkfifo",
+        "mkdir",
+        "head -c 1000000 /dev/zero >",
+        "echo 99999999999999999999 >",
+        "echo -5 >",
+        "echo nonsense >",
+    ],
+)
+def test_a_forged_exit_file_harms_nobody_else(place, attack):
+    spec = place.spec(f'{attack} "$CONTROL/exit"; sleep 600', env={"CONTROL": ""})
+    spec.env["CONTROL"] = str(spec.control)
+    handle = place.launch(spec)
+    wait_until(lambda: (spec.control / "exit").is_symlink() or (spec.control / "exit").exists(), "the attack")
+    ended = place.backend.poll(handle)
+    assert ended is None or ended.code is None or 0 <= ended.code <= 255
+
+
+def test_exit_codes_survive_a_removed_log(place):
+    spec = place.spec('rm "$CONTROL/log"; echo lost; exit 4', env={"CONTROL": ""})
+    spec.env["CONTROL"] = str(spec.control)
+    assert place.wait(place.launch(spec)).code == 4
+
+
+def test_the_wrapper_is_plain_posix_shell():
+    done = subprocess.run(["sh", "-n", str(WRAPPER)], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
