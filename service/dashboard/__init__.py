@@ -1,0 +1,20 @@
+"""The pages people look at in a browser: drawn on the server, over the same functions as the API."""
+
+from fastapi import FastAPI
+
+from service.dashboard import access, artifact_pages, assets, job_pages
+from service.dashboard.access import SignInAttempts
+from service.dashboard.error_pages import ErrorPages
+
+__all__ = ["mount"]
+
+
+def mount(app: FastAPI) -> None:
+    """Add the pages to an application that has its stores and its middleware.
+
+    Must come last: the error pages are drawn from the answers of everything else.
+    """
+    app.state.sign_in_attempts = SignInAttempts()
+    for pages in (access, job_pages, artifact_pages, assets):
+        app.include_router(pages.router, include_in_schema=False)
+    app.add_middleware(ErrorPages)

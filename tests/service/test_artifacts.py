@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import zipfile
 from urllib.parse import quote
 
@@ -25,7 +24,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def kept(client, job_id, worker, stores, folder):
+def kept(job_id, worker, stores, folder):
     """A job that has ended and left some files."""
     files = {
         "model/weights.h5": bytes(range(256)) * 1000,
@@ -36,7 +35,7 @@ def kept(client, job_id, worker, stores, folder):
         "plot.PNG": b"\x89PNG",
         "ünï 🚀 #1?.bin": b"odd",
         "a\\b": b"backslash",
-        '"quoted"; x=\'1\'.csv': b"1,2",
+        "\"quoted\"; x='1'.csv": b"1,2",
     }
     for name, content in files.items():
         path = folder / name
@@ -106,7 +105,7 @@ def test_nothing_a_job_left_runs_in_a_browser(client, job_id, kept):
     assert kinds["plot.PNG"] == "image/png"
     assert inline["plot.PNG"]["content-disposition"].startswith("inline")
     assert {headers["content-security-policy"] for headers in inline.values()} == {"sandbox; default-src 'none'"}
-    odd = inline['"quoted"; x=\'1\'.csv']["content-disposition"]
+    odd = inline["\"quoted\"; x='1'.csv"]["content-disposition"]
     assert odd == "inline; filename*=UTF-8''%22quoted%22%3B%20x%3D%271%27.csv"
 
 
@@ -130,14 +129,15 @@ def test_a_range_is_that_part(client, job_id, kept, header, start, stop):
         assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(content)}"
 
 
-@pytest.mark.parametrize("header", ["bytes=5-4", "bytes=-", "bytes=a-b", "lines=1-2", "bytes=0-1,5-6", "bytes=0-1 "])
+@pytest.mark.parametrize("header", ["bytes=5-4", "bytes=-", "bytes=a-b", "lines=1-2", "bytes=0-1,5-6", "bytes= 0-1"])
 def test_a_header_that_is_no_single_range_is_ignored(client, job_id, kept, header):
     answer = client.get(url(job_id, "notes.txt"), headers={"Range": header})
-    assert answer.content == (kept["notes.txt"][:2] if header == "bytes=0-1 " else kept["notes.txt"])
+    assert (answer.status_code, answer.content) == (200, kept["notes.txt"])
 
 
 @pytest.mark.parametrize("header", ["bytes=256000-", "bytes=-0", "bytes=9999999999-"])
-def test_a_range_past_the_end_is_refused(client, job_id, kept, header):
+@pytest.mark.usefixtures("kept")
+def test_a_range_past_the_end_is_refused(client, job_id, header):
     answer = client.get(url(job_id, "model/weights.h5"), headers={"Range": header})
     assert (answer.status_code, answer.headers["content-range"]) == (416, "bytes */256000")
     assert answer.json()["error"]["name"] == "RangeNotSatisfiable"
@@ -159,7 +159,8 @@ def test_versions_are_told_apart_by_etag(client, job_id, kept):
 @pytest.mark.parametrize(
     "path", ["../../../gradient.db", "%2e%2e/%2e%2e/gradient.db", "/etc/passwd", "none", "model", "", "a%00b", "a/b\\c"]
 )
-def test_other_paths_are_not_found(client, job_id, kept, path):
+@pytest.mark.usefixtures("kept")
+def test_other_paths_are_not_found(client, job_id, path):
     answer = client.get(f"/jobs/{job_id}/artifacts/file/{path}")
     assert answer.status_code == 404
     assert answer.json()["error"]["status"] == 404
@@ -168,7 +169,7 @@ def test_other_paths_are_not_found(client, job_id, kept, path):
 def test_a_running_job_can_be_looked_into(client, job_id, worker, stores, folder):
     worker.start()
     (folder / "ckpt").write_bytes(b"1234")
-    os.symlink("/etc/passwd", folder / "link")
+    (folder / "link").symlink_to("/etc/passwd")
     stores.artifacts.sync(job_id, 1, folder)
     page = client.get(f"/jobs/{job_id}/artifacts").json()
     assert page["state"] == "partial"
@@ -200,7 +201,7 @@ def test_names_in_a_zip_stay_below_its_folder(path, name):
     assert safe_name(path) == name
 
 
-def test_failed_collection_shows(client, job_id, worker, stores, folder, database):
+def test_failed_collection_shows(client, job_id, worker, database):
     job = worker.start()
     worker.end(job, exit_code=0)
     with database.write() as session:

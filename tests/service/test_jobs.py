@@ -49,7 +49,7 @@ def test_a_job_is_made_and_shown(client, woken):
     assert woken == ["wake"]
 
 
-def test_a_commit_that_fails_gives_503_and_no_201(client, stores, database, monkeypatch):
+def test_a_commit_that_fails_gives_503_and_no_201(client, database, monkeypatch):
     def fail(_session):
         raise StoreUnavailable("The database does not answer right now. Try again in a moment.")
 
@@ -65,7 +65,7 @@ def test_a_commit_that_fails_gives_503_and_no_201(client, stores, database, monk
     assert [one["id"] for one in client.get("/projects").json()["projects"]] == [project["id"]]
 
 
-def test_wake_comes_after_the_commit_and_only_then(client, database, app, stores):
+def test_wake_comes_after_the_commit_and_only_then(client, database, stores):
     seen = []
     object.__setattr__(stores, "wake", lambda: seen.append(count_jobs(database)))
     client.post("/jobs", json=a_job())
@@ -111,7 +111,7 @@ def test_an_unknown_state_is_refused_with_those_there_are(client):
     assert all(state in error["message"] for state in OUTSIDE_STATES)
 
 
-def test_every_inside_state_has_an_outside_name(client):
+def test_every_inside_state_has_an_outside_name():
     from_filters = set(OUTSIDE_STATES)
     assert from_filters == {"Pending", "Running", "Stopped", "Failed", "Error", "Cancelled"}
     assert len(JobState) == 7
@@ -223,7 +223,7 @@ def test_events_tell_the_story(client, worker):
     assert "exit code 1" in events[3]["message"]
 
 
-def test_a_job_with_a_silent_worker_says_so(client, worker, stores, database):
+def test_a_job_with_a_silent_worker_says_so(client, worker, database):
     job_id = client.post("/jobs", json=a_job()).json()["id"]
     worker.start()
     assert client.get(f"/jobs/{job_id}").json()["reason"] is None

@@ -20,7 +20,9 @@ def job_id(client):
 
 @pytest.fixture
 def running(job_id, worker):
-    return worker.start()
+    job = worker.start()
+    assert job.id == job_id
+    return job
 
 
 def events_in(response):
@@ -67,7 +69,7 @@ class Growing(Listener):
     def _run(self):
         with self._live.client() as client, follow(client, self._job_id, **self._headers) as response:
             for event in events_in(response):
-                self.events.append(event)  # noqa: PERF402 - seen by the test while the stream goes on
+                self.events.append(event)
 
 
 def follow(client, job_id, query="", **headers):
@@ -126,7 +128,8 @@ def test_a_bad_last_event_id_is_refused(client, job_id, last):
     assert response.json()["error"]["field"] == "Last-Event-ID"
 
 
-def test_raw_bytes_in_parts(client, job_id, running, stores):
+@pytest.mark.usefixtures("running")
+def test_raw_bytes_in_parts(client, job_id, stores):
     raw = b"a\rb\r\x00\xff\n" * 1000
     with stores.logs.open_writer(job_id, 1) as log:
         log.append(raw, 1)
@@ -143,7 +146,7 @@ def test_raw_bytes_in_parts(client, job_id, running, stores):
     assert shown.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-def test_a_log_is_followed_from_before_its_first_line_to_its_end(live, client, job_id, worker, stores):
+def test_a_log_is_followed_from_before_its_first_line_to_its_end(live, job_id, worker, stores):
     listener = Growing(live, job_id)
     wait_until(lambda: listener.named("phase"))
     job = worker.start()
@@ -167,7 +170,8 @@ def test_a_log_is_followed_from_before_its_first_line_to_its_end(live, client, j
     assert (name, end["state"], end["exitCode"], end["reason"]) == ("end", "Failed", 3, "exit_nonzero")
 
 
-def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live, client, job_id, running, stores):
+@pytest.mark.usefixtures("running")
+def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live, client, job_id, stores):
     listener = Growing(live, job_id)
     wait_until(lambda: listener.named("phase"))
     took = []
@@ -183,7 +187,7 @@ def test_a_line_is_seen_at_once_and_not_at_the_next_look_at_the_row(live, client
     listener.thread.join(20)
 
 
-def test_phases_come_as_they_change(live, client, job_id, worker):
+def test_phases_come_as_they_change(live, job_id, worker):
     listener = Growing(live, job_id)
     wait_until(lambda: listener.named("phase"))
     assert listener.named("phase")[0] == {
@@ -199,7 +203,7 @@ def test_phases_come_as_they_change(live, client, job_id, worker):
     assert listener.events[-1][0] == "end"
 
 
-def test_fifty_broken_connections_lose_and_repeat_nothing(live, client, job_id, running, stores, worker):
+def test_fifty_broken_connections_lose_and_repeat_nothing(client, job_id, running, stores, worker):
     chance = random.Random(7)  # noqa: S311 - a repeatable test
     expected = [f"line {number} {'x' * chance.randrange(300)}" for number in range(3000)]
 
@@ -254,7 +258,8 @@ def test_line_breaks_of_other_kinds_do_not_break_events(client, job_id, running,
     assert body.count(b"event: end\n") == 1
 
 
-def test_clients_that_leave_are_noticed_at_once(live, client, job_id, running, stores):
+@pytest.mark.usefixtures("running")
+def test_clients_that_leave_are_noticed_at_once(live, job_id, stores):
     clients = [live.client() for _ in range(5)]
     streams = [follow(one, job_id) for one in clients]
     listening = [events_in(stream.__enter__()) for stream in streams]
@@ -267,7 +272,8 @@ def test_clients_that_leave_are_noticed_at_once(live, client, job_id, running, s
         stream.__exit__(None, None, None)
 
 
-def test_streams_are_bounded(live, client, job_id, running, stores, monkeypatch):
+@pytest.mark.usefixtures("running")
+def test_streams_are_bounded(live, client, job_id, stores, monkeypatch):
     monkeypatch.setattr(stores.streams, "_limit", 1)
     listener = Growing(live, job_id)
     wait_until(lambda: listener.named("phase"))
@@ -278,7 +284,8 @@ def test_streams_are_bounded(live, client, job_id, running, stores, monkeypatch)
     listener.thread.join(20)
 
 
-def test_streams_end_when_the_server_stops(live, client, job_id, running):
+@pytest.mark.usefixtures("running")
+def test_streams_end_when_the_server_stops(live, job_id):
     listener = Listener(live, job_id)
     wait_until(lambda: live.server.server_state.tasks)
     wait_until(lambda: live.server.config.app.state.stores.streams.active)
@@ -302,11 +309,12 @@ def test_a_reader_that_does_not_read_holds_up_nobody(live, client, job_id, runni
         with follow(client, job_id) as other:
             names = [name for name, _, _ in events_in(other)]
         assert (names.count("line"), names[-1]) == (20_000, "end")
-        assert stores.streams.active == 1
+        wait_until(lambda: stores.streams.active == 1)
     slow.close()
 
 
-def test_a_job_deleted_while_it_is_followed_ends_the_stream(live, client, job_id, running):
+@pytest.mark.usefixtures("running")
+def test_a_job_deleted_while_it_is_followed_ends_the_stream(live, client, job_id):
     listener = Growing(live, job_id)
     wait_until(lambda: listener.named("phase"))
     client.delete(f"/jobs/{job_id}")
@@ -315,7 +323,7 @@ def test_a_job_deleted_while_it_is_followed_ends_the_stream(live, client, job_id
     assert (name, data["error"]["status"]) == ("error", 404)
 
 
-def test_following_goes_on_while_the_database_is_away(live, client, job_id, running, stores, monkeypatch):
+def test_following_goes_on_while_the_database_is_away(live, job_id, running, stores, monkeypatch):
     listener = Growing(live, job_id)
     wait_until(lambda: listener.named("phase"))
     asked = []

@@ -46,13 +46,29 @@ def test_what_is_not_finite_is_null_and_no_extreme():
     assert (thinned.min, thinned.max, thinned.last) == (None, None, None)
 
 
-def test_series_come_by_name_and_source(client, database, worker):
+def test_series_come_by_name_and_source(client, database):
     job_id = client.post("/jobs", json=a_job()).json()["id"]
     rows = [
-        {"job_id": job_id, "attempt": 1, "source": "job", "offset": n, "step": float(n), "at": BEGAN + timedelta(seconds=n), "values": {"loss": 1 / (n + 1), "accuracy": n / 100}}
+        {
+            "job_id": job_id,
+            "attempt": 1,
+            "source": "job",
+            "offset": n,
+            "step": float(n),
+            "at": BEGAN + timedelta(seconds=n),
+            "values": {"loss": 1 / (n + 1), "accuracy": n / 100},
+        }
         for n in range(100)
     ]
-    system = {"job_id": job_id, "attempt": 1, "source": "system", "offset": 0, "step": None, "at": BEGAN, "values": {"cpu": 87.5}}
+    system = {
+        "job_id": job_id,
+        "attempt": 1,
+        "source": "system",
+        "offset": 0,
+        "step": None,
+        "at": BEGAN,
+        "values": {"cpu": 87.5},
+    }
     with database.write() as session:
         lifecycle.add_metrics(session, [*rows, system])
     found = client.get(f"/jobs/{job_id}/metrics").json()["series"]

@@ -66,7 +66,7 @@ def test_none_means_no_workspace_and_git_urls_hide_their_password(client):
     assert job["workspace"] == "https://••••••@example.com/a.git#main"
 
 
-def test_a_hundred_at_once_with_one_key_make_one_job(live, client, database, woken):
+def test_a_hundred_at_once_with_one_key_make_one_job(live, database):
     def post(_):
         with live.client() as one:
             answer = one.post("/jobs", json=a_job(), headers={"Idempotency-Key": "same"})
@@ -97,34 +97,40 @@ def test_a_key_belongs_to_one_request(client, database):
 
 
 @pytest.mark.parametrize("key", ["", "a b", "x" * 256, "ü".encode("latin-1")])
-def test_a_key_that_is_none_is_refused(client, key, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_a_key_that_is_none_is_refused(client, key):
     message = error_of(client.post("/jobs", json=a_job(), headers={"Idempotency-Key": key}), 400, "Idempotency-Key")
     assert "255" in message
 
 
-def test_an_unknown_machine_type_names_the_nearest(client, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_an_unknown_machine_type_names_the_nearest(client):
     message = error_of(client.post("/jobs", files=a_form(a_job(machineType="V10O"), a_zip())), 400, "machineType")
     assert "'V100'" in message
 
 
 @pytest.mark.parametrize("command", ["", "  \n"])
-def test_an_empty_command_is_refused(client, command, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_an_empty_command_is_refused(client, command):
     message = error_of(client.post("/jobs", files=a_form(a_job(command=command), a_zip())), 400, "command")
     assert "--command" in message
 
 
-def test_a_missing_command_is_refused(client, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_a_missing_command_is_refused(client):
     message = error_of(client.post("/jobs", files=a_form({"machineType": "CPU"}, a_zip())), 422, "command")
     assert "command" in message
 
 
 @pytest.mark.parametrize("name", ["../evil.sh", "/etc/evil", "a/../../evil"])
-def test_a_zip_that_escapes_is_refused(client, name, nothing_left, settings):
+@pytest.mark.usefixtures("nothing_left")
+def test_a_zip_that_escapes_is_refused(client, name, settings):
     error_of(client.post("/jobs", files=a_form(a_job(), a_zip({name: b"x"}))), 400, "workspace")
     assert not list(settings.root.parent.rglob("evil*"))
 
 
-def test_a_zip_bomb_is_refused_while_reading(client, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_a_zip_bomb_is_refused_while_reading(client):
     zeros = zlib.compressobj(9, zlib.DEFLATED, -15)
     packed = b"".join(zeros.compress(bytes(1024**2)) for _ in range(512)) + zeros.flush()
     assert len(packed) < 1024**2
@@ -145,23 +151,31 @@ def _zip_of(packed, size):
     return bytes(raw)
 
 
-@pytest.mark.parametrize("archive", [a_zip()[:-30], b"", b"not an archive at all", b"PK\x03\x04"])
-def test_a_damaged_archive_is_refused(client, archive, nothing_left):
+@pytest.mark.parametrize(
+    "archive",
+    [a_zip()[:-30], b"", b"not an archive at all", b"PK\x03\x04"],
+    ids=["cut off", "empty", "text", "only a beginning"],
+)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_damaged_archive_is_refused(client, archive):
     error_of(client.post("/jobs", files=a_form(a_job(), archive)), 400, "workspace")
 
 
-def test_an_upload_that_is_not_what_was_announced_is_refused(client, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_an_upload_that_is_not_what_was_announced_is_refused(client):
     spec = a_job(workspaceSha256=hashlib.sha256(b"other").hexdigest())
     assert "damaged" in error_of(client.post("/jobs", files=a_form(spec, a_zip())), 400, "workspace")
 
 
-def test_an_archive_that_is_not_stored_must_be_sent(client, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_an_archive_that_is_not_stored_must_be_sent(client):
     answer = client.post("/jobs", json=a_job(workspaceSha256="0" * 64))
     error_of(answer, 404, "workspaceSha256")
     error_of(client.post("/jobs", json=a_job(workspaceSha256="xyz")), 422, "workspaceSha256")
 
 
-def test_a_form_without_its_end_is_refused(client, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_a_form_without_its_end_is_refused(client):
     boundary = "b0undary"
     body = (
         f'--{boundary}\r\nContent-Disposition: form-data; name="spec"\r\n\r\n{json.dumps(a_job())}\r\n'
@@ -172,7 +186,8 @@ def test_a_form_without_its_end_is_refused(client, nothing_left):
     assert "cut off" in message
 
 
-def test_a_connection_that_breaks_in_an_upload_leaves_nothing(live, client, settings, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_a_connection_that_breaks_in_an_upload_leaves_nothing(live, client):
     head = (
         f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\n"
         "Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 5000000\r\n\r\n"
@@ -193,7 +208,8 @@ def test_a_connection_that_breaks_in_an_upload_leaves_nothing(live, client, sett
         ([("spec", (None, json.dumps(a_job()))), ("spec", (None, json.dumps(a_job())))], "spec"),
     ],
 )
-def test_a_form_with_other_parts_is_refused(client, parts, field, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_a_form_with_other_parts_is_refused(client, parts, field):
     error_of(client.post("/jobs", files=parts), 422, field)
 
 
@@ -217,7 +233,8 @@ def test_a_form_with_other_parts_is_refused(client, parts, field, nothing_left):
         ([1], 422, None, "object"),
     ],
 )
-def test_a_bad_spec_is_refused_with_its_field(client, spec, status, field, says, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_a_bad_spec_is_refused_with_its_field(client, spec, status, field, says):
     body = json.dumps(spec).encode()
     message = error_of(client.post("/jobs", content=body, headers={"Content-Type": "application/json"}), status, field)
     assert says in message
@@ -235,17 +252,20 @@ def test_emoji_are_welcome(client):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"a": "\\ud800"}', b"\xff\xfe", b"[" * 5000])
-def test_what_is_no_json_is_refused(client, body, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_what_is_no_json_is_refused(client, body):
     answer = client.post("/jobs", content=body, headers={"Content-Type": "application/json"})
     assert "JSON" in error_of(answer, 422)
 
 
-def test_another_content_type_is_refused(client, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_another_content_type_is_refused(client):
     answer = client.post("/jobs", content=b"machineType=CPU", headers={"Content-Type": "text/plain"})
     assert answer.json()["error"]["status"] == 415
 
 
-def test_bodies_over_the_limit_are_refused(client, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_bodies_over_the_limit_are_refused(client):
     assert client.post("/jobs", json=a_job(command="x" * 2_000_000)).status_code == 413
     chunks = (b'{"command": "' + b"x" * 100_000 for _ in range(20))
     answer = client.post("/jobs", content=chunks, headers={"Content-Type": "application/json"})
@@ -267,7 +287,8 @@ def test_fail_points_lie_on_either_side_of_the_commit(client, database, monkeypa
     assert dict(reached)[point] == (0 if point == "submit_before_commit" else 1)
 
 
-def test_a_disk_that_is_full_is_said_so(client, monkeypatch, nothing_left):
+@pytest.mark.usefixtures("nothing_left")
+def test_a_disk_that_is_full_is_said_so(client, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 

@@ -1,0 +1,68 @@
+"""Who is asking: an API key in a header, or a browser session that was opened with one."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Cookie, Depends, Security
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
+
+from core.errors import Unauthorized
+from service.deps import Stores
+from service.sessions import COOKIE
+
+_HEADER = APIKeyHeader(name="x-api-key", scheme_name="ApiKey", auto_error=False, description="An API key")
+_BEARER = HTTPBearer(scheme_name="Bearer", auto_error=False, description="An API key")
+
+_HeaderKey = Annotated[str | None, Security(_HEADER)]
+_BearerKey = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHolder:
+    """Who is asking: the id and the name of the API key."""
+
+    id: str
+    name: str
+
+
+async def require_key(stores: Stores, header: _HeaderKey, bearer: _BearerKey) -> KeyHolder:
+    """Who sent this key.
+
+    Raises:
+        Unauthorized: No key came, or it is not good.
+    """
+    secret = (header or (bearer.credentials if bearer else "")).strip()
+    if not secret:
+        raise Unauthorized("No API key came with the request. Send it as `x-api-key` or `Authorization: Bearer`.")
+    key = stores.keys.known(secret)
+    if key is None:
+        key = await run_in_threadpool(stores.keys.authenticate, secret)
+    return KeyHolder(key.id, key.name)
+
+
+async def require_key_or_session(
+    stores: Stores,
+    header: _HeaderKey,
+    bearer: _BearerKey,
+    cookie: Annotated[str | None, Cookie(alias=COOKIE, include_in_schema=False)] = None,
+) -> KeyHolder:
+    """Who sent this key, or opened this browser session.
+
+    Raises:
+        Unauthorized: Neither came, or it is not good.
+    """
+    if header or bearer or not cookie:
+        return await require_key(stores, header, bearer)
+    key_id = stores.sessions.read(cookie)
+    if key_id is None:
+        raise Unauthorized("This browser session has ended. Sign in again.")
+    key = await run_in_threadpool(stores.keys.get, key_id)
+    return KeyHolder(key.id, key.name)
+
+
+Caller = Annotated[KeyHolder, Depends(require_key)]
+"""A key in a header: what every endpoint that changes something asks for."""
+
+PageCaller = Annotated[KeyHolder, Depends(require_key_or_session)]
+"""A key in a header, or a browser's session cookie: enough to read."""

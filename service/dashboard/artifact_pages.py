@@ -1,0 +1,102 @@
+"""What a job left: folder by folder, and a look at one file."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+
+from core.artifact_paths import not_found
+from core.jobs import queries
+from service.auth import PageCaller, require_key_or_session
+from service.dashboard.folders import crumbs, entries
+from service.dashboard.job_pages import LIVE
+from service.dashboard.rendering import page
+from service.deps import OpenStores, Reading, Stores
+from service.ranges import INLINE_TYPES
+from service.routes.artifacts import list_artifacts
+from service.views import job_view
+from service.wire import ArtifactsPage
+
+router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
+
+PAGE_ENTRIES = 500
+PREVIEW_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """One file to look at.
+
+    Attributes:
+        kind: `image`, `text`, or `none` for what a page cannot show.
+        text: Its first 256 KiB, if it is text.
+        cut: Whether there is more of it.
+    """
+
+    size: int
+    modified: datetime
+    sha256: str | None
+    kind: str
+    text: str
+    cut: bool
+
+
+@router.get("")
+def show_folder(
+    session: Reading, stores: Stores, caller: PageCaller, job_id: str, folder: str = "", after: str = ""
+) -> Response:
+    """What lies in one folder."""
+    job = job_view(session, stores, queries.get(session, job_id))
+    prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
+
+    def read(follows: str | None, limit: int) -> ArtifactsPage:
+        return list_artifacts(session, stores, job_id, prefix, limit, follows)
+
+    found, following = entries(read, prefix, after=after or None, limit=PAGE_ENTRIES)
+    if prefix and not found and not after:
+        raise not_found(prefix)
+    return page(
+        "artifacts.html",
+        caller=caller,
+        job=job,
+        live=job.state in LIVE,
+        outputs=list_artifacts(session, stores, job_id, limit=1),
+        folder=prefix,
+        crumbs=crumbs(prefix),
+        folders=[entry for entry in found if entry.file is None],
+        files=[entry for entry in found if entry.file is not None],
+        following=following,
+    )
+
+
+@router.get("/view")
+def show_file(session: Reading, stores: Stores, caller: PageCaller, job_id: str, path: str) -> Response:
+    """A look at one file."""
+    row = queries.get(session, job_id)
+    return page(
+        "artifact.html",
+        caller=caller,
+        job=job_view(session, stores, row),
+        path=path,
+        name=PurePosixPath(path).name,
+        crumbs=crumbs(path),
+        preview=_preview(stores, row.id, row.attempt, path),
+    )
+
+
+def _preview(stores: OpenStores, job_id: str, attempt: int, path: str) -> Preview:
+    opened = stores.artifacts.open(job_id, attempt, path)
+    image = INLINE_TYPES.get(PurePosixPath(path).suffix.lower(), "").startswith("image/")
+    with opened.file as file:
+        start = b"" if image else file.read(PREVIEW_BYTES)
+    binary = b"\0" in start
+    return Preview(
+        size=opened.size,
+        modified=datetime.fromtimestamp(opened.mtime_ms / 1000, UTC),
+        sha256=opened.sha256,
+        kind="image" if image else "none" if binary else "text",
+        text="" if binary else start.decode("utf-8", "replace"),
+        cut=opened.size > PREVIEW_BYTES,
+    )

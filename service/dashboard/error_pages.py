@@ -1,0 +1,91 @@
+"""Errors as pages: where a browser asked for a page, the API's error answer is shown as one."""
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+from fastapi.responses import RedirectResponse, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.dashboard.rendering import page
+from service.sessions import COOKIE
+
+_UNAUTHORIZED = 401
+_FIRST_ERROR = 400
+_FIRST_SERVER_ERROR = 500
+_HEADINGS = {
+    401: "Sign in to see this",
+    403: "This was refused",
+    404: "There is nothing here",
+    503: "Not available at this moment",
+}
+_REPLACED = {"content-type", "content-length", "content-security-policy", "cache-control", "www-authenticate"}
+
+
+class ErrorPages:
+    """Turns error answers under `/ui` into pages; everything else passes through untouched.
+
+    Outermost of all, so that also what the other middleware refuses, or fails at, is shown as a page.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if not _wants_page(scope):
+            await self._app(scope, receive, send)
+            return
+        held: Message | None = None
+        body = b""
+
+        async def send_or_hold(message: Message) -> None:
+            nonlocal held, body
+            if message["type"] == "http.response.start" and _is_error(message):
+                held = message
+            elif held is None:
+                await send(message)
+            else:
+                body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    await _as_page(scope, held, body)(scope, receive, send)
+
+        await self._app(scope, receive, send_or_hold)
+
+
+def _wants_page(scope: Scope) -> bool:
+    if scope["type"] != "http" or not (scope["path"] == "/ui" or scope["path"].startswith("/ui/")):
+        return False
+    return "text/html" in Headers(scope=scope).get("accept", "")
+
+
+def _is_error(message: Message) -> bool:
+    kind = Headers(raw=message["headers"]).get("content-type", "")
+    return bool(message["status"] >= _FIRST_ERROR and kind.startswith("application/json"))
+
+
+def _as_page(scope: Scope, held: Message, body: bytes) -> Response:
+    error: dict[str, Any] = json.loads(body)["error"]
+    status: int = held["status"]
+    answer = _sign_in(scope) if status == _UNAUTHORIZED and scope["method"] == "GET" else None
+    if answer is None:
+        known = _HEADINGS.get(status)
+        heading = known or ("Something went wrong here" if status >= _FIRST_SERVER_ERROR else "That cannot be done")
+        answer = page("error.html", status, heading=heading, message=error["message"], code=status)
+    headers = MutableHeaders(raw=answer.raw_headers)
+    for name, value in Headers(raw=held["headers"]).items():
+        if name not in _REPLACED:
+            headers.setdefault(name, value)
+    return answer
+
+
+def _sign_in(scope: Scope) -> Response:
+    headers = Headers(scope=scope)
+    query = scope["query_string"].decode("latin-1")
+    wanted = quote(scope["path"], safe="/") + (f"?{query}" if query else "")
+    if headers.get("sec-fetch-site") == "cross-site":
+        # A link on another site: the browser kept our cookie back. It sends it when our own page leads on.
+        return page("continue.html", target=wanted)
+    ended = "&ended=1" if f"{COOKIE}=" in headers.get("cookie", "") else ""
+    return RedirectResponse(f"/ui/login?next={quote(wanted, safe='/')}{ended}", 303)

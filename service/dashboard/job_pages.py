@@ -1,0 +1,137 @@
+"""The list of jobs, the page of one job, and the forms on it."""
+
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Form
+from fastapi.responses import RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from core.jobs import queries
+from core.jobs.models import Job
+from service import submission
+from service.auth import PageCaller, require_key_or_session
+from service.dashboard.access import HOME, OwnForm
+from service.dashboard.rendering import job_url, page
+from service.dashboard.timeline import stretches
+from service.deps import OpenStores, Reading, Stores, Writing
+from service.routes import artifacts, jobs, logs, metrics, projects
+from service.views import OUTSIDE_STATES, job_view
+from service.wire import EventView, ListJobs, LogPage
+
+router = APIRouter(dependencies=[Depends(require_key_or_session)])
+
+PAGE_JOBS = 50
+LIVE = frozenset({"Pending", "Running"})
+"""States in which a page about a job still changes by itself."""
+
+_LOG_LINES_WITHOUT_SCRIPT = 500
+_POINTS_WITHOUT_SCRIPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One run of a job, as the page shows it."""
+
+    number: int
+    worker: str
+    claimed_at: datetime
+    seconds: float | None
+    exit_code: int | None
+    message: str | None
+
+
+@router.get("/ui/jobs")
+def show_jobs(
+    session: Reading,
+    stores: Stores,
+    caller: PageCaller,
+    state: str = "",
+    project: str = "",
+    after: str = "",
+) -> Response:
+    """Jobs, newest first."""
+    wanted = ListJobs(state=state or None, project=project or None, limit=PAGE_JOBS, after=after or None)
+    found = jobs.list_jobs(session, stores, wanted)
+    return page(
+        "jobs.html",
+        caller=caller,
+        found=found,
+        state=state,
+        project=project,
+        after=after,
+        states=OUTSIDE_STATES,
+        projects=projects.list_projects(session).projects,
+        # The first job of all is waited for, too.
+        live=any(job.state in LIVE for job in found.jobs) or not (found.jobs or state or project or after),
+        public_url=stores.settings.public_url,
+    )
+
+
+@router.get("/ui/jobs/{job_id}")
+def show_job(session: Reading, stores: Stores, caller: PageCaller, job_id: str, part: str = "") -> Response:
+    """One job; with `part=live` without what only a browser without scripts shows."""
+    row = queries.get(session, job_id)
+    job = job_view(session, stores, row)
+    events = jobs.list_events(session, job_id).events
+    whole = part != "live"
+    return page(
+        "job.html",
+        caller=caller,
+        job=job,
+        live=job.state in LIVE,
+        events=events,
+        stretches=stretches(events, datetime.now(UTC)),
+        attempts=_attempts(session, row, events),
+        outputs=artifacts.list_artifacts(session, stores, job_id, limit=1),
+        log=_last_lines(stores, row) if whole else None,
+        series=metrics.read_metrics(session, job_id, None, _POINTS_WITHOUT_SCRIPT).series if whole else None,
+        clone_key=secrets.token_urlsafe(16),
+    )
+
+
+@router.post("/ui/jobs/{job_id}/stop", dependencies=[OwnForm])
+def stop_job(session: Writing, stores: Stores, caller: PageCaller, job_id: str) -> Response:
+    """Ask a job to stop."""
+    jobs.stop_job(session, stores, caller, job_id)
+    return _to(job_id)
+
+
+@router.post("/ui/jobs/{job_id}/clone", dependencies=[OwnForm])
+def clone_job(stores: Stores, caller: PageCaller, job_id: str, key: Annotated[str | None, Form()] = None) -> Response:
+    """Submit a job again; the form's key makes a double click one job."""
+    made, _ = submission.clone(stores, caller, job_id, key)
+    return _to(made.id)
+
+
+@router.post("/ui/jobs/{job_id}/delete", dependencies=[OwnForm])
+def delete_job(session: Writing, stores: Stores, caller: PageCaller, job_id: str) -> Response:
+    """Remove a job from sight."""
+    jobs.delete_job(session, stores, caller, job_id)
+    return RedirectResponse(HOME, 303)
+
+
+def _to(job_id: str) -> Response:
+    return RedirectResponse(job_url(job_id), 303)
+
+
+def _last_lines(stores: OpenStores, job: Job) -> LogPage:
+    after = stores.logs.reader(job.id).tail(_LOG_LINES_WITHOUT_SCRIPT, final=job.ended)
+    return logs.log_page(stores, job, after, _LOG_LINES_WITHOUT_SCRIPT)
+
+
+def _attempts(session: Session, job: Job, events: list[EventView]) -> list[AttemptRow]:
+    said = {event.attempt: event.message for event in events if event.kind in {"ended", "finished"} and event.message}
+    return [
+        AttemptRow(
+            number=row.attempt,
+            worker=row.worker,
+            claimed_at=row.claimed_at,
+            seconds=(row.ended_at - row.started_at).total_seconds() if row.ended_at and row.started_at else None,
+            exit_code=row.exit_code,
+            message=said.get(row.attempt),
+        )
+        for row in queries.attempts(session, job.id)
+    ]

@@ -1,0 +1,159 @@
+"""Pages from templates: everything a job made is escaped, and nothing but our own files may run or load."""
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from service.dashboard.assets import asset_url
+from service.wire import iso
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "private, no-store",
+}
+
+NOTHING = "\N{EN DASH}"
+"""Stands where there is no value."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+_KILO = 1000
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_EXACT_SECONDS = 10
+_EXACT_DOLLARS = 1
+_LEAST_DOLLARS = 0.0001
+
+
+def page(template: str, status: int = 200, **values: Any) -> HTMLResponse:  # noqa: ANN401 - what the template shows
+    """A page.
+
+    Args:
+        template: Name of a file in `templates/`.
+        status: HTTP status.
+        values: What the template shows.
+    """
+    return HTMLResponse(_environment.get_template(template).render(**values), status, PAGE_HEADERS)
+
+
+def moment(at: datetime) -> Markup:
+    """A time as an element: exact in UTC, also where no script turns it into "5 minutes ago"."""
+    at = at.astimezone(UTC)
+    return Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M:%S} UTC">{:%Y-%m-%d %H:%M} UTC</time>').format(
+        iso(at), at, at
+    )
+
+
+def span(seconds: float | None) -> str:
+    """A duration for people: `0.4 s`, `42 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
+    if seconds is None:
+        return NOTHING
+    if seconds < _EXACT_SECONDS:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    if whole < _DAY:
+        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
+    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+
+
+def size(count: int) -> str:
+    """A number of bytes for people, in powers of 1000."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < _KILO:
+            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= _KILO
+    return f"{amount:.1f} TB"
+
+
+def dollars(amount: float) -> str:
+    """An amount of US dollars; small ones with four digits, so that a short job does not seem free."""
+    if 0 < amount < _LEAST_DOLLARS:
+        return f"<${_LEAST_DOLLARS}"
+    return f"${amount:,.2f}" if amount >= _EXACT_DOLLARS or amount == 0 else f"${amount:.4f}"
+
+
+def price(amount: float) -> str:
+    """A price in US dollars: two digits after the point, and more only where there are more."""
+    whole, _, rest = f"{amount:,.4f}".partition(".")
+    return f"${whole}.{rest[:2]}{rest[2:].rstrip('0')}"
+
+
+def prose(text: str) -> Markup:
+    """A sentence of ours, with what stands between backticks as code."""
+    pieces = [
+        Markup("<code>{}</code>").format(piece) if number % 2 else escape(piece)
+        for number, piece in enumerate(text.split("`"))
+    ]
+    return Markup("").join(pieces) if len(pieces) % 2 else escape(text)
+
+
+def figure(value: float | None) -> str:
+    """A measured value in at most six digits."""
+    return NOTHING if value is None else f"{value:.6g}"
+
+
+def plain(text: str) -> str:
+    """A line of a log without its colours."""
+    return _COLOURS.sub("", text)
+
+
+def job_url(job_id: str, rest: str = "", **query: str | None) -> str:
+    """Address of a job's page, or of one below it; parameters that are None or empty are left out."""
+    return _with_query(f"/ui/jobs/{quote(job_id, safe='')}{rest}", query)
+
+
+def jobs_url(**query: str | None) -> str:
+    """Address of the list of jobs, narrowed."""
+    return _with_query("/ui/jobs", query)
+
+
+def bytes_url(job_id: str, path: str, *, inline: bool = False) -> str:
+    """Address of the bytes of one artifact."""
+    shown = "?inline=1" if inline else ""
+    return f"/jobs/{quote(job_id, safe='')}/artifacts/file/{quote(path, safe='/')}{shown}"
+
+
+def _with_query(path: str, query: dict[str, str | None]) -> str:
+    given = urlencode({name: value for name, value in query.items() if value})
+    return f"{path}?{given}" if given else path
+
+
+def _load() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("service.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "dollars": dollars,
+        "figure": figure,
+        "moment": moment,
+        "plain": plain,
+        "price": price,
+        "prose": prose,
+        "size": size,
+        "span": span,
+    }
+    environment.globals |= {
+        "asset_url": asset_url,
+        "bytes_url": bytes_url,
+        "job_url": job_url,
+        "jobs_url": jobs_url,
+    }
+    return environment
+
+
+_environment = _load()

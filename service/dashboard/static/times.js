@@ -1,0 +1,19 @@
+// "5 min ago" instead of a date; the exact time stays in the element's title.
+
+const STEPS = [
+  [60, 1, "s"],
+  [3600, 60, "min"],
+  [86400, 3600, "h"],
+  [86400 * 14, 86400, "d"],
+];
+
+export function tellTimes(root) {
+  const now = Date.now();
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const seconds = (now - Date.parse(element.dateTime)) / 1000;
+    const step = STEPS.find(([below]) => seconds < below);
+    if (!step) continue;
+    const text = seconds < 5 ? "just now" : `${Math.floor(seconds / step[1])} ${step[2]} ago`;
+    if (element.textContent !== text) element.textContent = text;
+  }
+}

@@ -1,0 +1,70 @@
+"""A job's way as stretches of time: how long it waited, started up, ran and was collected."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from service.wire import EventView
+
+_WAITS = {"submitted", "requeued"}
+_PHASE_OF = {
+    "submitted": "queued",
+    "requeued": "queued",
+    "claimed": "provisioning",
+    "started": "running",
+    "ended": "collecting",
+}
+_WIDTH = 1000.0
+_LEAST_WIDTH = 14.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One phase of a job.
+
+    Attributes:
+        phase: Its name, as in the job.
+        seconds: How long it lasted, or has lasted so far.
+        open: Whether it goes on.
+        left: Where it begins in a picture 1000 wide.
+        width: How wide it is there; a short phase is drawn wider than its share, so that it can be seen.
+    """
+
+    phase: str
+    seconds: float
+    open: bool
+    left: float
+    width: float
+
+
+def stretches(events: Sequence[EventView], current: datetime) -> list[Stretch]:
+    """The phases since a job was last put into the queue.
+
+    Args:
+        events: Of one job, oldest first.
+        current: When a phase that goes on is taken to end.
+    """
+    first = max((at for at, event in enumerate(events) if event.kind in _WAITS), default=0)
+    began: list[tuple[str, datetime]] = []
+    ended: datetime | None = None
+    for event in events[first:]:
+        phase = event.phase if event.kind == "phase" else _PHASE_OF.get(event.kind)
+        if event.kind == "finished":
+            ended = event.at
+        elif phase and (not began or began[-1][0] != phase):
+            began.append((phase, event.at))
+    return _drawn(began, ended, current)
+
+
+def _drawn(began: list[tuple[str, datetime]], ended: datetime | None, current: datetime) -> list[Stretch]:
+    ends = [*(at for _, at in began[1:]), ended or current]
+    lasted = [max(0.0, (end - at).total_seconds()) for (_, at), end in zip(began, ends, strict=True)] if began else []
+    shared = _WIDTH - _LEAST_WIDTH * len(lasted)
+    total = sum(lasted) or 1.0
+    drawn: list[Stretch] = []
+    left = 0.0
+    for number, ((phase, _), seconds) in enumerate(zip(began, lasted, strict=True), start=1):
+        width = _LEAST_WIDTH + shared * seconds / total
+        drawn.append(Stretch(phase, seconds, ended is None and number == len(began), round(left, 1), round(width, 1)))
+        left += width
+    return drawn

@@ -1,0 +1,78 @@
+"""What an endpoint can ask for, as `Annotated` aliases: its signature reads as a list of needs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends
+from sqlalchemy.orm import Session
+from starlette.requests import HTTPConnection
+
+from core.artifacts import DirectoryStore
+from core.db import Database
+from core.joblogs import JobLogs
+from core.keys import KeyRing
+from core.machines import Catalogue, MachineType
+from core.settings import Settings
+from core.workspaces import WorkspaceStore
+from service.sessions import Sessions
+from service.streams import Streams
+
+SIMULATOR = "mock"
+"""The backend that stands in for every machine where there is no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStores:
+    """Everything the service reads and writes, opened once per process.
+
+    Attributes:
+        settings: The process's configuration.
+        database: The truth.
+        catalogue: The machine types.
+        workspaces: Uploaded archives.
+        logs: What jobs print.
+        artifacts: What jobs leave.
+        keys: API keys, recognised without a query each time.
+        sessions: Browser sessions.
+        streams: The logs being followed now.
+        wake: Says that a transaction left something in the outbox; called after its commit.
+    """
+
+    settings: Settings
+    database: Database
+    catalogue: Catalogue
+    workspaces: WorkspaceStore
+    logs: JobLogs
+    artifacts: DirectoryStore
+    keys: KeyRing
+    sessions: Sessions
+    streams: Streams
+    wake: Callable[[], None]
+
+    def backend_for(self, machine: MachineType) -> str:
+        """The backend that runs jobs on this machine type."""
+        return SIMULATOR if self.settings.machines.simulate else machine.backend
+
+
+async def _stores(connection: HTTPConnection) -> OpenStores:
+    return cast("OpenStores", connection.app.state.stores)
+
+
+Stores = Annotated[OpenStores, Depends(_stores)]
+
+
+def _reading(stores: Stores) -> Iterator[Session]:
+    with stores.database.read() as session:
+        yield session
+
+
+def _writing(stores: Stores) -> Iterator[Session]:
+    with stores.database.write() as session:
+        yield session
+
+
+# With the default scope the part after `yield` runs when the answer is already sent: a commit that fails would
+# leave the client with its 201.
+Reading = Annotated[Session, Depends(_reading, scope="function")]
+Writing = Annotated[Session, Depends(_writing, scope="function")]

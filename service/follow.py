@@ -1,0 +1,236 @@
+"""A job's log as server-sent events, followed until the job's record is closed.
+
+    line     a line of the log; its id is the line's number, so that a client can come back for what it missed
+    partial  the present state of a line that has no end yet, such as a progress bar
+    phase    where the job is, whenever that changes
+    end      the job ended and every line was sent
+
+While nothing happens a follower costs a look at the job's row each second: no thread, no session, no reading.
+"""
+
+import json
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from core.errors import GradientError, JobNotFound, StoreUnavailable
+from core.joblogs import LogLine
+from core.jobs import queries
+from core.jobs.models import Job
+from core.jobs.states import JobState
+from service.deps import OpenStores
+from service.streams import Wakes
+from service.views import outside_state, reason_of
+from service.wire import iso_ms
+
+logger = logging.getLogger(__name__)
+
+_PAGE_LINES = 2000
+_PAGE_BYTES = 256 * 1024
+_ROW_SECONDS = 1.0
+_ROW_SECONDS_BEFORE_A_CHANGE = 0.25
+_LEAST_SECONDS = 0.05
+_KEEP_ALIVE_SECONDS = 15.0
+_GOODBYE_SECONDS = 1.0
+_RECONNECT_MS = 1000
+
+
+class LogStream(Response):
+    """The answer that follows a log.
+
+    Args:
+        stores: The open stores.
+        job_id: Whose log.
+        after: The last line that the client has.
+
+    Raises:
+        HTTPException: 503: too many logs are followed already.
+    """
+
+    def __init__(self, stores: OpenStores, job_id: str, after: int) -> None:
+        if stores.streams.full:
+            raise HTTPException(
+                503, "Too many logs are followed at once. Try again, or read pages.", {"Retry-After": "5"}
+            )
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._stores = stores
+        self._follower = Follower(stores, job_id, after)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the job's end, the client's leave or the service's stop."""
+        del scope
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send(_chunk(f"retry: {_RECONNECT_MS}\n\n".encode()))
+        folder = await self._read(self._follower.prepare)
+        with self._stores.streams.watching(folder) as wakes:
+            async with anyio.create_task_group() as group:
+
+                async def leave() -> None:
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                    group.cancel_scope.cancel()
+
+                async def stop() -> None:
+                    await wakes.stopped.wait()
+                    # A follower that waits for its client to read has no other way out.
+                    await anyio.sleep(_GOODBYE_SECONDS)
+                    group.cancel_scope.cancel()
+
+                group.start_soon(leave)
+                group.start_soon(stop)
+                await self._follow(send, wakes)
+                await send({"type": "http.response.body", "body": b""})
+                group.cancel_scope.cancel()
+
+    async def _follow(self, send: Send, wakes: Wakes) -> None:
+        follower = self._follower
+        sent = time.monotonic()
+        while not wakes.stopped.is_set():
+            wakes.changed.clear()
+            looked = time.monotonic()
+            events = await self._read(follower.look)
+            if events:
+                await send(_chunk(events))
+                sent = time.monotonic()
+            elif sent + _KEEP_ALIVE_SECONDS <= looked:
+                await send(_chunk(b": still here\n\n"))
+                sent = looked
+            if follower.done:
+                return
+            if not follower.more:
+                await _pause(wakes, looked, follower.row_due)
+
+    async def _read(self, call: Any) -> Any:  # noqa: ANN401 - what it returns
+        return await anyio.to_thread.run_sync(call, limiter=self._stores.streams.readers)
+
+
+async def _pause(wakes: Wakes, looked: float, until: float) -> None:
+    with anyio.move_on_after(max(0.0, until - time.monotonic())):
+        await wakes.changed.wait()
+    # A job that prints letter by letter is read at most 20 times a second.
+    with anyio.move_on_after(max(0.0, looked + _LEAST_SECONDS - time.monotonic())):
+        await wakes.stopped.wait()
+
+
+def _chunk(data: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+class Follower:
+    """What one client has seen of a job, and what is new to it.
+
+    Args:
+        stores: The open stores.
+        job_id: Whose log.
+        after: The last line that the client has.
+    """
+
+    def __init__(self, stores: OpenStores, job_id: str, after: int) -> None:
+        self._stores = stores
+        self._job_id = job_id
+        self._reader = stores.logs.reader(job_id)
+        self._after = after
+        self._partial = ""
+        self._phase: dict[str, Any] | None = None
+        self._job: Job | None = None
+        self.row_due = 0.0
+        """When to look at the row again, by the monotonic clock."""
+        self.more = False
+        """Whether there is more to read at once."""
+        self.done = False
+        """Whether nothing will follow."""
+
+    def prepare(self) -> Any:  # noqa: ANN401 - a path, for a thread to return
+        """The folder to watch, made so that the first line of a job that still waits is not missed."""
+        folder = self._stores.logs.directory(self._job_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def look(self) -> bytes:
+        """Events for everything that is new."""
+        out: list[bytes] = []
+        if time.monotonic() >= self.row_due:
+            out.extend(self._look_at_row())
+        if not self.done:
+            out.extend(self._look_at_log())
+        return b"".join(out)
+
+    def _look_at_row(self) -> list[bytes]:
+        try:
+            with self._stores.database.read() as session:
+                job = queries.get(session, self._job_id)
+                waits = queries.waiting_of(session, [job]).get(job.id)
+        except JobNotFound as error:
+            self.done = True
+            return [_event("error", _error(error, 404))]
+        except StoreUnavailable:
+            # The log itself can still be followed; the row is looked at again later.
+            self.row_due = time.monotonic() + _ROW_SECONDS
+            return []
+        soon = job.state in {JobState.STARTING, JobState.FINISHING}
+        self.row_due = time.monotonic() + (_ROW_SECONDS_BEFORE_A_CHANGE if soon else _ROW_SECONDS)
+        self._job = job
+        reason, message = reason_of(job, waits, datetime.now(UTC))
+        phase = {
+            "state": outside_state(job.state, job.exit_code),
+            "phase": job.phase,
+            "reason": reason,
+            "message": message or job.phase_detail,
+        }
+        if phase == self._phase:
+            return []
+        self._phase = phase
+        return [_event("phase", phase)]
+
+    def _look_at_log(self) -> list[bytes]:
+        final = self._job is not None and self._job.ended
+        # Read before the lines: if there are none after it, it is what comes after the last line sent.
+        partial = "" if final else self._reader.partial()
+        lines = self._reader.lines(self._after, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES)
+        self.more = bool(lines)
+        if lines:
+            self._after, self._partial = lines[-1].line, ""
+            return [_event("line", _row(line), line.line) for line in lines]
+        if final and self._job is not None:
+            self.done = True
+            return [_event("end", _end(self._job, self._phase or {}))]
+        if partial == self._partial:
+            return []
+        self._partial = partial
+        return [_event("partial", {"message": partial})]
+
+
+def log_row(line: LogLine) -> dict[str, Any]:
+    """A line of a log as clients see it."""
+    return {"line": line.line, "timestamp": iso_ms(line.time_ms), "message": line.message}
+
+
+_row = log_row
+
+
+def _end(job: Job, phase: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "state": outside_state(job.state, job.exit_code),
+        "exitCode": job.exit_code,
+        "reason": phase.get("reason"),
+        "message": phase.get("message"),
+    }
+
+
+def _error(error: GradientError, status: int) -> dict[str, Any]:
+    return {"error": {"name": type(error).__name__, "status": status, "message": error.message}}
+
+
+def _event(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    numbered = f"id: {number}\n" if number is not None else ""
+    return f"event: {name}\n{numbered}data: {text}\n\n".encode(errors="replace")

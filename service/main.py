@@ -1,0 +1,114 @@
+"""The HTTP application: settings, middleware, error table, routers."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+
+from fastapi import Depends, FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from core.artifacts import DirectoryStore
+from core.db import Database
+from core.errors import StoreUnavailable
+from core.joblogs import JobLogs
+from core.keys import KeyRing
+from core.machines import Catalogue
+from core.settings import Settings
+from core.workspaces import WorkspaceStore
+from service import dashboard, errors
+from service.auth import require_key_or_session
+from service.dashboard import mount as mount_dashboard
+from service.deps import OpenStores
+from service.middleware import BodyLimit, RequestContext, SameSite
+from service.routes import artifacts, health, jobs, logs, machine_types, metrics, projects, workspaces
+from service.sessions import Sessions, load_secret
+from service.streams import Streams
+
+logger = logging.getLogger(__name__)
+
+_KEYS_USED_SECONDS = 60
+_DESCRIPTION = """Submit jobs, follow them, and fetch what they leave.
+
+Every request but `/health` and `/readiness` carries an API key, as `x-api-key` or `Authorization: Bearer`.
+Errors all look like `{"error": {"name", "status", "message", "field"?}}`.
+"""
+
+
+def open_stores(settings: Settings, database: Database, *, wake: Callable[[], None]) -> OpenStores:
+    """Open what the service reads and writes.
+
+    Args:
+        settings: The process's configuration.
+        database: Its schema is up to date.
+        wake: Called after each commit that left something in the outbox.
+    """
+    return OpenStores(
+        settings=settings,
+        database=database,
+        catalogue=Catalogue.load(override_path=settings.machines.file),
+        workspaces=WorkspaceStore(settings.root / "workspaces"),
+        logs=JobLogs(settings.root / "logs", max_bytes=settings.logs.max_bytes),
+        artifacts=DirectoryStore(settings.root / "artifacts"),
+        keys=KeyRing(database),
+        sessions=Sessions(load_secret(settings.root / "session.key")),
+        streams=Streams(),
+        wake=wake,
+    )
+
+
+def create_app(settings: Settings, *, database: Database, wake: Callable[[], None]) -> FastAPI:
+    """The application; its open stores are at `app.state.stores`.
+
+    Args:
+        settings: The process's configuration.
+        database: Its schema is up to date; whoever opened it closes it.
+        wake: Called after each commit that left something in the outbox.
+    """
+    app = FastAPI(
+        title="Gradient Jobs",
+        version=version("gradient-jobs"),
+        description=_DESCRIPTION,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan,
+    )
+    app.state.stores = open_stores(settings, database, wake=wake)
+    errors.install(app)
+    app.add_middleware(SameSite, settings=settings.api)
+    app.add_middleware(BodyLimit, settings=settings.api)
+    app.add_middleware(RequestContext)
+    app.include_router(health.router)
+    for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces):
+        app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
+    mount_dashboard(app)
+    dashboard.mount(app)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    stores: OpenStores = app.state.stores
+    noting = asyncio.create_task(_note_keys_used(stores.keys))
+    try:
+        yield
+    finally:
+        noting.cancel()
+        stores.streams.close()
+        await run_in_threadpool(_note, stores.keys)
+
+
+async def _note_keys_used(keys: KeyRing) -> None:
+    with suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(_KEYS_USED_SECONDS)
+            await run_in_threadpool(_note, keys)
+
+
+def _note(keys: KeyRing) -> None:
+    try:
+        keys.flush()
+    except StoreUnavailable:
+        logger.warning("keys_used_not_noted")

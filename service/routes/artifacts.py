@@ -1,0 +1,89 @@
+"""What jobs leave: a list, single files, and everything as one zip."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from core.artifacts import ArtifactFile, OpenArtifact
+from core.jobs import queries
+from service import ranges
+from service.deps import Reading, Stores
+from service.wire import ArtifactsPage, ArtifactView, SkippedView
+from service.zips import zip_blocks
+
+router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
+
+_BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}},
+    206: {"description": "The part that Range asked for."},
+    304: {"description": "The client has this version."},
+    416: {"description": "The range begins past the end."},
+}
+_ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}}}
+
+
+@router.get("/artifacts")
+def list_artifacts(
+    session: Reading,
+    stores: Stores,
+    job_id: str,
+    prefix: Annotated[str, Query(description="only paths that begin so")] = "",
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    after: Annotated[str | None, Query(description="`next` of the page before")] = None,
+) -> ArtifactsPage:
+    """Files a job left, by path; as of the last copy while it runs."""
+    job = queries.get(session, job_id)
+    page = stores.artifacts.list(job.id, job.attempt, prefix=prefix, after=after, limit=limit)
+    return ArtifactsPage(
+        state="failed" if job.artifacts_state == "failed" else page.state,
+        files=[_view(file) for file in page.files],
+        skipped=[SkippedView(path=skipped.path, why=skipped.why) for skipped in page.skipped],
+        next=page.next,
+        total_files=page.total_files,
+        total_bytes=page.total_bytes,
+    )
+
+
+@router.get("/artifacts/file/{path:path}", response_class=Response, responses=_BYTES)
+def read_artifact(
+    request: Request,
+    session: Reading,
+    stores: Stores,
+    job_id: str,
+    path: str,
+    inline: Annotated[bool, Query(description="to look at in a browser, if it is an image or text")] = False,  # noqa: FBT002 - a query parameter
+) -> Response:
+    """One file; a part of it with Range. Its ETag is its sha256 once the job has ended."""
+    job = queries.get(session, job_id)
+    opened = stores.artifacts.open(job.id, job.attempt, path)
+    try:
+        return _file(request, opened, path, inline=inline)
+    except BaseException:
+        opened.file.close()
+        raise
+
+
+@router.get("/artifacts.zip", response_class=Response, responses=_ZIP)
+def read_zip(session: Reading, stores: Stores, job_id: str) -> Response:
+    """Every file of a job as one zip, made while it is sent."""
+    job = queries.get(session, job_id)
+    blocks = zip_blocks(stores.artifacts, job.id, job.attempt, job.id)
+    headers = ranges.user_content(f"{job.id}.zip") | {"Content-Type": "application/zip"}
+    return StreamingResponse(blocks, headers=headers)
+
+
+def _view(file: ArtifactFile) -> ArtifactView:
+    modified = datetime.fromtimestamp(file.mtime_ms / 1000, UTC)
+    return ArtifactView(path=file.path, size=file.size, sha256=file.sha256, modified=modified)
+
+
+def _file(request: Request, opened: OpenArtifact, path: str, *, inline: bool) -> Response:
+    etag = f'"{opened.sha256 or f"{opened.size:x}-{opened.mtime_ms:x}"}"'
+    headers = ranges.user_content(path, inline=inline) | {"ETag": etag}
+    if ranges.not_modified(request, etag):
+        opened.file.close()
+        return Response(status_code=304, headers=headers)
+    stretch = ranges.stretch_of(request, opened.size, etag)
+    return ranges.serve(ranges.file_blocks(opened.file, stretch), stretch, headers)

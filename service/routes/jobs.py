@@ -1,0 +1,129 @@
+"""Jobs: submit, list, look at, stop, clone, delete; and what happened to one."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from core.db import on_commit
+from core.errors import StoreUnavailable
+from core.jobs import lifecycle, queries
+from service import submission
+from service.auth import Caller
+from service.deps import Reading, Stores, Writing
+from service.uploads import SPEC, WORKSPACE, Body, read_body
+from service.views import event_view, job_filter, job_view, job_views
+from service.wire import DryRun, Events, JobsPage, JobView, ListJobs, SubmitJob
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(alias="Idempotency-Key", description="the same key and request give the same job, however often sent"),
+]
+
+_SPEC_SCHEMA = SubmitJob.model_json_schema()
+_FORM_SCHEMA = {
+    "type": "object",
+    "required": [SPEC],
+    "properties": {
+        SPEC: {"type": "string", "description": "the same as JSON text"},
+        WORKSPACE: {"type": "string", "format": "binary", "description": "a zip or tar.gz of the working directory"},
+    },
+}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": _SPEC_SCHEMA},
+            "multipart/form-data": {"schema": _FORM_SCHEMA},
+        },
+    }
+}
+_REPEATED: dict[int | str, dict[str, Any]] = {
+    200: {"model": JobView | DryRun, "description": "Made before under the same Idempotency-Key; or a dry run."}
+}
+
+
+async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIterator[Body]:
+    # The key is checked before the first byte of an upload is read.
+    api = stores.settings.api
+    try:
+        body = await read_body(
+            request,
+            stores.settings.root / "workspaces",
+            max_spec_bytes=api.max_body_bytes,
+            max_upload_bytes=api.max_upload_bytes,
+        )
+    except OSError as error:
+        raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error
+    try:
+        yield body
+    finally:
+        body.close()
+
+
+Posted = Annotated[Body, Depends(_posted, scope="function")]
+
+
+@router.post("", status_code=201, response_model=JobView | DryRun, responses=_REPEATED, openapi_extra=_BODY)
+def submit_job(
+    response: Response,
+    stores: Stores,
+    caller: Caller,
+    body: Posted,
+    idempotency_key: IdempotencyKey = None,
+    dry_run: Annotated[bool, Query(alias="dryRun", description="only say what would be done")] = False,  # noqa: FBT002 - a query parameter
+) -> JobView | DryRun:
+    """Submit a job: its JSON alone, or as the part `spec` beside the part `workspace`."""
+    if dry_run:
+        response.status_code = 200
+        return submission.dry_run(stores, body)
+    job, made = submission.submit(stores, caller, body, idempotency_key)
+    response.status_code = 201 if made else 200
+    return job
+
+
+@router.get("")
+def list_jobs(session: Reading, stores: Stores, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
+    """Jobs, newest first."""
+    page = queries.page(session, job_filter(wanted, stores.catalogue), limit=wanted.limit, after=wanted.after)
+    return JobsPage(jobs=job_views(session, stores, page.jobs), next=page.following)
+
+
+@router.get("/{job_id}")
+def show_job(session: Reading, stores: Stores, job_id: str) -> JobView:
+    """One job."""
+    return job_view(session, stores, queries.get(session, job_id))
+
+
+@router.post("/{job_id}/stop")
+def stop_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -> JobView:
+    """Ask a job to stop; nothing changes if it has ended."""
+    job = lifecycle.request_stop(session, job_id)
+    on_commit(session, stores.wake)
+    return job_view(session, stores, job)
+
+
+@router.post("/{job_id}/clone", status_code=201)
+def clone_job(
+    response: Response, stores: Stores, caller: Caller, job_id: str, idempotency_key: IdempotencyKey = None
+) -> JobView:
+    """Submit the same job again, on the same workspace."""
+    job, made = submission.clone(stores, caller, job_id, idempotency_key)
+    response.status_code = 201 if made else 200
+    return job
+
+
+@router.delete("/{job_id}", status_code=204)
+def delete_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -> None:
+    """Remove a job from sight, and stop it if it runs."""
+    lifecycle.delete(session, job_id)
+    on_commit(session, stores.wake)
+
+
+@router.get("/{job_id}/events")
+def list_events(session: Reading, job_id: str) -> Events:
+    """What happened to a job, oldest first."""
+    job = queries.get(session, job_id)
+    return Events(events=[event_view(event, job) for event in queries.events(session, job_id)])

@@ -1,0 +1,81 @@
+"""What jobs print: page by page, followed live, or as raw bytes."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from core.jobs import queries
+from core.jobs.models import Job
+from service import ranges
+from service.deps import OpenStores, Reading, Stores
+from service.errors import problem
+from service.follow import LogStream, log_row
+from service.wire import MAX_LINE, LogPage, LogRow, ReadLog
+
+router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"])
+
+_EVENTS = "text/event-stream"
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": (
+            "Lines. With `Accept: text/event-stream`: events `line`, `partial`, `phase` and `end`, followed until the "
+            "job has ended; `Last-Event-ID` takes the stream up after a line."
+        ),
+        "content": {_EVENTS: {"schema": {"type": "string"}}},
+    }
+}
+
+
+@router.get("", response_model=LogPage, responses=_STREAM)
+def read_log(
+    request: Request,
+    session: Reading,
+    stores: Stores,
+    job_id: str,
+    wanted: Annotated[ReadLog, Query()],
+    last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
+) -> LogPage | Response:
+    """Lines a job printed: a page of them, or all as they come."""
+    job = queries.get(session, job_id)
+    if _EVENTS in request.headers.get("accept", ""):
+        seen = _seen(last_event_id)
+        return LogStream(stores, job_id, _first(stores, job, wanted) if seen is None else seen)
+    return log_page(stores, job, _first(stores, job, wanted), wanted.limit)
+
+
+@router.get("/raw", response_class=Response, responses={200: {"content": {"application/octet-stream": {}}}})
+def read_raw_log(
+    request: Request,
+    session: Reading,
+    stores: Stores,
+    job_id: str,
+    inline: Annotated[bool, Query(description="to look at in a browser")] = False,  # noqa: FBT002 - a query parameter
+) -> Response:
+    """The bytes a job printed, as they came; a part of them with Range."""
+    reader = stores.logs.reader(queries.get(session, job_id).id)
+    stretch = ranges.stretch_of(request, reader.size, None)
+    blocks = reader.raw_blocks(stretch.start, stretch.length)
+    return ranges.serve(blocks, stretch, ranges.user_content(f"{job_id}.log", inline=inline))
+
+
+def log_page(stores: OpenStores, job: Job, after: int, limit: int) -> LogPage:
+    """Lines after line `after`; the row was read before the log, so `complete` cannot come too early."""
+    reader = stores.logs.reader(job.id)
+    lines = reader.lines(after, limit, final=job.ended)
+    last = lines[-1].line if lines else after
+    complete = job.ended and last >= reader.tail(0, final=True)
+    return LogPage(lines=[LogRow(**log_row(line)) for line in lines], complete=complete)
+
+
+def _first(stores: OpenStores, job: Job, wanted: ReadLog) -> int:
+    if wanted.tail is None:
+        return wanted.line
+    return max(wanted.line, stores.logs.reader(job.id).tail(wanted.tail, final=job.ended))
+
+
+def _seen(last_event_id: str | None) -> int | None:
+    if not last_event_id:
+        return None
+    if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id[:20]) <= MAX_LINE):
+        raise problem(("header", "Last-Event-ID"), "must be the number of the last line seen")
+    return int(last_event_id)

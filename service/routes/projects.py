@@ -1,0 +1,33 @@
+"""Projects: jobs that belong together."""
+
+from fastapi import APIRouter, Response
+
+from core.jobs import lifecycle, queries
+from service.auth import Caller
+from service.deps import Reading, Writing
+from service.submission import check_project_name
+from service.views import project_view
+from service.wire import CreateProject, Projects, ProjectView
+
+router = APIRouter(prefix="/projects", tags=["projects"])
+
+
+@router.get("")
+def list_projects(session: Reading) -> Projects:
+    """Every project, by name."""
+    return Projects(projects=[project_view(project, jobs) for project, jobs in queries.projects(session)])
+
+
+@router.post("", status_code=201, responses={200: {"model": ProjectView, "description": "It was there already."}})
+def create_project(response: Response, _caller: Caller, session: Writing, asked: CreateProject) -> ProjectView:
+    """Make a project, or find the one of this name."""
+    project, made = lifecycle.ensure_project(session, check_project_name(asked.name))
+    response.status_code = 201 if made else 200
+    return project_view(project, queries.job_count(session, project.id))
+
+
+@router.get("/{project_id}")
+def show_project(session: Reading, project_id: str) -> ProjectView:
+    """One project."""
+    project = queries.project(session, project_id)
+    return project_view(project, queries.job_count(session, project.id))

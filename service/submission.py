@@ -1,0 +1,221 @@
+"""Making a job from what a client sent: check everything, store the workspace, then write the record."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from sqlalchemy.orm import Session
+
+from core.archives import ArchiveLimits
+from core.db import on_commit
+from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
+from core.failpoints import failpoint
+from core.jobs import lifecycle, queries
+from core.jobs.lifecycle import Submission
+from core.jobs.models import Job, Project
+from core.jobs.spec import MAX_NAME, JobSpec, check_label
+from core.machines import MachineType
+from service.auth import KeyHolder
+from service.deps import OpenStores
+from service.uploads import Body
+from service.views import job_view, machine_type_view, resolved_view
+from service.wire import DryRun, JobView, SubmitJob, parse
+
+DEFAULT_PROJECT = "default"
+
+_MAX_KEY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A request that can be granted, as far as can be known without its workspace."""
+
+    asked: SubmitJob
+    spec: JobSpec
+    machine: MachineType
+
+
+def submit(stores: OpenStores, caller: KeyHolder, body: Body, key: str | None) -> tuple[JobView, bool]:
+    """Make the job that a client asked for.
+
+    Args:
+        stores: The open stores.
+        caller: Who asks.
+        body: What came; its workspace is stored only when the rest is good.
+        key: Idempotency-Key, or None.
+
+    Returns:
+        The job, and whether it was made now.
+
+    Raises:
+        RequestValidationError: The spec has the wrong shape.
+        SpecInvalid: It asks for what cannot be.
+        IdempotencyMismatch: The key came with another request before.
+    """
+    check_key(key)
+    checked = _check(stores, body)
+    sha256 = _store(stores, body.workspace, checked.asked.workspace_sha256)
+    spec = replace(checked.spec, workspace_sha256=sha256)
+    digest = lifecycle.request_digest(_canonical(checked.asked), (sha256 or "").encode())
+    with stores.database.write() as session:
+        submission = Submission(
+            spec=spec,
+            machine=checked.machine,
+            backend=stores.backend_for(checked.machine),
+            project=_project(session, checked.asked),
+            submitted_by=caller.id,
+            idempotency_key=key,
+            request_sha256=digest,
+        )
+        job, made = _write(session, stores, submission)
+    return _answer(stores, job), made
+
+
+def dry_run(stores: OpenStores, body: Body) -> DryRun:
+    """What `submit` would do; makes and stores nothing.
+
+    Raises:
+        RequestValidationError: The spec has the wrong shape.
+        SpecInvalid: It asks for what cannot be.
+    """
+    checked = _check(stores, body)
+    _check_stored(stores, checked.asked.workspace_sha256)
+    machine, backend = checked.machine, stores.backend_for(checked.machine)
+    project: dict[str, str | None] = {"id": checked.asked.project_id, "name": checked.asked.project}
+    with stores.database.read() as session:
+        if checked.asked.project_id:
+            project["name"] = queries.project(session, checked.asked.project_id).name
+        offered = queries.offered_backends(session)
+    project["name"] = project["name"] or DEFAULT_PROJECT
+    spec = replace(checked.spec, workspace_sha256=checked.asked.workspace_sha256)
+    return DryRun(
+        job=resolved_view(spec, machine, backend, project),
+        machine_type=machine_type_view(machine, backend, offered),
+        price_per_hour=machine.price_per_hour,
+        notes=_notes(machine, backend, offered, uploaded=body.workspace is not None),
+    )
+
+
+def clone(stores: OpenStores, caller: KeyHolder, job_id: str, key: str | None) -> tuple[JobView, bool]:
+    """Make a job with the spec, workspace and project of another.
+
+    Returns:
+        The new job, and whether it was made now.
+
+    Raises:
+        JobNotFound: There is no job of this id.
+        WorkspaceNotFound: The upload it ran on is no longer stored.
+        MachineTypeUnknown: Its machine type is no longer offered.
+        IdempotencyMismatch: The key came with another request before.
+    """
+    check_key(key)
+    with stores.database.read() as session:
+        spec = queries.get(session, job_id).spec
+    machine = stores.catalogue.get(spec.machine_type)
+    _check_stored(stores, spec.workspace_sha256)
+    with stores.database.write() as session:
+        original = queries.get(session, job_id)
+        submission = Submission(
+            spec=spec,
+            machine=machine,
+            backend=stores.backend_for(machine),
+            project=queries.project(session, original.project_id),
+            submitted_by=caller.id,
+            parent_id=original.id,
+            idempotency_key=key,
+            request_sha256=lifecycle.request_digest(b"clone", original.id.encode()),
+        )
+        job, made = _write(session, stores, submission)
+    return _answer(stores, job), made
+
+
+def check_key(key: str | None) -> None:
+    """Refuse an Idempotency-Key that cannot be one.
+
+    Raises:
+        SpecInvalid: It is empty, too long, or holds more than visible ASCII.
+    """
+    if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable() and " " not in key):
+        raise SpecInvalid(
+            f"An Idempotency-Key has 1 to {_MAX_KEY} visible ASCII characters; a random UUID is a good one.",
+            field="Idempotency-Key",
+        )
+
+
+def check_project_name(name: str) -> str:
+    """A project's name, if it can be one.
+
+    Raises:
+        SpecInvalid: It cannot.
+    """
+    check_label(name, "project", MAX_NAME)
+    return name
+
+
+def _check(stores: OpenStores, body: Body) -> _Checked:
+    asked = parse(SubmitJob, body.spec)
+    machine = stores.catalogue.get(asked.machine_type)
+    spec = replace(asked.spec(None), machine_type=machine.name)
+    if spec.workspace is not None and (body.workspace is not None or asked.workspace_sha256 is not None):
+        raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
+    if asked.project is not None and asked.project_id is not None:
+        raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
+    if asked.project is not None:
+        check_project_name(asked.project)
+    if asked.project_id is not None:
+        with stores.database.read() as session:
+            queries.project(session, asked.project_id)
+    return _Checked(asked, spec, machine)
+
+
+def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:
+    if upload is None:
+        _check_stored(stores, expected)
+        return expected
+    api = stores.settings.api
+    limits = ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
+    try:
+        return stores.workspaces.add(upload, limits, expected_sha256=expected).sha256
+    except OSError as error:
+        raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
+
+
+def _check_stored(stores: OpenStores, sha256: str | None) -> None:
+    if sha256 is not None and not stores.workspaces.has(sha256):
+        raise WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="workspaceSha256")
+
+
+def _project(session: Session, asked: SubmitJob) -> Project:
+    if asked.project_id is not None:
+        return queries.project(session, asked.project_id)
+    return lifecycle.ensure_project(session, asked.project or DEFAULT_PROJECT)[0]
+
+
+def _write(session: Session, stores: OpenStores, submission: Submission) -> tuple[Job, bool]:
+    job, made = lifecycle.submit(session, submission)
+    on_commit(session, stores.wake)
+    failpoint("submit_before_commit")
+    return job, made
+
+
+def _answer(stores: OpenStores, job: Job) -> JobView:
+    failpoint("submit_after_commit")
+    with stores.database.read() as session:
+        return job_view(session, stores, job)
+
+
+def _canonical(asked: SubmitJob) -> bytes:
+    # Not the archive's sha256: a repeat may send it for the archive itself, which is the same request.
+    fields = asked.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256"})
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def _notes(machine: MachineType, backend: str, offered: set[str], *, uploaded: bool) -> list[str]:
+    notes = ["Nothing was made or stored: this was a dry run."]
+    if backend != machine.backend:
+        notes.append(f"This server has no {machine.name}: its own CPU stands in for it, at the CPU's speed.")
+    if backend not in offered:
+        notes.append("No running worker offers this machine type now; the job would wait.")
+    if uploaded:
+        notes.append("The uploaded workspace was not looked at.")
+    return notes

@@ -1,0 +1,197 @@
+"""Reading a submission's body: a JSON spec, alone or as a part beside the archive of a workspace.
+
+The archive goes straight into a nameless file on the service's own disk: nothing of it is in memory, and nothing
+is left when the client or this process goes away.
+"""
+
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio.to_thread
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from core.errors import SpecInvalid, WorkspaceInvalid
+from service.errors import problem
+
+SPEC = "spec"
+WORKSPACE = "workspace"
+
+_FLUSH_BYTES = 1024**2
+_MULTIPART = b"multipart/form-data"
+_JSON = b"application/json"
+
+
+@dataclass(slots=True)
+class Body:
+    """What a client sent.
+
+    Attributes:
+        spec: JSON text.
+        workspace: An open file at its start, or None; who has the body closes it.
+    """
+
+    spec: bytes
+    workspace: BinaryIO | None = None
+
+    def close(self) -> None:
+        """Let go of the uploaded file."""
+        if self.workspace is not None:
+            self.workspace.close()
+
+
+async def read_body(request: Request, folder: Path, *, max_spec_bytes: int, max_upload_bytes: int) -> Body:
+    """Read the whole body of a submission.
+
+    Args:
+        request: Its body was not read yet.
+        folder: Where uploads lie until they are stored.
+        max_spec_bytes: Largest spec.
+        max_upload_bytes: Largest archive.
+
+    Raises:
+        RequestValidationError: It is neither JSON nor a form with a `spec`.
+        WorkspaceInvalid: The upload breaks off.
+        HTTPException: 413: a part is too large; 415: another content type.
+    """
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind == _JSON:
+        return Body(await _read_json(request.stream(), max_spec_bytes))
+    if kind != _MULTIPART:
+        raise HTTPException(
+            415, "Send the job as application/json, or as multipart/form-data with the parts `spec` and `workspace`."
+        )
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise problem(("body",), "multipart/form-data without a boundary in its Content-Type")
+    form = _Form(folder, max_spec_bytes, max_upload_bytes)
+    try:
+        return await form.read(request.stream(), boundary)
+    except BaseException:
+        form.discard()
+        raise
+
+
+async def _read_json(stream: AsyncIterator[bytes], limit: int) -> bytes:
+    body = bytearray()
+    async for chunk in stream:
+        body += chunk
+        if len(body) > limit:
+            raise HTTPException(413, f"The JSON body is larger than {limit:,} bytes, the limit here.")
+    return bytes(body)
+
+
+@dataclass(slots=True)
+class _Part:
+    """One part of the form, as far as it was read."""
+
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    name: str = ""
+    size: int = 0
+
+
+class _Form:
+    """Collects the parts of a form while they come in."""
+
+    def __init__(self, folder: Path, max_spec_bytes: int, max_upload_bytes: int) -> None:
+        self._folder = folder
+        self._limits = {SPEC: max_spec_bytes, WORKSPACE: max_upload_bytes}
+        self._part = _Part()
+        self._header = bytearray()
+        self._value = bytearray()
+        self._spec: bytearray | None = None
+        self._workspace: BinaryIO | None = None
+        self._pending = bytearray()
+        self._ended = False
+
+    async def read(self, stream: AsyncIterator[bytes], boundary: bytes) -> Body:
+        """The form's parts, once the whole of it was read."""
+        parser = self._parser(boundary)
+        try:
+            async for chunk in stream:
+                parser.write(chunk)
+                if len(self._pending) >= _FLUSH_BYTES:
+                    await anyio.to_thread.run_sync(self._flush)
+        except FormParserError as error:
+            raise SpecInvalid("The multipart form is damaged; send it again.") from error
+        except ClientDisconnect as error:
+            raise WorkspaceInvalid("The upload broke off. Send it again.", field=WORKSPACE) from error
+        if not self._ended:
+            raise WorkspaceInvalid(
+                "The upload is cut off: the end of the form is missing. Nothing was stored; send it again.",
+                field=WORKSPACE,
+            )
+        if self._spec is None:
+            raise problem(("body", SPEC), "required: the part with the job's JSON is missing")
+        await anyio.to_thread.run_sync(self._flush)
+        if self._workspace is not None:
+            self._workspace.seek(0)
+        return Body(bytes(self._spec), self._workspace)
+
+    def discard(self) -> None:
+        """Let go of what was read."""
+        if self._workspace is not None:
+            self._workspace.close()
+
+    def _parser(self, boundary: bytes) -> MultipartParser:
+        return MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
+                "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._open,
+                "on_part_data": lambda data, start, end: self._take(data[start:end]),
+                "on_end": self._end,
+            },
+        )
+
+    def _begin(self) -> None:
+        self._part = _Part()
+
+    def _end_header(self) -> None:
+        self._part.headers[bytes(self._header).lower()] = bytes(self._value)
+        self._header.clear()
+        self._value.clear()
+
+    def _open(self) -> None:
+        _, options = parse_options_header(self._part.headers.get(b"content-disposition"))
+        name = options.get(b"name", b"").decode(errors="replace")
+        if name not in self._limits:
+            raise problem(("body", name), f"not a part of this form; it has {SPEC!r} and {WORKSPACE!r}")
+        if (self._spec if name == SPEC else self._workspace) is not None:
+            raise problem(("body", name), "sent twice; send it once")
+        self._part.name = name
+        if name == SPEC:
+            self._spec = bytearray()
+        else:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._workspace = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - Body closes it
+
+    def _take(self, data: bytes) -> None:
+        part = self._part
+        part.size += len(data)
+        if part.size > self._limits[part.name]:
+            raise HTTPException(413, f"The part {part.name!r} is larger than {self._limits[part.name]:,} bytes.")
+        if part.name == SPEC and self._spec is not None:
+            self._spec += data
+        else:
+            self._pending += data
+
+    def _flush(self) -> None:
+        if self._workspace is not None and self._pending:
+            view = memoryview(self._pending)
+            written = 0
+            while written < len(view):
+                written += self._workspace.write(view[written:])
+            view.release()
+            self._pending.clear()
+
+    def _end(self) -> None:
+        self._ended = True

@@ -1,0 +1,227 @@
+"""From rows to what clients see: outside names of states, reasons as sentences, durations and costs."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TypedDict
+
+from sqlalchemy.orm import Session
+
+from core.errors import SpecInvalid
+from core.jobs import queries
+from core.jobs.models import Event, Job, Project
+from core.jobs.queries import JobFilter, Waiting
+from core.jobs.spec import JobSpec
+from core.jobs.states import OWNED, REASONS, JobState, sentence
+from core.machines import Catalogue, MachineType
+from service.deps import OpenStores
+from service.wire import EventView, JobView, ListJobs, MachineTypeView, ProjectView, ResolvedJob
+
+_OUTSIDE = {
+    JobState.QUEUED: "Pending",
+    JobState.STARTING: "Pending",
+    JobState.RUNNING: "Running",
+    JobState.FINISHING: "Running",
+    JobState.SUCCEEDED: "Stopped",
+    JobState.CANCELLED: "Cancelled",
+}
+_FAILED = {True: "Failed", False: "Error"}
+"""`failed` by whether there is an exit code: the command failed, or it could not be run."""
+
+OUTSIDE_STATES = (*dict.fromkeys(_OUTSIDE.values()), *_FAILED.values())
+"""The state names that clients see."""
+
+
+def outside_state(state: JobState, exit_code: int | None) -> str:
+    """The name of a state that clients see."""
+    return _OUTSIDE.get(state) or _FAILED[exit_code is not None]
+
+
+def job_filter(asked: ListJobs, catalogue: Catalogue) -> JobFilter:
+    """What a list is narrowed to.
+
+    Raises:
+        SpecInvalid: An unknown state or machine type.
+    """
+    wanted = {part.strip().casefold() for part in (asked.state or "").split(",") if part.strip()}
+    known = {outside.casefold(): outside for outside in OUTSIDE_STATES}
+    for unknown in sorted(wanted - known.keys()):
+        raise SpecInvalid(f"{unknown[:80]!r} is not a state. There are: {', '.join(OUTSIDE_STATES)}.", field="state")
+    names = {known[one] for one in wanted}
+    failed = {exited for exited, outside in _FAILED.items() if outside in names}
+    states = [inside for inside, outside in _OUTSIDE.items() if outside in names]
+    return JobFilter(
+        states=[*states, JobState.FAILED] if failed else states,
+        failed_with_exit_code=next(iter(failed)) if len(failed) == 1 else None,
+        project=asked.project,
+        project_id=asked.project_id,
+        machine_type=catalogue.get(asked.machine_type).name if asked.machine_type else None,
+        name=asked.name,
+    )
+
+
+def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
+    """One job as clients see it."""
+    return job_views(session, stores, [job])[0]
+
+
+def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
+    """Jobs as clients see them; the number of queries does not depend on how many there are."""
+    names = queries.project_names(session, jobs)
+    waits = queries.waiting_of(session, jobs)
+    public_url, current = stores.settings.public_url, datetime.now(UTC)
+    return [_job_view(job, names[job.project_id], waits.get(job.id), public_url, current) for job in jobs]
+
+
+def _job_view(job: Job, project: str, waits: Waiting | None, public_url: str, current: datetime) -> JobView:
+    spec = job.spec
+    reason, message = reason_of(job, waits, current)
+    seconds = _duration(job, current)
+    return JobView(
+        id=job.id,
+        name=job.shown_name,
+        project=project,
+        project_id=job.project_id,
+        state=outside_state(job.state, job.exit_code),
+        phase=job.phase,
+        phase_detail=job.phase_detail,
+        reason=reason,
+        message=message,
+        exit_code=job.exit_code if job.state not in {JobState.QUEUED, JobState.STARTING} else None,
+        **_spec_fields(spec),
+        machine_type=job.machine_type,
+        backend=job.backend,
+        simulated=job.simulated,
+        attempt=job.attempt,
+        parent_job_id=job.parent_id,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        duration_seconds=seconds,
+        price_per_hour=job.price_per_hour,
+        cost=round((seconds or 0.0) * job.price_per_hour / 3600, 6),
+        queue_position=waits.position if waits else None,
+        artifacts_state=job.artifacts_state,
+        stop_requested=job.stop_requested_at is not None,
+        url=f"{public_url}/ui/jobs/{job.id}",
+    )
+
+
+class _SpecFields(TypedDict):
+    container: str | None
+    command: str
+    workspace: str | None
+    workspace_sha256: str | None
+    env_vars: dict[str, str]
+    time_limit: int | None
+    stop_grace: int
+    max_attempts: int
+    priority: int
+    cpus: float | None
+    memory_mb: int | None
+    tags: list[str]
+
+
+def _spec_fields(spec: JobSpec) -> _SpecFields:
+    return {
+        "container": spec.container,
+        "command": spec.command,
+        "workspace": spec.shown_workspace(),
+        "workspace_sha256": spec.workspace_sha256,
+        "env_vars": spec.shown_env(),
+        "time_limit": spec.time_limit,
+        "stop_grace": spec.stop_grace,
+        "max_attempts": spec.max_attempts,
+        "priority": spec.priority,
+        "cpus": spec.cpus,
+        "memory_mb": spec.memory_mb,
+        "tags": list(spec.tags),
+    }
+
+
+def reason_of(job: Job, waits: Waiting | None, current: datetime) -> tuple[str | None, str | None]:
+    """Why a job waits or how it ended: the code and the sentence."""
+    if waits is not None:
+        return waits.reason, sentence(waits.reason, waits.detail)
+    if job.state in OWNED and _silent(job, current):
+        return "worker_silent", sentence("worker_silent")
+    return job.reason, _message(job.reason, job.reason_detail)
+
+
+def _silent(job: Job, current: datetime) -> bool:
+    heard = job.heartbeat_at
+    return heard is not None and (current - heard).total_seconds() > queries.WORKER_SILENT_SECONDS
+
+
+def _message(reason: str | None, detail: str | None) -> str | None:
+    # A row that a newer release wrote may hold a reason that this one does not know.
+    return sentence(reason, detail) if reason in REASONS else detail
+
+
+def _duration(job: Job, current: datetime) -> float | None:
+    if job.started_at is None:
+        return None
+    until = job.ended_at or job.finished_at or current
+    return round(max(0.0, (until - job.started_at).total_seconds()), 3)
+
+
+def event_view(event: Event, job: Job) -> EventView:
+    """Something that happened to this job."""
+    return EventView(
+        id=event.id,
+        at=event.at,
+        attempt=event.attempt,
+        kind=event.kind,
+        from_state=_state_of_event(event.from_state, job),
+        to_state=_state_of_event(event.to_state, job),
+        phase=event.phase,
+        reason=event.reason,
+        message=_message(event.reason, event.detail),
+    )
+
+
+def _state_of_event(state: str | None, job: Job) -> str | None:
+    return outside_state(JobState(state), job.exit_code) if state else None
+
+
+def machine_type_view(machine: MachineType, backend: str, offered: set[str]) -> MachineTypeView:
+    """A machine type, and whether it can be had now.
+
+    Args:
+        machine: From the catalogue.
+        backend: What would run its jobs here.
+        offered: Backends that a running worker offers.
+    """
+    return MachineTypeView(
+        name=machine.name,
+        aliases=list(machine.aliases),
+        backend=backend,
+        accelerator=machine.accelerator,
+        count=machine.count,
+        cpus=machine.cpus,
+        memory_gb=machine.memory_gb,
+        memory_bandwidth_gbps=machine.memory_bandwidth_gb_per_s,
+        tflops=machine.tflops,
+        price_per_hour=machine.price_per_hour,
+        price_source=machine.price_source,
+        spec_source=machine.spec_source,
+        simulated=backend != machine.backend,
+        available=backend in offered,
+    )
+
+
+def resolved_view(spec: JobSpec, machine: MachineType, backend: str, project: Mapping[str, str | None]) -> ResolvedJob:
+    """A job as it would be made; `project` has its name and id, as far as they were given."""
+    return ResolvedJob(
+        name=spec.name,
+        project=project["name"],
+        project_id=project["id"],
+        machine_type=machine.name,
+        backend=backend,
+        simulated=backend != machine.backend,
+        **_spec_fields(spec),
+    )
+
+
+def project_view(project: Project, jobs: int) -> ProjectView:
+    """A project and the number of its jobs."""
+    return ProjectView(id=project.id, name=project.name, created_at=project.created_at, job_count=jobs)

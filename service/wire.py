@@ -1,0 +1,373 @@
+"""The shapes of requests and answers: JSON in camelCase, times in UTC with milliseconds and Z."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal, TypeVar
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic.alias_generators import to_camel
+
+from core.jobs.spec import JobSpec
+
+MAX_LINE = 2**62
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def iso(at: datetime) -> str:
+    """A time as the wire has it, for example `2026-01-31T09:05:00.250Z`."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
+
+
+def iso_ms(unix_ms: int) -> str:
+    """The same for Unix milliseconds."""
+    return iso(_EPOCH + timedelta(milliseconds=unix_ms))
+
+
+Time = Annotated[datetime, PlainSerializer(iso, return_type=str)]
+
+
+class Request(BaseModel):
+    """Base of what clients send: unknown fields are refused, and "5" is no number."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
+
+
+class View(BaseModel):
+    """Base of what clients get."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+R = TypeVar("R", bound=Request)
+
+
+def parse(model: type[R], raw: bytes) -> R:
+    """A request's JSON, checked for its shape.
+
+    Raises:
+        RequestValidationError: It has another shape; unknown fields come with the names there are.
+    """
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        known = [field.alias or name for name, field in model.model_fields.items()]
+        found = [
+            {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"], "input": one["input"]}
+            | ({"ctx": {"known": known}} if one["type"] == "extra_forbidden" else {})
+            for one in error.errors(include_url=False, include_context=False)
+        ]
+        raise RequestValidationError(found) from error
+
+
+class SubmitJob(Request):
+    """What to run, and on what."""
+
+    machine_type: str = Field(max_length=200, description="one of GET /machine-types")
+    command: str = Field(description="run by the container's shell")
+    container: str | None = Field(None, description="image reference; default: the machine type's")
+    name: str | None = Field(None, description="for people")
+    project_id: str | None = Field(None, description="an existing project; not together with `project`")
+    project: str | None = Field(None, description='name of a project, made if missing; default "default"')
+    workspace: str | None = Field(None, description='git URL (`https://host/repo.git#ref`), or "none"')
+    workspace_sha256: str | None = Field(
+        None, pattern="^[0-9a-f]{64}$", description="of an uploaded archive, or of the part sent along"
+    )
+    env_vars: dict[str, str] | None = Field(None, description="environment of the command")
+    time_limit: int | None = Field(None, description="seconds of running time")
+    stop_grace: int | None = Field(None, description="seconds between SIGTERM and SIGKILL; default 60")
+    max_attempts: int | None = Field(None, description="how often it may run in all; default 1")
+    priority: int | None = Field(None, description="0 to 100, higher goes first; default 50")
+    cpus: float | None = Field(None, description="limit of CPUs")
+    memory_mb: int | None = Field(None, description="limit of memory, MiB")
+    tags: list[str] | None = Field(None, description="for finding it again")
+
+    def spec(self, workspace_sha256: str | None) -> JobSpec:
+        """What was asked for, checked for its meaning.
+
+        Args:
+            workspace_sha256: Of the stored archive, or None.
+
+        Raises:
+            SpecInvalid: With the field and the fix.
+        """
+        given = self.model_dump(
+            exclude_none=True, exclude={"project", "project_id", "workspace", "workspace_sha256", "tags"}
+        )
+        workspace = None if self.workspace in {None, "", "none"} else self.workspace
+        return JobSpec(**given, workspace=workspace, workspace_sha256=workspace_sha256, tags=tuple(self.tags or ()))
+
+
+class Filters(BaseModel):
+    """Base of what narrows an answer, in the query: text is read as numbers there, unknown names are refused."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
+
+
+class ListJobs(Filters):
+    """Which jobs to list."""
+
+    state: str | None = Field(None, description="Pending, Running, …; one or more, comma separated")
+    project: str | None = Field(None, description="a project's name")
+    project_id: str | None = None
+    machine_type: str | None = None
+    name: str | None = Field(None, description="a job's exact name")
+    limit: int = Field(50, ge=1, le=500)
+    after: str | None = Field(None, description="`next` of the page before")
+
+
+class ReadLog(Filters):
+    """Which lines to read."""
+
+    line: int = Field(0, ge=0, le=MAX_LINE, description="lines after this one; 0: from the start")
+    limit: int = Field(2000, ge=1, le=10_000)
+    tail: int | None = Field(None, ge=0, le=MAX_LINE, description="the last so many lines")
+
+
+class CreateProject(Request):
+    """A project to make."""
+
+    name: str
+
+
+class ErrorDetail(View):
+    """What went wrong."""
+
+    name: str = Field(description="stable name of the kind of error")
+    status: int = Field(description="the HTTP status")
+    message: str = Field(description="what is wrong and what to do about it")
+    field: str | None = Field(None, description="the input that caused it")
+
+
+class ErrorView(View):
+    """Every error."""
+
+    error: ErrorDetail
+
+
+class JobView(View):
+    """A job."""
+
+    id: str
+    name: str
+    project: str
+    project_id: str
+    state: str = Field(description="Pending, Running, Stopped, Failed, Error or Cancelled")
+    phase: str | None
+    phase_detail: str | None
+    reason: str | None = Field(description="stable code: why it waits or how it ended")
+    message: str | None = Field(description="the same as a sentence, with what to do next")
+    exit_code: int | None
+    machine_type: str
+    backend: str
+    simulated: bool = Field(description="whether a stand-in runs it instead of the machine asked for")
+    container: str | None
+    command: str
+    workspace: str | None
+    workspace_sha256: str | None
+    env_vars: dict[str, str] = Field(description="values of secret-looking names are hidden")
+    time_limit: int | None
+    stop_grace: int
+    max_attempts: int
+    attempt: int
+    priority: int
+    cpus: float | None
+    memory_mb: int | None
+    tags: list[str]
+    parent_job_id: str | None
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+    duration_seconds: float | None = Field(description="of this attempt's command")
+    price_per_hour: float = Field(description="US dollars, at the time of submission")
+    cost: float = Field(description="US dollars: duration times price")
+    queue_position: int | None = Field(description="1 is next; null when it does not wait")
+    artifacts_state: str
+    stop_requested: bool
+    url: str = Field(description="its page")
+
+
+class JobsPage(View):
+    """One page of jobs, newest first."""
+
+    jobs: list[JobView]
+    next: str | None = Field(description="cursor of the following page, for `after`")
+
+
+class MachineTypeView(View):
+    """A machine to choose."""
+
+    name: str
+    aliases: list[str]
+    backend: str
+    accelerator: str
+    count: int
+    cpus: int | None
+    memory_gb: float
+    memory_bandwidth_gbps: float
+    tflops: dict[str, float]
+    price_per_hour: float
+    price_source: str
+    spec_source: str
+    simulated: bool = Field(description="whether a stand-in would run the job")
+    available: bool = Field(description="whether a running worker offers it now")
+
+
+class MachineTypes(View):
+    """Every machine type."""
+
+    machine_types: list[MachineTypeView]
+
+
+class ResolvedJob(View):
+    """A job as it would be made."""
+
+    name: str | None
+    project: str | None
+    project_id: str | None
+    machine_type: str
+    backend: str
+    simulated: bool
+    container: str | None
+    command: str
+    workspace: str | None
+    workspace_sha256: str | None
+    env_vars: dict[str, str]
+    time_limit: int | None
+    stop_grace: int
+    max_attempts: int
+    priority: int
+    cpus: float | None
+    memory_mb: int | None
+    tags: list[str]
+
+
+class DryRun(View):
+    """What a submission would do."""
+
+    job: ResolvedJob
+    machine_type: MachineTypeView
+    price_per_hour: float
+    notes: list[str]
+
+
+class EventView(View):
+    """Something that happened to a job."""
+
+    id: int
+    at: Time
+    attempt: int
+    kind: str
+    from_state: str | None
+    to_state: str | None
+    phase: str | None
+    reason: str | None
+    message: str | None
+
+
+class Events(View):
+    """A job's events, oldest first."""
+
+    events: list[EventView]
+
+
+class LogRow(View):
+    """One line a job printed."""
+
+    line: int = Field(description="1-based, without gaps")
+    timestamp: str
+    message: str
+
+
+class LogPage(View):
+    """Some lines of a job's log."""
+
+    lines: list[LogRow]
+    complete: bool = Field(description="the job ended and no further line will come")
+
+
+class PointView(View):
+    """One value of a metric."""
+
+    step: float | None
+    time: Time
+    value: float | None = Field(description="null where the job wrote NaN or infinity")
+
+
+class SeriesView(View):
+    """One metric over time."""
+
+    name: str
+    source: Literal["job", "system"]
+    points: list[PointView]
+    last: float | None
+    min: float | None
+    max: float | None
+
+
+class Metrics(View):
+    """A job's metrics."""
+
+    series: list[SeriesView]
+
+
+class ArtifactView(View):
+    """A file that a job left."""
+
+    path: str
+    size: int
+    sha256: str | None = Field(description="null while the job may still write it")
+    modified: Time
+
+
+class SkippedView(View):
+    """Something that a job left and that was not kept."""
+
+    path: str
+    why: str
+
+
+class ArtifactsPage(View):
+    """One page of a job's files, by path."""
+
+    state: str = Field(description="none, partial, complete or failed")
+    files: list[ArtifactView]
+    skipped: list[SkippedView]
+    next: str | None = Field(description="path to go on after, for `after`")
+    total_files: int
+    total_bytes: int
+
+
+class ProjectView(View):
+    """A project."""
+
+    id: str
+    name: str
+    created_at: Time
+    job_count: int
+
+
+class Projects(View):
+    """Every project, by name."""
+
+    projects: list[ProjectView]
+
+
+class WorkspaceView(View):
+    """A stored archive."""
+
+    sha256: str
+    size: int
+
+
+class Health(View):
+    """A sign of life."""
+
+    status: str
+    version: str
+
+
+class Readiness(View):
+    """Whether requests can be served, check by check."""
+
+    status: str
+    checks: dict[str, str]

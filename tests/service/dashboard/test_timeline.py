@@ -1,0 +1,67 @@
+"""A job's phases from its events."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+
+from service.dashboard.timeline import stretches
+from service.wire import EventView
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def event(second, kind, **fields):
+    empty = dict.fromkeys(("from_state", "to_state", "phase", "reason", "message"))
+    return EventView(id=1, at=BEGAN + timedelta(seconds=second), attempt=1, kind=kind, **(empty | fields))
+
+
+def told(events, now=100.0):
+    return [(one.phase, one.seconds, one.open) for one in stretches(events, BEGAN + timedelta(seconds=now))]
+
+
+WHOLE = [
+    event(0, "submitted"),
+    event(2, "claimed"),
+    event(3, "phase", phase="pulling"),
+    event(9, "phase", phase="provisioning"),
+    event(10, "started"),
+    event(11, "adopted"),
+    event(70, "ended"),
+    event(75, "finished"),
+]
+
+
+def test_a_finished_job():
+    assert told(WHOLE) == [
+        ("queued", 2.0, False),
+        ("provisioning", 1.0, False),
+        ("pulling", 6.0, False),
+        ("provisioning", 1.0, False),
+        ("running", 60.0, False),
+        ("collecting", 5.0, False),
+    ]
+
+
+@pytest.mark.parametrize(("events", "last"), [(1, ("queued", 100.0, True)), (5, ("running", 90.0, True))])
+def test_a_job_under_way_ends_now(events, last):
+    assert told(WHOLE[:events])[-1] == last
+
+
+def test_only_the_present_attempt_is_drawn():
+    again = [*WHOLE[:7], event(80, "requeued"), event(90, "claimed")]
+    assert told(again) == [("queued", 10.0, False), ("provisioning", 10.0, True)]
+
+
+def test_the_picture_is_filled_and_every_phase_can_be_seen():
+    drawn = stretches(WHOLE, BEGAN)
+    assert drawn[0].left == 0
+    assert all(one.width >= 14 for one in drawn)
+    assert drawn[-1].left + drawn[-1].width == pytest.approx(1000, abs=1)
+    for one, following in pairwise(drawn):
+        assert one.left + one.width == pytest.approx(following.left, abs=0.2)
+
+
+def test_no_events_and_a_clock_that_went_back():
+    assert stretches([], BEGAN) == []
+    assert told([event(5, "submitted")], now=0) == [("queued", 0.0, True)]

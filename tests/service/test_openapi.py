@@ -1,0 +1,45 @@
+"""The API's description: what clients are told, kept as a file so that a change is seen."""
+
+import json
+import os
+from pathlib import Path
+
+SNAPSHOT = Path(__file__).with_name("openapi.json")
+
+
+def described(app):
+    document = json.loads(json.dumps(app.openapi()))
+    document["info"]["version"] = "0"
+    document["paths"] = {path: value for path, value in document["paths"].items() if not path.startswith("/ui")}
+    return document
+
+
+def test_the_description_is_as_it_was(app):
+    text = json.dumps(described(app), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        SNAPSHOT.write_text(text, encoding="utf-8")
+    assert text == SNAPSHOT.read_text(encoding="utf-8"), "run with UPDATE_SNAPSHOTS=1 if the change is meant"
+
+
+def test_every_operation_is_described_with_its_errors(app):
+    for path, methods in described(app)["paths"].items():
+        for method, operation in methods.items():
+            assert operation["description"], (method, path)
+            if path in {"/health", "/readiness"}:
+                continue
+            assert {"400", "401", "404", "422", "503"} <= set(operation["responses"]), (method, path)
+            for status in ("401", "422"):
+                schema = operation["responses"][status]["content"]["application/json"]["schema"]
+                assert schema == {"$ref": "#/components/schemas/ErrorView"}, (method, path)
+            assert {"ApiKey": []} in operation["security"]
+
+
+def test_operation_ids_are_unique(app):
+    ids = [operation["operationId"] for methods in app.openapi()["paths"].values() for operation in methods.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_document_is_public_and_pages_that_load_foreign_scripts_are_not_there(stranger):
+    assert stranger.get("/openapi.json").json()["info"]["title"] == "Gradient Jobs"
+    assert stranger.get("/docs").status_code == 404
+    assert stranger.get("/redoc").status_code == 404

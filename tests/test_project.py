@@ -1,0 +1,205 @@
+"""The repository's own rules: what is written beside the code is true of it, and no file grows without end."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from core.failpoints import FAILPOINTS
+from core.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("core", "service", "worker", "gradient_cli", "gradient_server", "migrations", "images")
+SOURCES = (*PACKAGES, "tests", "bench", "examples", ".ci")
+MAX_LINES = 450
+MAX_FUNCTION_LINES = 40
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("images/**/*.md")])
+CLI_COMMAND = re.compile(r"gradient-cli((?: [a-z]+(?:-[a-z]+)*)+)")
+SERVER_COMMAND = re.compile(r"gradient-server ([a-z]+)")
+MAKE_COMMAND = re.compile(r"(?:^|`)make ([a-z]+)", re.MULTILINE)
+
+
+def python_files(*folders):
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+# ---- Sizes
+
+
+def test_no_file_passes_the_ceiling():
+    sizes = {relative(path): len(path.read_text().splitlines()) for path in python_files(*SOURCES)}
+    assert len(sizes) > 100
+    assert {path: lines for path, lines in sizes.items() if lines > MAX_LINES} == {}
+
+
+def test_no_function_passes_the_ceiling():
+    long = {}
+    for path in python_files(*PACKAGES, "examples"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES and path.parent.name != "versions":
+                    long[f"{relative(path)}:{node.name}"] = lines
+    assert long == {}
+
+
+def test_every_test_asserts():
+    functions = [
+        (f"{relative(path)}:{node.name}", node)
+        for path in python_files("tests")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    asserting = {"raises", "run_state_machine_as_test"}
+    while more := {node.name for _, node in functions if asserts(node, asserting)} - asserting:
+        asserting |= more
+    assert len(asserting) > 100
+    assert [place for place, node in functions if node.name.startswith("test_") and node.name not in asserting] == []
+
+
+def asserts(function, asserting):
+    """Whether a function can fail by what it finds, itself or through one that is known to."""
+    return any(
+        isinstance(node, ast.Assert)
+        or (isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in asserting)
+        for node in ast.walk(function)
+    )
+
+
+# ---- Settings
+
+
+def declared_settings():
+    """Variable → (default, description), from the code."""
+    found = {}
+    for name, field in Settings.model_fields.items():
+        group = field.default
+        if isinstance(group, BaseModel):
+            for inner, inner_field in type(group).model_fields.items():
+                found[f"GRADIENT_{name}__{inner}".upper()] = (_written(inner_field.default), inner_field.description)
+        else:
+            found[f"GRADIENT_{name}".upper()] = (_written(group), field.description)
+    return found
+
+
+def _written(default):
+    return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def test_env_example_lists_every_setting_with_its_default_and_description():
+    text = (ROOT / ".env.example").read_text()
+    listed = re.findall(r"^# (.+)\n#(GRADIENT_[A-Z0-9_]+)=(.*)$", text, re.MULTILINE)
+    assert len(re.findall(r"^#?\s*GRADIENT_[A-Z0-9_]+=", text, re.MULTILINE)) == len(listed)
+    assert {name: (default, description) for description, name, default in listed} == declared_settings()
+
+
+# ---- Documents
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_links_lead_to_something(document):
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    headings = {heading_anchor(line) for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        place, _, anchor = target.partition("#")
+        file = (document.parent / place).resolve() if place else document
+        assert file.exists(), f"{relative(document)} links to {target}, which is not there"
+        if anchor and file.suffix == ".md":
+            there = headings if file == document else _headings(file)
+            assert anchor in there, f"{relative(document)} links to {target}, which has no such heading"
+
+
+def _headings(file):
+    return {heading_anchor(line) for line in re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)}
+
+
+def heading_anchor(heading):
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def documented(pattern):
+    text = "\n".join(path.read_text() for path in DOCUMENTS)
+    return sorted({match.strip() for match in pattern.findall(text)})
+
+
+def test_documented_commands_of_the_client_exist():
+    written = documented(CLI_COMMAND)
+    commands = sorted({" ".join(words) for words in map(_command_words, written) if words})
+    assert {"jobs create", "jobs logs", "jobs artifacts get", "machine-types", "login"} <= set(commands)
+    for command in commands:
+        done = run("gradient-cli", *command.split(), "--help")
+        assert done.returncode == 0, f"gradient-cli {command}: {done.stderr}"
+        assert done.stdout.startswith(f"usage: gradient-cli {command}")
+
+
+def _command_words(text):
+    """The command at the beginning of what was written; arguments and prose follow it."""
+    words = text.split()
+    lengths = {"jobs": 2, "projects": 2, "machine-types": 1, "login": 1, "version": 1}
+    length = lengths.get(words[0], 0) + (words[:2] == ["jobs", "artifacts"])
+    return words[:length] if len(words) >= length else []
+
+
+def test_documented_commands_of_the_server_exist():
+    commands = documented(SERVER_COMMAND)
+    assert {"up", "api", "worker", "keys", "migrate"} <= set(commands)
+    for command in commands:
+        assert run("gradient-server", command, "--help").returncode == 0, command
+
+
+def test_documented_make_commands_exist():
+    listed = re.findall(r"^  make (\w+)", run_command("make", "help").stdout, re.MULTILINE)
+    written = documented(MAKE_COMMAND)
+    assert {"demo", "up", "test", "check"} <= set(written) <= set(listed)
+
+
+def test_documents_name_files_and_tests_that_exist():
+    for document in DOCUMENTS:
+        for place in re.findall(
+            r"`((?:core|service|worker|gradient_cli|gradient_server|tests|docs)/[\w/.-]+)`", document.read_text()
+        ):
+            assert (ROOT / place).exists(), f"{relative(document)} names {place}, which is not there"
+
+
+def run(program, *arguments):
+    return run_command(str(Path(sys.executable).parent / program), *arguments)
+
+
+def run_command(*command):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+# ---- Code
+
+
+def test_every_fail_point_is_in_the_code_once():
+    used = Counter(
+        name
+        for path in python_files("core", "service", "worker", "gradient_server")
+        for name in re.findall(r'failpoint\("(\w+)"\)', path.read_text())
+        if relative(path) != "core/failpoints.py"
+    )
+    assert used == Counter(dict.fromkeys(FAILPOINTS, 1))
+
+
+def test_the_supported_versions_of_python_are_said_alike_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lock = tomllib.loads((ROOT / "uv.lock").read_text())
+    assert project["project"]["requires-python"] == ">=3.11,<3.14"
+    assert lock["requires-python"].replace(" ", "") == ">=3.11,<3.14"
+    assert project["tool"]["ruff"]["target-version"] == "py311"
+    assert project["tool"]["mypy"]["python_version"] == "3.11"
+    assert (3, 11) <= sys.version_info[:2] <= (3, 13)
+    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (ROOT / ".ci" / "environment").read_text()
