@@ -128,7 +128,7 @@ class Backend(Protocol):
 
 
 def read_control(control: Path, name: str) -> str | None:
-    """A small file that the wrapper wrote; None if it is not there (yet).
+    """The first line of a small file that the wrapper wrote; None if it is not there (yet), or not whole.
 
     The job's own code can write in this folder too: links are not followed, nothing but a regular file is read,
     and no more of it than the wrapper ever writes.
@@ -140,7 +140,8 @@ def read_control(control: Path, name: str) -> str | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        return os.read(descriptor, _MAX_CONTROL_BYTES).decode("ascii", "replace").strip()
+        line, end, _ = os.read(descriptor, _MAX_CONTROL_BYTES).decode("ascii", "replace").partition("\n")
+        return line if end else None
     finally:
         os.close(descriptor)
 

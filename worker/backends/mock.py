@@ -59,7 +59,7 @@ class MockBackend:
     def __init__(self, settings: Settings) -> None:
         self._attempts = settings.root / "attempts"
         self._lock = threading.Lock()
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._usage: dict[str, _Usage] = {}
         self._memory_checked: dict[str, float] = {}
         self._next_cpu = 0
@@ -108,7 +108,7 @@ class MockBackend:
 
     def _without_exit_file(self, handle: Handle, members: Members, returned: int | None) -> Exit | None:
         """No wrapper and no exit file: the disk was full, all was killed, or it has not begun yet."""
-        if returned is not None and returned >= 0 and returned != REFUSED:
+        if returned is not None and returned >= 0:
             return Exit(returned, *_marked(Path(handle["control"])))
         if members.leader is not None:
             return Exit(None, "vanished")
@@ -141,8 +141,8 @@ class MockBackend:
         name = handle["name"]
         _members(handle).kill(spare_leader=False)
         with self._lock:
-            child = self._children.pop(name, None)
-        if child is not None:
+            children = self._children.pop(name, [])
+        for child in children:
             child.wait()
         self._usage.pop(name, None)
         self._memory_checked.pop(name, None)
@@ -180,7 +180,8 @@ class MockBackend:
         finally:
             os.sched_setaffinity(0, allowed)
         with self._lock:
-            self._children[spec.name] = child
+            # Launched again, a wrapper that is refused must not hide the one that runs.
+            self._children.setdefault(spec.name, []).append(child)
         failpoint("launched")
 
     def _cpus(self, wanted: float) -> set[int]:
@@ -193,9 +194,10 @@ class MockBackend:
         return {available[(first + i) % len(available)] for i in range(count)}
 
     def _returned(self, name: str) -> int | None:
+        """Exit code of the wrapper that ran the command, where it is a child of ours; reaps all of them."""
         with self._lock:
-            child = self._children.get(name)
-        return child.poll() if child is not None else None
+            codes = [child.poll() for child in self._children.get(name, ())]
+        return next((code for code in codes if code not in {None, REFUSED}), None)
 
     def _watch_limits(self, handle: Handle, members: Members, control: Path) -> None:
         limit: int | None = handle["memory_bytes"]
@@ -243,7 +245,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _mark(control: Path, reason: str, detail: str) -> None:
-    (control / reason).write_text(detail[:60], encoding="ascii")
+    (control / reason).write_text(f"{detail}\n", encoding="ascii")
 
 
 def _marked(control: Path) -> tuple[str | None, str | None]:

@@ -2,7 +2,7 @@
 # Every job runs under this: run.sh CONTROL_FOLDER COMMAND
 #
 # It makes the start marker, keeps the output in a file, passes SIGTERM on, and writes the exit code. All of it is
-# files, so that nothing is lost when whoever watches dies. Builtins only, but for one mv: it starts in a millisecond.
+# files, so that nothing is lost when whoever watches dies. Builtins only: it starts in a millisecond.
 
 control=$1
 command=$2
@@ -30,5 +30,7 @@ while [ "$code" -gt 128 ] && kill -0 "$child" 2>/dev/null; do
     code=$?
 done
 
-echo "$code" >"$control/exit.new" && mv -f "$control/exit.new" "$control/exit"
+# One write, by a builtin: a program started here could be killed with the rest of the job, and the code be lost.
+# Readers wait for the line's end.
+echo "$code" >"$control/exit"
 exit "$code"
