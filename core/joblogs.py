@@ -16,6 +16,7 @@ from core.joblog_writer import DEFAULT_MAX_BYTES, LogWriter
 
 __all__ = ["JobLogs", "LogLine", "LogReader", "LogWriter"]
 
+_NUDGE = "changed"
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -49,6 +50,18 @@ class JobLogs:
     def reader(self, job_id: str) -> LogReader:
         """A reader, which holds no open file between calls; a job that printed nothing yet reads as empty."""
         return LogReader(self.directory(job_id))
+
+    def nudge(self, job_id: str) -> None:
+        """Wakes whoever follows the log: the job's row has changed. Where nobody ever followed it does nothing."""
+        with suppress(FileNotFoundError), (self.directory(job_id) / _NUDGE).open("wb", buffering=0) as file:
+            file.write(b".")
+
+    def nudged_at(self, job_id: str) -> int:
+        """When `nudge` was last called, in nanoseconds of the file system's clock; 0 if it never was."""
+        try:
+            return (self.directory(job_id) / _NUDGE).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def remove(self, job_id: str) -> None:
         """Deletes the log; deleting a missing one is success."""

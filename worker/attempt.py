@@ -54,6 +54,7 @@ class AttemptRun:
             LeaseLost: Somebody else holds the job now.
             Detached: The worker has to let go; the job runs on.
         """
+        self._host.logs.nudge(self.job.id)
         if self.job.state is JobState.STARTING:
             self._start()
         if self.job.state is JobState.RUNNING:
@@ -95,7 +96,7 @@ class AttemptRun:
 
     def _prepare(self) -> None:
         failpoint("claimed")
-        self._scratch.make()
+        self._scratch.make(self._host.artifacts)
         spec = self.job.spec
         if spec.workspace is not None:
             self._phase("provisioning", f"fetching {spec.shown_workspace()}")
@@ -158,8 +159,6 @@ class AttemptRun:
             try:
                 with Recorder(self._host, self.job, self._scratch) as recorder:
                     recorder.finish()
-                if not self._scratch.artifacts.is_dir():
-                    return "none"
                 manifest = self._host.artifacts.close(self.job.id, self.job.attempt, self._scratch.artifacts)
             except (OSError, StoreUnavailable) as error:
                 logger.warning("collect_failed", exc_info=True)
@@ -227,7 +226,7 @@ class AttemptRun:
         unsure = False
         while True:
             try:
-                return self._host.write(action)
+                job = self._host.write(action)
             except LeaseLost:
                 done = self._done_before(unsure=unsure)
                 if done is None:
@@ -236,6 +235,9 @@ class AttemptRun:
             except StoreUnavailable:
                 unsure = True
                 self._signals.pause(_DATABASE_PAUSE_SECONDS)
+            else:
+                self._host.logs.nudge(job.id)
+                return job
 
     def _done_before(self, *, unsure: bool) -> Job | None:
         """The row as a write left it whose answer was lost; None if it was not ours."""

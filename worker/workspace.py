@@ -7,12 +7,15 @@ import subprocess
 from pathlib import Path
 
 from core.archives import ArchiveLimits, extract
+from core.artifact_paths import resolve
+from core.artifacts import ArtifactStore
 from core.errors import WorkspaceInvalid
 from core.jobs.spec import JobSpec, hide_password
 from core.workspaces import WorkspaceStore
 from worker.backends.base import BackendError
 
 GIT_TIMEOUT_SECONDS = 900
+_COPY_BYTES = 1024**2
 _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 
 
@@ -27,16 +30,33 @@ class Scratch:
     """
 
     def __init__(self, attempts: Path, job_id: str, attempt: int) -> None:
+        self._job_id = job_id
+        self._attempt = attempt
         self.name = f"{job_id}-{attempt}"
         self.root = attempts / self.name
         self.workspace = self.root / "workspace"
         self.artifacts = self.root / "artifacts"
         self.control = self.root / "control"
 
-    def make(self) -> None:
-        """Make the folders; those that are there stay as they are."""
-        for folder in (self.artifacts, self.control):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def make(self, store: ArtifactStore) -> None:
+        """Make the folders; those that are there stay as they are.
+
+        A later attempt finds what the one before left, so that it can go on from its last checkpoint.
+        """
+        self.control.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.artifacts.is_dir():
+            return
+        filling = self.root / "artifacts.new"
+        shutil.rmtree(filling, ignore_errors=True)
+        filling.mkdir(mode=0o700)
+        for file in store.walk(self._job_id, self._attempt - 1):
+            target = filling / Path(*resolve(file.path))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # A copy, not a link: this attempt may write into its files, the stored ones are closed.
+            with store.open(self._job_id, self._attempt - 1, file.path).file as stored, target.open("wb") as copy:
+                shutil.copyfileobj(stored, copy, _COPY_BYTES)
+            os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
+        filling.rename(self.artifacts)
 
     def fill(self, spec: JobSpec, store: WorkspaceStore, limits: ArchiveLimits) -> str | None:
         """Fill the workspace, all or nothing; a repeat does nothing.

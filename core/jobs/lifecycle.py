@@ -8,9 +8,10 @@ commits (`Database.write`); nothing here does.
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Dialect, Update, func, insert, or_, select, update
+from sqlalchemy import Update, bindparam, func, insert, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
@@ -25,6 +26,10 @@ from core.machines import MachineType
 
 RETRY_FIRST_SECONDS = 5
 RETRY_LONGEST_SECONDS = 600
+_PROJECT = select(Project).where(Project.name == bindparam("name"))
+# Into the tables, past the mapper: nothing is to be read back, and these run at every move.
+_NEW_EVENT = insert(Event.__table__).values(at=now())
+_NEW_MESSAGE = insert(Outbox.__table__).values(created_at=now())
 _FINISHING = frozenset({JobState.FINISHING})
 
 
@@ -50,18 +55,23 @@ class Heart:
     stop_requested: bool
 
 
-def insert_once(dialect: Dialect, table: type[Any]) -> Any:  # noqa: ANN401 - the two dialects share no class
+def insert_once(dialect: str, table: type[Any]) -> Any:  # noqa: ANN401 - the two dialects share no class
     """`INSERT … ON CONFLICT DO NOTHING` in the database's own words."""
-    statement = (postgresql if dialect.name == "postgresql" else sqlite).insert(table)
+    statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     return statement.on_conflict_do_nothing()
+
+
+@cache
+def _new_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
+    return insert_once(dialect, Job).values(created_at=now()).returning(Job)
 
 
 def ensure_project(session: Session, name: str) -> tuple[Project, bool]:
     """The project of this name, made if it is missing, and whether it was made now."""
-    existing = session.scalar(select(Project).where(Project.name == name))
+    existing = session.scalar(_PROJECT, {"name": name})
     if existing is not None:
         return existing, False
-    statement = insert_once(session.get_bind().dialect, Project)
+    statement = insert_once(session.get_bind().dialect.name, Project)
     values = {"id": new_id("pr"), "name": name, "created_at": now()}
     made = session.scalars(statement.values(values).returning(Project)).one_or_none()
     if made is not None:
@@ -97,10 +107,8 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
-        "created_at": now(),
     }
-    statement = insert_once(session.get_bind().dialect, Job).values(values).returning(Job)
-    job: Job | None = session.scalars(statement).one_or_none()
+    job: Job | None = session.scalars(_new_job(session.get_bind().dialect.name), values).one_or_none()
     if job is None:
         return _submitted_before(session, submission), False
     _record(session, job, "submitted", to_state=JobState.QUEUED)
@@ -424,7 +432,7 @@ def delete(session: Session, job_id: str) -> Job:
 def add_metrics(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     """Store rows of metrics; those that are there already (a repeat after a crash) are left as they are."""
     if rows:
-        session.execute(insert_once(session.get_bind().dialect, Metric), rows)
+        session.execute(insert_once(session.get_bind().dialect.name, Metric), rows)
 
 
 def mark_emptied(session: Session, job_id: str) -> None:
@@ -482,20 +490,20 @@ def _record(  # noqa: PLR0913 - the columns of one event
     detail: str | None = None,
 ) -> None:
     session.execute(
-        insert(Event).values(
-            job_id=job.id,
-            at=now(),
-            kind=kind,
-            attempt=job.attempt,
-            lease=job.lease,
-            from_state=from_state,
-            to_state=to_state,
-            phase=phase,
-            reason=reason,
-            detail=detail,
-        )
+        _NEW_EVENT,
+        {
+            "job_id": job.id,
+            "kind": kind,
+            "attempt": job.attempt,
+            "lease": job.lease,
+            "from_state": from_state,
+            "to_state": to_state,
+            "phase": phase,
+            "reason": reason,
+            "detail": detail,
+        },
     )
 
 
 def _ring(session: Session, job: Job) -> None:
-    session.execute(insert(Outbox).values(kind="ring", job_id=job.id, created_at=now()))
+    session.execute(_NEW_MESSAGE, {"kind": "ring", "job_id": job.id})

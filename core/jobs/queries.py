@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from core.db import now
@@ -12,6 +12,17 @@ from core.jobs.models import Attempt, Event, Job, Metric, Project, Worker
 from core.jobs.states import JobState
 
 WORKER_SILENT_SECONDS = 60
+
+# Every submission asks these. Built once: putting a statement together costs more than running it.
+_AHEAD = select(func.count(Job.seq)).where(
+    Job.state == JobState.QUEUED,
+    Job.backend == bindparam("backend"),
+    or_(
+        Job.priority > bindparam("priority"),
+        (Job.priority == bindparam("priority")) & (Job.seq < bindparam("seq")),
+    ),
+)
+_OFFERED = select(Worker.backends).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +176,7 @@ def project_names(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
 
 def waiting(session: Session, job: Job) -> Waiting:
     """Why a queued job waits, and its place in the queue of its backend."""
-    ahead = session.scalar(
-        select(func.count(Job.seq)).where(
-            Job.state == JobState.QUEUED,
-            Job.backend == job.backend,
-            or_(Job.priority > job.priority, (Job.priority == job.priority) & (Job.seq < job.seq)),
-        )
-    )
+    ahead = session.scalar(_AHEAD, {"backend": job.backend, "priority": job.priority, "seq": job.seq})
     return _waits(job, ahead or 0, offered_backends(session))
 
 
@@ -202,8 +207,7 @@ def _waits(job: Job, ahead: int, offered: set[str]) -> Waiting:
 
 def offered_backends(session: Session) -> set[str]:
     """Backends that some worker, seen lately, runs."""
-    rows = session.scalars(select(Worker.backends).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS)))
-    return {backend for backends in rows for backend in backends}
+    return {backend for backends in session.scalars(_OFFERED) for backend in backends}
 
 
 def running_seconds(session: Session, job: Job) -> float:

@@ -13,6 +13,8 @@ from service.deps import Reading, Stores
 from service.wire import ArtifactsPage, ArtifactView, SkippedView
 from service.zips import zip_blocks
 
+WhichAttempt = Annotated[int | None, Query(ge=1, description="an earlier attempt's; default: the latest's")]
+
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
 
 _BYTES: dict[int | str, dict[str, Any]] = {
@@ -32,10 +34,11 @@ def list_artifacts(
     prefix: Annotated[str, Query(description="only paths that begin so")] = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     after: Annotated[str | None, Query(description="`next` of the page before")] = None,
+    attempt: WhichAttempt = None,
 ) -> ArtifactsPage:
     """Files a job left, by path; as of the last copy while it runs."""
     job = queries.get(session, job_id)
-    page = stores.artifacts.list(job.id, job.attempt, prefix=prefix, after=after, limit=limit)
+    page = stores.artifacts.list(job.id, attempt or job.attempt, prefix=prefix, after=after, limit=limit)
     return ArtifactsPage(
         state="failed" if job.artifacts_state == "failed" else page.state,
         files=[_view(file) for file in page.files],
@@ -54,10 +57,11 @@ def read_artifact(
     job_id: str,
     path: str,
     inline: Annotated[bool, Query(description="to look at in a browser, if it is an image or text")] = False,  # noqa: FBT002 - a query parameter
+    attempt: WhichAttempt = None,
 ) -> Response:
     """One file; a part of it with Range. Its ETag is its sha256 once the job has ended."""
     job = queries.get(session, job_id)
-    opened = stores.artifacts.open(job.id, job.attempt, path)
+    opened = stores.artifacts.open(job.id, attempt or job.attempt, path)
     try:
         return _file(request, opened, path, inline=inline)
     except BaseException:
@@ -66,10 +70,10 @@ def read_artifact(
 
 
 @router.get("/artifacts.zip", response_class=Response, responses=_ZIP)
-def read_zip(session: Reading, stores: Stores, job_id: str) -> Response:
+def read_zip(session: Reading, stores: Stores, job_id: str, attempt: WhichAttempt = None) -> Response:
     """Every file of a job as one zip, made while it is sent."""
     job = queries.get(session, job_id)
-    blocks = zip_blocks(stores.artifacts, job.id, job.attempt, job.id)
+    blocks = zip_blocks(stores.artifacts, job.id, attempt or job.attempt, job.id)
     headers = ranges.user_content(f"{job.id}.zip") | {"Content-Type": "application/zip"}
     return StreamingResponse(blocks, headers=headers)
 

@@ -73,6 +73,18 @@ def test_a_preempted_job_with_attempts_left_runs_again(service):
     assert log == "first\nsecond\n"
 
 
+def test_a_second_attempt_finds_what_the_first_left(service):
+    command = (
+        'cd "$GRADIENT_ARTIFACTS_DIR"; mkdir -p checkpoints; echo "$GRADIENT_ATTEMPT" >>checkpoints/steps; '
+        '[ "$GRADIENT_ATTEMPT" = 2 ]'
+    )
+    job, _ = run(service, command, maxAttempts=2)
+    assert (job["state"], job["attempt"]) == ("Stopped", 2)
+    assert service.artifact(job["id"], "checkpoints/steps") == b"1\n2\n"
+    first = service.request("GET", f"/jobs/{job['id']}/artifacts/file/checkpoints/steps?attempt=1")
+    assert first.content == b"1\n", "what the first attempt closed is not written to"
+
+
 def test_a_memory_hog_is_stopped_and_told_so(service):
     hog = "python -c 'import time; x = bytearray(300 * 1024**2); print(len(x), flush=True); time.sleep(600)'"
     job, _ = run(service, hog, memoryMb=100)

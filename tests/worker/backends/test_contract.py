@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from deployment import wait_until
 
+from core.artifacts import DirectoryStore
 from core.ids import new_id
 from core.settings import Settings
 from worker.backends import BACKENDS, make_backend
@@ -29,7 +30,7 @@ class Place:
     def spec(self, command, *, attempt=1, **options):
         job_id = self.job_id
         scratch = Scratch(self.root / "attempts", job_id, attempt)
-        scratch.make()
+        scratch.make(DirectoryStore(self.root / "artifacts-store"))
         scratch.workspace.mkdir(exist_ok=True)
         (self.root / "storage").mkdir(exist_ok=True)
         env = {"GRADIENT_JOB_ID": job_id, "GRADIENT_ATTEMPT": str(attempt)} | options.pop("env", {})
