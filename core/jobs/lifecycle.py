@@ -11,25 +11,22 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Update, bindparam, func, insert, or_, select, update
+from sqlalchemy import bindparam, func, insert, or_, select, update
 from sqlalchemy import delete as delete_rows
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
 from core.db import now
-from core.errors import IdempotencyMismatch, JobNotFound, LeaseLost
+from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
-from core.jobs.models import Attempt, Event, Job, Metric, Outbox, Project, Worker
+from core.jobs.models import Attempt, Job, Metric, Project, Worker
+from core.jobs.moves import all_rows, guarded, insert_once, move, moved_by, note_attempt, one_row, record, ring
 from core.jobs.spec import JobSpec
-from core.jobs.states import OWNED, REASONS, SOURCES, JobState
+from core.jobs.states import OWNED, REASONS, JobState
 from core.machines import MachineType
 
 RETRY_FIRST_SECONDS = 5
 RETRY_LONGEST_SECONDS = 600
 _PROJECT = select(Project).where(Project.name == bindparam("name"))
-# Into the tables, past the mapper: nothing is to be read back, and these run at every move.
-_NEW_EVENT = insert(Event.__table__).values(at=now())
-_NEW_MESSAGE = insert(Outbox.__table__).values(created_at=now())
 _FINISHING = frozenset({JobState.FINISHING})
 
 
@@ -53,12 +50,6 @@ class Heart:
 
     lease: int
     stop_requested: bool
-
-
-def insert_once(dialect: str, table: type[Any]) -> Any:  # noqa: ANN401 - the two dialects share no class
-    """`INSERT … ON CONFLICT DO NOTHING` in the database's own words."""
-    statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
-    return statement.on_conflict_do_nothing()
 
 
 @cache
@@ -111,8 +102,8 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
     job: Job | None = session.scalars(_new_job(session.get_bind().dialect.name), values).one_or_none()
     if job is None:
         return _submitted_before(session, submission), False
-    _record(session, job, "submitted", to_state=JobState.QUEUED)
-    _ring(session, job)
+    record(session, job, "submitted", to_state=JobState.QUEUED)
+    ring(session, job)
     return job, True
 
 
@@ -181,13 +172,13 @@ def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> 
             run_after=None,
         )
     )
-    job = _one(session, statement)
+    job = one_row(session, statement)
     if job is None:
         return None
     session.execute(
         insert(Attempt).values(job_id=job.id, attempt=job.attempt, worker=worker, host=host, claimed_at=job.claimed_at)
     )
-    _record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=worker)
+    record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=worker)
     return job
 
 
@@ -204,9 +195,9 @@ def adopt(session: Session, worker: str, host: str, *, stale_seconds: float, hel
         .where(Job.host == host, Job.state.in_(OWNED), gone, Job.id.not_in(held))
         .values(lease=Job.lease + 1, worker=worker, heartbeat_at=now())
     )
-    jobs = _all(session, statement)
+    jobs = all_rows(session, statement)
     for job in jobs:
-        _record(session, job, "adopted", detail=worker)
+        record(session, job, "adopted", detail=worker)
     return jobs
 
 
@@ -239,8 +230,8 @@ def confirm(session: Session, job: Job) -> Job:
     Raises:
         LeaseLost: It is not.
     """
-    statement = _guarded(job, frozenset({JobState.STARTING})).values(heartbeat_at=now())
-    return _moved(session, job, statement)
+    statement = guarded(job, frozenset({JobState.STARTING})).values(heartbeat_at=now())
+    return moved_by(session, job, statement)
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:
@@ -249,10 +240,10 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     Raises:
         LeaseLost: The job is no longer ours.
     """
-    statement = _guarded(job, OWNED).values(phase=phase, phase_detail=detail)
-    moved = _moved(session, job, statement)
+    statement = guarded(job, OWNED).values(phase=phase, phase_detail=detail)
+    moved = moved_by(session, job, statement)
     if phase != job.phase:
-        _record(session, moved, "phase", phase=phase, detail=detail)
+        record(session, moved, "phase", phase=phase, detail=detail)
     return moved
 
 
@@ -263,9 +254,9 @@ def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         LeaseLost: The job is no longer ours.
     """
     source = job.state
-    moved = _move(session, job, JobState.RUNNING, handle=handle, started_at=now(), phase="running", phase_detail=None)
-    _attempt(session, moved, started_at=moved.started_at)
-    _record(session, moved, "started", from_state=source, to_state=moved.state)
+    moved = move(session, job, JobState.RUNNING, handle=handle, started_at=now(), phase="running", phase_detail=None)
+    note_attempt(session, moved, started_at=moved.started_at)
+    record(session, moved, "started", from_state=source, to_state=moved.state)
     return moved
 
 
@@ -276,7 +267,7 @@ def ended(session: Session, job: Job, reason: str, *, detail: str | None = None,
         LeaseLost: The job is no longer ours.
     """
     source = job.state
-    moved = _move(
+    moved = move(
         session,
         job,
         JobState.FINISHING,
@@ -287,8 +278,8 @@ def ended(session: Session, job: Job, reason: str, *, detail: str | None = None,
         phase="collecting",
         phase_detail=None,
     )
-    _attempt(session, moved, ended_at=moved.ended_at, exit_code=exit_code, reason=reason, reason_detail=detail)
-    _record(session, moved, "ended", from_state=source, to_state=moved.state, reason=reason, detail=detail)
+    note_attempt(session, moved, ended_at=moved.ended_at, exit_code=exit_code, reason=reason, reason_detail=detail)
+    record(session, moved, "ended", from_state=source, to_state=moved.state, reason=reason, detail=detail)
     return moved
 
 
@@ -303,7 +294,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     if reason.retry and job.attempt < job.max_attempts and job.stop_requested_at is None:
         return _retry(session, job, _FINISHING, artifacts_state=artifacts_state)
     target = reason.final or JobState.FAILED
-    moved = _move(
+    moved = move(
         session,
         job,
         target,
@@ -314,7 +305,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
         phase=None,
         phase_detail=None,
     )
-    _record(
+    record(
         session,
         moved,
         "finished",
@@ -333,15 +324,15 @@ def give_up(session: Session, job: Job, reason: str, detail: str | None = None) 
         LeaseLost: Somebody moved it meanwhile.
     """
     source = job.state
-    marking = _guarded(job, frozenset({job.state})).values(reason=reason, reason_detail=detail, ended_at=now())
-    marked = _moved(session, job, marking)
-    _attempt(session, marked, ended_at=marked.ended_at, reason=reason, reason_detail=detail)
+    marking = guarded(job, frozenset({job.state})).values(reason=reason, reason_detail=detail, ended_at=now())
+    marked = moved_by(session, job, marking)
+    note_attempt(session, marked, ended_at=marked.ended_at, reason=reason, reason_detail=detail)
     wanted = marked.stop_requested_at is not None
     if REASONS[reason].retry and marked.attempt < marked.max_attempts and not wanted:
         return _retry(session, marked, frozenset({source}), artifacts_state=marked.artifacts_state)
     target = JobState.CANCELLED if wanted else JobState.FAILED
-    moved = _move(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
-    _record(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
+    moved = move(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
+    record(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
     return moved
 
 
@@ -349,7 +340,7 @@ def _retry(session: Session, job: Job, sources: frozenset[JobState], *, artifact
     source = job.state
     pause = min(RETRY_FIRST_SECONDS * 2 ** (job.attempt - 1), RETRY_LONGEST_SECONDS)
     detail = f"attempt {job.attempt} of {job.max_attempts} ended ({job.reason})."
-    moved = _move(
+    moved = move(
         session,
         job,
         JobState.QUEUED,
@@ -365,8 +356,8 @@ def _retry(session: Session, job: Job, sources: frozenset[JobState], *, artifact
         phase="queued",
         phase_detail=None,
     )
-    _record(session, moved, "requeued", from_state=source, to_state=moved.state, reason=job.reason)
-    _ring(session, moved)
+    record(session, moved, "requeued", from_state=source, to_state=moved.state, reason=job.reason)
+    ring(session, moved)
     return moved
 
 
@@ -390,9 +381,9 @@ def request_stop(session: Session, job_id: str) -> Job:
             phase_detail=None,
         )
     )
-    job = _one(session, waiting)
+    job = one_row(session, waiting)
     if job is not None:
-        _record(
+        record(
             session,
             job,
             "finished",
@@ -406,10 +397,10 @@ def request_stop(session: Session, job_id: str) -> Job:
         .where(Job.id == job_id, Job.deleted_at.is_(None), Job.state.in_(OWNED))
         .values(stop_requested_at=func.coalesce(Job.stop_requested_at, now()))
     )
-    job = _one(session, wish)
+    job = one_row(session, wish)
     if job is not None:
-        _record(session, job, "stop_requested")
-        _ring(session, job)
+        record(session, job, "stop_requested")
+        ring(session, job)
         return job
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)))
     if job is None:
@@ -425,7 +416,7 @@ def delete(session: Session, job_id: str) -> Job:
     """
     job = request_stop(session, job_id)
     session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))
-    _record(session, job, "deleted")
+    record(session, job, "deleted")
     return job
 
 
@@ -438,72 +429,3 @@ def add_metrics(session: Session, rows: Sequence[dict[str, Any]]) -> None:
 def mark_emptied(session: Session, job_id: str) -> None:
     """Say that what a deleted job printed and left is removed."""
     session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed"))
-
-
-def _guarded(job: Job, sources: frozenset[JobState]) -> Update:
-    return update(Job).where(Job.id == job.id, Job.lease == job.lease, Job.state.in_(sources))
-
-
-def _move(
-    session: Session,
-    job: Job,
-    target: JobState,
-    sources: frozenset[JobState] = OWNED,
-    **values: Any,  # noqa: ANN401 - column values
-) -> Job:
-    """Move on from the state that the caller knows, if it is one of `sources` and MOVES allows it."""
-    legal = sources & SOURCES[target] & {job.state}
-    return _moved(session, job, _guarded(job, legal).values(state=target, **values))
-
-
-def _moved(session: Session, job: Job, statement: Update) -> Job:
-    moved = _one(session, statement)
-    if moved is None:
-        raise LeaseLost(f"Job {job.id} is no longer held under lease {job.lease}.")
-    return moved
-
-
-def _one(session: Session, statement: Update) -> Job | None:
-    rows = _all(session, statement)
-    return rows[0] if rows else None
-
-
-def _all(session: Session, statement: Update) -> list[Job]:
-    # Rows come back as they now are in the database; what the session knew of them is out of date.
-    options = {"synchronize_session": False, "populate_existing": True}
-    return list(session.scalars(statement.returning(Job), execution_options=options))
-
-
-def _attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
-    session.execute(update(Attempt).where(Attempt.job_id == job.id, Attempt.attempt == job.attempt).values(**values))
-
-
-def _record(  # noqa: PLR0913 - the columns of one event
-    session: Session,
-    job: Job,
-    kind: str,
-    *,
-    from_state: JobState | None = None,
-    to_state: JobState | None = None,
-    phase: str | None = None,
-    reason: str | None = None,
-    detail: str | None = None,
-) -> None:
-    session.execute(
-        _NEW_EVENT,
-        {
-            "job_id": job.id,
-            "kind": kind,
-            "attempt": job.attempt,
-            "lease": job.lease,
-            "from_state": from_state,
-            "to_state": to_state,
-            "phase": phase,
-            "reason": reason,
-            "detail": detail,
-        },
-    )
-
-
-def _ring(session: Session, job: Job) -> None:
-    session.execute(_NEW_MESSAGE, {"kind": "ring", "job_id": job.id})

@@ -1,0 +1,103 @@
+"""The guarded statement under every move of a job: it names the lease and the states the job may be in."""
+
+from typing import Any
+
+from sqlalchemy import Update, insert, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from core.db import Base, now
+from core.errors import LeaseLost
+from core.jobs.models import Attempt, Event, Job, Outbox
+from core.jobs.states import OWNED, SOURCES, JobState
+
+# Into the tables, past the mapper: nothing is to be read back, and these run at every move.
+_NEW_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=now())
+_NEW_MESSAGE = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=now())
+
+
+def insert_once(dialect: str, table: type[Any]) -> Any:  # noqa: ANN401 - the two dialects share no class
+    """`INSERT … ON CONFLICT DO NOTHING` in the database's own words."""
+    statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
+    return statement.on_conflict_do_nothing()
+
+
+def guarded(job: Job, sources: frozenset[JobState]) -> Update:
+    """An update of the job under its lease, in one of these states."""
+    return update(Job).where(Job.id == job.id, Job.lease == job.lease, Job.state.in_(sources))
+
+
+def move(
+    session: Session,
+    job: Job,
+    target: JobState,
+    sources: frozenset[JobState] = OWNED,
+    **values: Any,  # noqa: ANN401 - column values
+) -> Job:
+    """Move on from the state that the caller knows, if it is one of `sources` and MOVES allows it."""
+    legal = sources & SOURCES[target] & {job.state}
+    return moved_by(session, job, guarded(job, legal).values(state=target, **values))
+
+
+def moved_by(session: Session, job: Job, statement: Update) -> Job:
+    """The row after a guarded statement.
+
+    Raises:
+        LeaseLost: No row came back: somebody else moved the job.
+    """
+    moved = one_row(session, statement)
+    if moved is None:
+        raise LeaseLost(f"Job {job.id} is no longer held under lease {job.lease}.")
+    return moved
+
+
+def one_row(session: Session, statement: Update) -> Job | None:
+    """The row that a statement changed, or None."""
+    rows = all_rows(session, statement)
+    return rows[0] if rows else None
+
+
+def all_rows(session: Session, statement: Update) -> list[Job]:
+    """The rows that a statement changed, as they now are."""
+    """The rows that a statement changed."""
+    # Rows come back as they now are in the database; what the session knew of them is out of date.
+    options = {"synchronize_session": False, "populate_existing": True}
+    return list(session.scalars(statement.returning(Job), execution_options=options))
+
+
+def note_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
+    session.execute(update(Attempt).where(Attempt.job_id == job.id, Attempt.attempt == job.attempt).values(**values))
+
+
+def record(  # noqa: PLR0913 - the columns of one event
+    session: Session,
+    job: Job,
+    kind: str,
+    *,
+    from_state: JobState | None = None,
+    to_state: JobState | None = None,
+    phase: str | None = None,
+    reason: str | None = None,
+    detail: str | None = None,
+) -> None:
+    """Add an event to what happened to the job."""
+    """Write into the record of the job's present attempt."""
+    session.execute(
+        _NEW_EVENT,
+        {
+            "job_id": job.id,
+            "kind": kind,
+            "attempt": job.attempt,
+            "lease": job.lease,
+            "from_state": from_state,
+            "to_state": to_state,
+            "phase": phase,
+            "reason": reason,
+            "detail": detail,
+        },
+    )
+
+
+def ring(session: Session, job: Job) -> None:
+    """Leave a message in the outbox: there is something to look at."""
+    session.execute(_NEW_MESSAGE, {"kind": "ring", "job_id": job.id})
