@@ -4,18 +4,17 @@ Nothing here is imported where no broker is set.
 """
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 RING = "gradient.ring"
-SWEEP = "gradient.sweep"
 QUEUE = "gradient.bell"
 
 
 def make_app(broker_url: str) -> Celery:
-    """The Celery app on this broker, with settings that losing or doubling a message cannot hurt."""
+    """The Celery app on this broker, with settings under which losing or doubling a message does no harm."""
     app = Celery("gradient", broker=broker_url)
     app.conf.update(
         task_serializer="json",
-        result_serializer="json",
         accept_content=["json"],
         # No result backend: the job's row is the only record of it.
         task_ignore_result=True,
@@ -23,15 +22,13 @@ def make_app(broker_url: str) -> Celery:
         task_acks_late=True,
         task_reject_on_worker_lost=False,
         worker_prefetch_multiplier=1,
-        task_soft_time_limit=60,
-        task_time_limit=120,
         broker_connection_max_retries=None,
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=False,
     )
     if broker_url.startswith("redis"):
         app.conf.broker_transport_options = {
-            # Far above the hard time limit: never delivered again while it runs.
+            # Far above what any task takes: never delivered again while it runs.
             "visibility_timeout": 600,
             "socket_timeout": 10,
             "socket_connect_timeout": 3,
@@ -42,6 +39,19 @@ def make_app(broker_url: str) -> Celery:
     return app
 
 
-def publish(app: Celery, name: str) -> None:
-    """Send a message by its task's name; the sender imports no task."""
-    app.send_task(name, ignore_result=True, retry=False)
+class Ringer:
+    """Rings the doorbell of every host: for the dispatcher of a process that has a broker."""
+
+    def __init__(self, broker_url: str) -> None:
+        self._app = make_app(broker_url)
+
+    def ring(self) -> None:
+        """Send one message, by its task's name: the sender imports no task.
+
+        Raises:
+            OSError: The broker does not answer; whoever waits finds the job by looking, a little later.
+        """
+        try:
+            self._app.send_task(RING, ignore_result=True, retry=False)
+        except OperationalError as error:
+            raise ConnectionError(str(error)) from error

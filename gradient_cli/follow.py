@@ -56,11 +56,16 @@ class LogPrinter:
         self._drawn = True
 
     def phase(self, row: dict[str, Any]) -> None:
-        """Where the job is, if that is news: after a broken connection it is told again."""
-        phase = terminal.plain(row.get("phase") or row.get("state") or "")
+        """Where the job is, if that is news: after a broken connection it is told again.
+
+        A job without a phase has ended; the summary says how.
+        """
+        phase = terminal.plain(row.get("phase") or "")
+        if not phase:
+            return
         message = terminal.plain(row.get("message") or "")
-        text = f"{phase}: {message}" if phase and message else phase or message
-        if text and text != self._phase:
+        text = f"{phase}: {message}" if message else phase
+        if text != self._phase:
             self._phase = text
             self.clear()
             terminal.note(terminal.style(text, "dim", sys.stderr))

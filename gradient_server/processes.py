@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 
 from core import schema
 from core.bell import Bell
@@ -64,10 +65,13 @@ def worker(settings: Settings, name: str | None) -> int:
         schema.upgrade(database)
     schema.check(database)
     supervisor = _supervisor(settings, database, name)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: supervisor.stop())
     _say(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
-    supervisor.run()
+    if settings.queue.broker_url is not None:
+        import_module("worker.app").run(settings.queue.broker_url, supervisor, _bell(settings))
+    else:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: supervisor.stop())
+        supervisor.run()
     database.close()
     return 0
 
@@ -95,8 +99,22 @@ def _bell(settings: Settings) -> Bell:
     return Bell(settings.root / "bell")
 
 
+def _ring(settings: Settings) -> Callable[[], None]:
+    """What rings: this host's bell, and where there is a broker, every host's. Celery is loaded only then."""
+    local = _bell(settings).ring
+    if settings.queue.broker_url is None:
+        return local
+    everywhere: Callable[[], None] = import_module("core.queue").Ringer(settings.queue.broker_url).ring
+
+    def both() -> None:
+        local()
+        everywhere()
+
+    return both
+
+
 def _serve(settings: Settings, database: Database, listener: socket.socket, ready: Callable[[Settings], None]) -> None:
-    dispatcher = Dispatcher(database, _bell(settings).ring)
+    dispatcher = Dispatcher(database, _ring(settings))
     dispatcher.start()
     app = create_app(settings, database=database, wake=dispatcher.wake)
     server = Server(app)

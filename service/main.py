@@ -19,7 +19,6 @@ from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from service import dashboard, errors
 from service.auth import require_key_or_session
-from service.dashboard import mount as mount_dashboard
 from service.deps import OpenStores
 from service.middleware import BodyLimit, RequestContext, SameSite
 from service.routes import artifacts, health, jobs, logs, machine_types, metrics, projects, workspaces
@@ -83,7 +82,6 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.include_router(health.router)
     for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces):
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
-    mount_dashboard(app)
     dashboard.mount(app)
     return app
 

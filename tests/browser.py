@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,16 @@ _FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
+
+
+# The protocol's pipe is on descriptors 3 and 4.
+_LAUNCH = """
+import fcntl, os, sys
+pipe = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+for place, number in enumerate(pipe, 3):
+    os.dup2(number, place)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_chromium() -> str | None:
@@ -45,15 +56,14 @@ class Browser:
         assert program is not None
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
+        arguments = (*_FLAGS, *flags, f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}", "about:blank")
         self._process = subprocess.Popen(
-            # The protocol's pipe is on descriptors 3 and 4.
-            ["/bin/sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", program, *_FLAGS, *flags,
-             f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}", "about:blank"],
+            [sys.executable, "-c", _LAUNCH, str(to_browser), str(from_browser), program, *arguments],
             pass_fds=(to_browser, from_browser),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         os.close(to_browser)
         os.close(from_browser)
         self._numbers = itertools.count(1)

@@ -58,7 +58,6 @@ def one_row(session: Session, statement: Update) -> Job | None:
 
 
 def all_rows(session: Session, statement: Update) -> list[Job]:
-    """The rows that a statement changed, as they now are."""
     """The rows that a statement changed."""
     # Rows come back as they now are in the database; what the session knew of them is out of date.
     options = {"synchronize_session": False, "populate_existing": True}
@@ -66,6 +65,7 @@ def all_rows(session: Session, statement: Update) -> list[Job]:
 
 
 def note_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
+    """Write into the record of the job's present attempt."""
     session.execute(update(Attempt).where(Attempt.job_id == job.id, Attempt.attempt == job.attempt).values(**values))
 
 

@@ -31,19 +31,22 @@ def entries(read: Read, folder: str, *, after: str | None, limit: int) -> tuple[
         limit: Most entries.
     """
     found: list[Entry] = []
+    last = (after or "").removesuffix(_PAST_EVERYTHING)
     while True:
         page = read(after, _READ)
         for file in page.files:
             head, slash, _ = file.path[len(folder) :].partition("/")
             path = f"{folder}{head}{slash}"
-            if found and found[-1].path == path:
+            if path == last:
                 continue
             if len(found) == limit:
-                return found, _past(found[-1].path)
+                return found, _past(last)
             found.append(Entry(head, path, None if slash else file))
+            last = path
         if page.next is None:
             return found, None
-        after = _past(found[-1].path)
+        # Names may begin with the very last character: reading on is what always comes to an end.
+        after = max(page.next, _past(last))
 
 
 def _past(path: str) -> str:

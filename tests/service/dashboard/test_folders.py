@@ -62,6 +62,11 @@ def test_a_large_folder_is_passed_over_without_reading_it():
     assert listing.asked == 2
 
 
+def test_names_that_sort_after_everything_come_to_an_end():
+    listing = Listing([f"a/\U0010ffff{number:04}" for number in range(500)] + ["b"])
+    assert listing.all_entries("", 1) == ["a/", "b"]
+
+
 def test_the_inside_of_a_folder():
     listing = Listing(["m/a", "m/b/c", "m/b/d", "n/x"])
     found, _ = entries(listing.below("m/"), "m/", after=None, limit=100)

@@ -1,0 +1,30 @@
+"""Writes the migration that takes an up-to-date database to what core/jobs/models.py says now.
+
+Compared is a new SQLite database with every migration so far. Read the result before it is committed: a renamed
+column looks like one that went and one that came.
+"""  # noqa: INP001 - a program, no package
+
+import sys
+import tempfile
+from pathlib import Path
+
+from alembic import command
+
+from core import schema
+from core.db import Database
+
+
+def main(name: str) -> None:
+    """Write the migration that `name` describes."""
+    if not name.strip():
+        sys.exit('error: say what changes: make migration name="a column for tags"')
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database(f"sqlite:///{Path(folder) / 'gradient.db'}")
+        schema.upgrade(database)
+        with database.engine.begin() as connection:
+            command.revision(schema.configuration(connection), message=name, autogenerate=True)
+        database.close()
+
+
+if __name__ == "__main__":
+    main(" ".join(sys.argv[1:]))

@@ -1,0 +1,63 @@
+# Every command of this repository. `make` alone lists them.
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+BIN := .venv/bin
+LOCKED := pyproject.toml uv.lock .ci/environment
+# An environment that has everything also has what it takes to run: it is brought up to date, not reduced.
+ALL := .venv/.all
+RUN := $(if $(wildcard $(ALL)),$(ALL),.venv/.run)
+# One test process a CPU, but not so many that real servers and jobs starve each other.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+
+.PHONY: help demo up test check fmt migration bench faults clean
+
+help: ## show these commands
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+demo: $(RUN) ## submit a real training to a server of its own, follow it, check what it left
+	@$(BIN)/python examples/demo.py
+
+up: $(RUN) ## run the service on this machine: http://127.0.0.1:8780
+	@exec $(BIN)/gradient-server up
+
+test: $(ALL) ## run every test; installs PostgreSQL, Chromium and git for them where it may
+	@.ci/test-needs
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+check: $(ALL) ## check format, lint, types, imports and the rules of this repository
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; exit 1; }
+	@$(BIN)/python -m pytest -q --no-header tests/test_project.py
+
+fmt: $(ALL) ## format, and mend what ruff can mend
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+migration: $(ALL) ## write a migration for what changed in models.py: make migration name="what changes"
+	@$(BIN)/python .ci/new_migration.py "$(name)"
+	@$(BIN)/ruff check --fix-only --quiet migrations && $(BIN)/ruff format --quiet migrations
+
+bench: $(ALL) ## measure: submit latency, jobs a second, start of the CLI; prints JSON
+	@$(BIN)/python -m bench
+
+faults: $(ALL) ## kill and freeze real processes at every step (part of make test)
+	@$(BIN)/python -m pytest -n $(WORKERS) -m faults
+
+clean: ## remove the environment, caches and the demo's folder
+	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.run: $(LOCKED)
+	@.ci/environment run
+	@touch $@
+
+$(ALL): $(LOCKED)
+	@.ci/environment all
+	@touch $@

@@ -1,0 +1,84 @@
+"""`python -m bench`: measures each figure beside its floor in one run; a table on stderr, JSON on stdout."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import (
+    artifact_close,
+    cli_start,
+    first_line,
+    idle_memory,
+    line_latency,
+    log_shipping,
+    submit_latency,
+    submit_rate,
+)
+from bench.machine import facts
+from bench.measure import Result, Size
+
+BENCHES: dict[str, Callable[[Size], Result]] = {
+    "submit": submit_latency.run,
+    "first-line": first_line.run,
+    "submit-rate": submit_rate.run,
+    "line": line_latency.run,
+    "cli": cli_start.run,
+    "memory": idle_memory.run,
+    "log": log_shipping.run,
+    "artifact": artifact_close.run,
+}
+_ROUNDS = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the measurements asked for; 0 whether or not goals are met, for that is a finding, not a failure."""
+    parsed = _parser().parse_args(arguments)
+    size = Size(1 if parsed.quick else parsed.rounds, parsed.quick)
+    report: dict[str, Any] = {"machine": facts(), "quick": size.quick, "rounds": size.rounds, "benches": {}}
+    for name in parsed.only or BENCHES:
+        print(f"\n{name}", file=sys.stderr, flush=True)
+        load = os.getloadavg()[0]
+        result = BENCHES[name](size)
+        report["benches"][name] = {"loadBefore": round(load, 2)} | result.figures()
+        _print(result)
+    text = json.dumps(report, indent=2)
+    if parsed.json:
+        parsed.json.write_text(text + "\n", encoding="utf-8")
+    print(text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="seconds each: shows that it works, not how fast it is")
+    parser.add_argument("--only", action="append", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
+    parser.add_argument("--rounds", type=_positive, default=_ROUNDS, help=f"turns of each (default: {_ROUNDS})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON there")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a number of rounds: 1 or more")
+    return number
+
+
+def _print(result: Result) -> None:
+    print(f"  {'':44} {'p50':>9} {'p99':>9} {'min':>9} {'max':>9} {'n':>5}", file=sys.stderr)
+    for one in result.series:
+        values = "".join(f" {value:9,.2f}" for value in (one.p50, one.p99, min(one.samples), max(one.samples)))
+        print(f"  {one.what[:38]:38} {one.unit:5}{values} {len(one.samples):5}", file=sys.stderr)
+    for goal in result.goals:
+        sign = "≤" if goal.at_most else "≥"
+        spread = f" (rounds {goal.spread[0]:.2f} to {goal.spread[1]:.2f})" if goal.spread else ""
+        verdict = "met" if goal.met else "MISSED"
+        print(f"  {verdict:6} {goal.what}: {goal.value:.2f} {sign} {goal.limit:g}{spread}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

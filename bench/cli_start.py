@@ -1,0 +1,38 @@
+"""How long `gradient-cli` takes from nothing to done, against Python doing nothing."""
+
+import sys
+from pathlib import Path
+
+from bench.floors.processes import run_to_end
+from bench.measure import Result, Series, Size, ratio_goal
+from bench.service import environment, serving, submit
+
+HELP_LIMIT = 3.0
+LIST_LIMIT = 8.0
+_CLI = str(Path(sys.executable).with_name("gradient-cli"))
+
+
+def run(size: Size) -> Result:
+    """Each in turn; the list comes from a server on this machine that holds ten jobs."""
+    nothing = Series("python -c pass", "ms")
+    shown = Series("gradient-cli --help", "ms")
+    listed = Series("gradient-cli jobs list", "ms")
+    commands = ((nothing, [sys.executable, "-c", "pass"]), (shown, [_CLI, "--help"]), (listed, [_CLI, "jobs", "list"]))
+    with serving("api") as api:
+        with api.connect() as connection:
+            for _ in range(10):
+                submit(connection, "python main.py")
+        env = environment(api.home)
+        for _, command in commands:
+            run_to_end(command, env)
+        for _ in range(size.rounds):
+            for series, _ in commands:
+                series.begin_round()
+            for _ in range(size.pick(20, 3)):
+                for series, command in commands:
+                    series.add(run_to_end(command, env) * 1000)
+    goals = [
+        ratio_goal("gradient-cli --help, p50, times python -c pass", shown, nothing, HELP_LIMIT),
+        ratio_goal("gradient-cli jobs list, p50, times python -c pass", listed, nothing, LIST_LIMIT),
+    ]
+    return Result([shown, listed, nothing], goals)

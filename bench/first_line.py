@@ -1,0 +1,48 @@
+"""From a submission to the job's first line at a reader, and to its end, against the same program run directly."""
+
+import time
+
+from bench.floors.processes import run_and_read
+from bench.measure import Result, Series, Size, ratio_goal
+from bench.service import Connection, Service, follow, serving, submit
+
+LIMIT = 1.5
+_WARM_UP = 3
+_REST_SECONDS = 0.25  # the worker is still tidying up after a job when its end is seen
+_PROGRAM = "import time;print(time.time())"
+
+
+def run(size: Size) -> Result:
+    """One job, then one process, in turn, on an idle service."""
+    submitted = Series("submit", "ms")
+    started = Series("submit → line printed", "ms")
+    first = Series("submit → first line read", "ms")
+    ended = Series("submit → end seen", "ms")
+    ours = (submitted, started, first, ended)
+    bare = (Series("bare: first line read", "ms"), Series("bare: end seen", "ms"))
+    with serving("up") as service, service.connect() as connection:
+        for _ in range(_WARM_UP):
+            _job(service, connection)
+        for _ in range(size.rounds):
+            for one in (*ours, *bare):
+                one.begin_round()
+            for _ in range(size.pick(20, 3)):
+                time.sleep(_REST_SECONDS)
+                for one, value in zip(ours, _job(service, connection), strict=True):
+                    one.add(value)
+                for one, seconds in zip(bare, run_and_read(["python", "-c", _PROGRAM])[1:], strict=True):
+                    one.add(seconds * 1000)
+    goal = ratio_goal("submit → first line read, p50, times a bare process", first, bare[0], LIMIT)
+    return Result([*ours, *bare], [goal])
+
+
+def _job(service: Service, connection: Connection) -> tuple[float, float, float, float]:
+    """Milliseconds from the submission to: its answer, the print, the line read, the end."""
+    wall, began = time.time(), time.perf_counter()
+    job_id = submit(connection, f"python -c '{_PROGRAM}'")
+    times = {"answer": time.perf_counter() - began}
+    for name, data in follow(service, job_id):
+        times.setdefault(name, time.perf_counter() - began)
+        if name == "line":
+            times.setdefault("print", float(data["message"]) - wall)
+    return times["answer"] * 1000, times["print"] * 1000, times["line"] * 1000, times["end"] * 1000

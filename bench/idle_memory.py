@@ -1,0 +1,44 @@
+"""Memory of `gradient-server up` when nothing runs, before and after its first jobs, against Python doing nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.measure import Goal, Result, Series, Size
+from bench.service import Service, serving, submit
+
+LIMIT_MIB = 150.0
+
+
+def run(size: Size) -> Result:
+    """API and worker are one process here; every round is a new one."""
+    fresh = [Series("up, fresh: RSS", "MiB"), Series("up, fresh: PSS", "MiB")]
+    used = [Series("up, after jobs: RSS", "MiB"), Series("up, after jobs: PSS", "MiB")]
+    bare = [Series("python, idle: RSS", "MiB"), Series("python, idle: PSS", "MiB")]
+    for _ in range(size.rounds):
+        with serving("up") as service:
+            _note(fresh, service.pid)
+            _work(service, size.pick(20, 2))
+            _note(used, service.pid)
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
+            assert idle.stdin is not None  # noqa: S101 - a pipe was asked for
+            _note(bare, idle.pid)
+            idle.stdin.write(b"\n")
+            idle.stdin.close()
+    series = [*fresh, *used, *bare]
+    return Result(series, [Goal("idle memory of API and worker after jobs, RSS, MiB", used[0].p50, LIMIT_MIB)])
+
+
+def _work(service: Service, jobs: int) -> None:
+    with service.connect() as connection:
+        for job_id in [submit(connection, "echo done") for _ in range(jobs)]:
+            service.wait(job_id)
+
+
+def _note(series: list[Series], pid: int) -> None:
+    """Resident and proportional set size of a process."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    for one, name in zip(series, ("Rss", "Pss"), strict=True):
+        one.begin_round()
+        one.add(kib[name] / 1024)

@@ -1,0 +1,52 @@
+"""From a line printed by a running job to the reader of its live log, against a pipe."""
+
+import shlex
+import time
+
+from bench.floors.processes import each_line
+from bench.measure import Goal, Result, Series, Size
+from bench.service import Service, follow, serving, submit
+
+P50_LIMIT_MS = 20.0
+P99_LIMIT_MS = 150.0
+_WARM_UP_LINES = 5
+_PROGRAM = """
+import time
+for _ in range({lines}):
+    print(time.time_ns(), flush=True)
+    time.sleep(0.02)
+"""
+
+
+def run(size: Size) -> Result:
+    """A job and then a process, in turn, that print the time fifty times a second."""
+    ours = Series("line printed → read", "ms")
+    pipe = Series("line printed → read from a pipe", "ms")
+    program = _PROGRAM.format(lines=size.pick(200, 20) + _WARM_UP_LINES)
+    with serving("up") as service:
+        for _ in range(size.rounds):
+            for series, ages in ((ours, _followed(service, program)), (pipe, _piped(program))):
+                series.begin_round()
+                for age in ages[_WARM_UP_LINES:]:
+                    series.add(age)
+    goals = [
+        Goal("line printed → read, p50, ms", ours.p50, P50_LIMIT_MS),
+        Goal("line printed → read, p99, ms", ours.p99, P99_LIMIT_MS),
+    ]
+    return Result([ours, pipe], goals)
+
+
+def _followed(service: Service, program: str) -> list[float]:
+    with service.connect() as connection:
+        job_id = submit(connection, f"python -c {shlex.quote(program)}")
+    return [_age(data["message"]) for name, data in follow(service, job_id) if name == "line"]
+
+
+def _piped(program: str) -> list[float]:
+    ages: list[float] = []
+    each_line(["python", "-c", program], lambda line: ages.append(_age(line)))
+    return ages
+
+
+def _age(printed: str | bytes) -> float:
+    return (time.time_ns() - int(printed)) / 1e6

@@ -1,0 +1,65 @@
+"""A job's output into the store, in MB/s, against `cat` into a file; and what it costs the service in memory."""
+
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+from bench.floors.processes import run_to_end
+from bench.measure import Goal, Result, Series, Size
+from bench.service import Service, serving, submit
+
+LIMIT_MB_PER_S = 200.0
+_MB = 1_000_000
+_LINE = "step 1234/99999 loss 0.123456 accuracy 0.987654 time 12.34 s"
+
+
+def run(size: Size) -> Result:
+    """Print the same text as a job, then through `cat` into a file, both until it is on disk."""
+    megabytes = size.pick(500, 20)
+    command = f"yes '{_LINE}' | head -c {megabytes * _MB}"
+    ours = Series(f"log of {megabytes} MB: printed → stored", "MB/s")
+    tail = Series("of it, after the last byte", "ms")
+    floor = Series("cat > file, flushed", "MB/s")
+    peak = Series("service: peak RSS so far", "MiB")
+    with serving("up") as service:
+        for _ in range(size.rounds):
+            for one in (ours, tail, floor, peak):
+                one.begin_round()
+            seconds, after = _shipped(service, command, megabytes * _MB)
+            ours.add(megabytes / seconds)
+            tail.add(after * 1000)
+            peak.add(_peak_mib(service.pid))
+            floor.add(megabytes / _written(command))
+    return Result(
+        [ours, tail, floor, peak],
+        [Goal("log shipping, MB/s", ours.p50, LIMIT_MB_PER_S, at_most=False)],
+    )
+
+
+def _shipped(service: Service, command: str, size: int) -> tuple[float, float]:
+    """Seconds from the command's start to the closed record, and from the command's end."""
+    with service.connect() as connection:
+        job = service.wait(submit(connection, command), seconds=600)
+    stored = sum(path.stat().st_size for path in (service.home / "logs").glob(f"**/{job['id']}/raw"))
+    if job["state"] != "Stopped" or stored != size:
+        raise RuntimeError(f"the job ended as {job['state']} with {stored:,} of {size:,} bytes stored")
+    whole = _time(job["finishedAt"]) - _time(job["startedAt"])
+    return whole, whole - job["durationSeconds"]
+
+
+def _time(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _written(command: str) -> float:
+    with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
+        file = Path(folder) / "log"
+        began = time.perf_counter()
+        run_to_end(["bash", "-c", f"{command} | cat > {file} && sync -d {file}"])
+        return time.perf_counter() - began
+
+
+def _peak_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024

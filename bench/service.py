@@ -1,0 +1,229 @@
+"""The service and the floor's servers, each in a process and a folder of its own; and connections to them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+SERVER = Path(sys.executable).with_name("gradient-server")
+ENDED = frozenset({"Stopped", "Failed", "Error", "Cancelled"})
+
+_ROOT = Path(__file__).parent.parent
+_READY_SECONDS = 30.0
+_ANSWER_SECONDS = 120.0
+_LOOK_SECONDS = 0.02
+_BLOCK = 65536
+
+T = TypeVar("T")
+
+
+def wait_for(look: Callable[[], T | None], what: str, seconds: float = _READY_SECONDS) -> T:
+    """The first value that `look` gives.
+
+    Raises:
+        TimeoutError: There is none in time.
+    """
+    deadline = time.monotonic() + seconds
+    while (value := look()) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(_LOOK_SECONDS)
+    return value
+
+
+class Connection:
+    """One keep-alive connection that costs next to nothing, so that what is measured is the server.
+
+    Args:
+        port: Of a server on this machine.
+        headers: Sent with every request.
+    """
+
+    def __init__(self, port: int, headers: dict[str, str]) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_SECONDS)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n{self._headers}"
+        self._socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        data = b""
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            data += self._more()
+        status, _, fields = data[:end].partition(b"\r\n")
+        length = next(int(f.split(b":")[1]) for f in fields.lower().split(b"\r\n") if f.startswith(b"content-length:"))
+        while len(data) < end + 4 + length:
+            data += self._more()
+        return int(status.split()[1]), data[end + 4 :]
+
+    def _more(self) -> bytes:
+        data = self._socket.recv(_BLOCK)
+        if not data:
+            raise ConnectionError("the server closed the connection in the middle of an answer")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running server.
+
+    Attributes:
+        home: Everything it keeps.
+        port: Where it listens, on 127.0.0.1.
+        headers: What a request needs to be let in.
+        pid: Of its process.
+    """
+
+    home: Path
+    port: int
+    headers: dict[str, str]
+    pid: int
+
+    def connect(self) -> Connection:
+        """A connection for many requests."""
+        return Connection(self.port, self.headers)
+
+    def get(self, path: str, accept: str = "application/json") -> HTTPResponse:
+        """An answer to read, over a connection of its own."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_SECONDS)
+        connection.request("GET", path, headers={**self.headers, "accept": accept})
+        answer = connection.getresponse()
+        if answer.status >= 400:  # noqa: PLR2004 - HTTP's errors begin there
+            raise ConnectionError(f"GET {path}: {answer.status} {answer.read()!r}")
+        return answer
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """The job as it is now."""
+        with self.get(f"/jobs/{job_id}") as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def wait(self, job_id: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
+        """The job when it has ended."""
+
+        def ended() -> dict[str, Any] | None:
+            job = self.job(job_id)
+            return job if job["state"] in ENDED else None
+
+        return wait_for(ended, f"the end of job {job_id}", seconds)
+
+
+def submit(connection: Connection, command: str) -> str:
+    """Submit a job; its id.
+
+    Raises:
+        ConnectionError: It was refused.
+    """
+    body = json.dumps({"machineType": "CPU", "command": command}).encode()
+    status, answer = connection.post("/jobs", body)
+    if status != 201:  # noqa: PLR2004 - created
+        raise ConnectionError(f"POST /jobs: {status} {answer!r}")
+    return str(json.loads(answer)["id"])
+
+
+def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of a job's log as they come: name and data."""
+    name = ""
+    with service.get(f"/jobs/{job_id}/logs", "text/event-stream") as answer:
+        while line := answer.readline():
+            field, _, value = line.rstrip(b"\n").partition(b": ")
+            if field == b"event":
+                name = value.decode()
+            elif field == b"data":
+                yield name, json.loads(value)
+
+
+@contextmanager
+def serving(command: str) -> Iterator[Service]:
+    """`gradient-server COMMAND` (up or api) in a new folder."""
+    with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
+        home = Path(folder)
+        with _process([str(SERVER), command, "--port", "0"], home) as process:
+
+            def told() -> dict[str, str] | None:
+                _check_alive(process, home)
+                written = home / "cli.json"
+                return json.loads(written.read_text("utf-8")) if written.exists() else None
+
+            local = wait_for(told, "the server's address")
+            port = int(local["url"].rpartition(":")[2])
+            service = Service(home, port, {"x-api-key": local["apiKey"]}, process.pid)
+            wait_for(lambda: _answers(service), "the server to answer")
+            yield service
+
+
+@contextmanager
+def serving_floor(commit: str) -> Iterator[Service]:
+    """The floor's HTTP server over a database of its own, with the service's tables in it.
+
+    Args:
+        commit: `each` request its own transaction, or `group`: all that wait share one.
+    """
+    with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
+        home = Path(folder)
+        make_tables(home)
+        port = _free_port()
+        arguments = [sys.executable, "-m", "bench.floors.http_insert", str(home / "gradient.db"), str(port), commit]
+        with _process(arguments, home) as process:
+            service = Service(home, port, {}, process.pid)
+            wait_for(lambda: _answers(service), "the floor to answer")
+            yield service
+
+
+def make_tables(home: Path) -> None:
+    """Make `gradient.db` in a folder, with the service's own tables and indexes."""
+    subprocess.run([str(SERVER), "migrate"], env=environment(home), check=True, capture_output=True)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Ours, without its settings of the service, and with this folder instead."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
+    return env | {"GRADIENT_HOME": str(home), "GRADIENT_LOG_LEVEL": "warning"}
+
+
+@contextmanager
+def _process(arguments: list[str], home: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (home / "output").open("wb") as output:
+        process = subprocess.Popen(
+            arguments, cwd=_ROOT, env=environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _check_alive(process: subprocess.Popen[bytes], home: Path) -> None:
+    if process.poll() is not None:
+        raise ConnectionError(f"the server ended: {(home / 'output').read_text('utf-8', 'replace')}")
+
+
+def _answers(service: Service) -> bool | None:
+    try:
+        service.get("/health").close()
+    except ConnectionRefusedError:
+        return None
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,248 @@
+"""`make demo`: a real training as a job, from submission to its outputs, with a server of its own.
+
+Everything it does is done with the programs a user has: `gradient-server up` and `gradient-cli`. What is kept lies
+in `.demo/`. It fails (exit code 1) if the job fails, if the network recognizes too few test images, or if an output
+that was downloaded is not the stored one, byte for byte.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+HOME = ROOT / ".demo"
+PROGRAMS = Path(sys.executable).parent
+EXAMPLE = ROOT / "examples" / "mnist"
+MACHINE_TYPE = "TPU"
+MNIST_PLACES = (ROOT.parent / "shared" / "data" / "mnist.npz", Path("~/.keras/datasets/mnist.npz").expanduser())
+ENOUGH = {"mnist": 0.985, "digits": 0.97}
+"""Share of the test images that must be recognized, by data set."""
+START_SECONDS = 60
+STOP_SECONDS = 30
+
+
+class DemoError(Exception):
+    """The demo did not show what it is there to show."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The two programs, in an environment of the demo's own: no server, key or setting of yours takes part."""
+
+    env: dict[str, str]
+
+    @classmethod
+    def for_home(cls, home: Path) -> "Programs":
+        """The programs with everything they keep under `home`."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
+        ours = {"GRADIENT_HOME": str(home), "GRADIENT_LOG_LEVEL": "warning", "XDG_CONFIG_HOME": str(home / "config")}
+        return cls(env | ours)
+
+    def run(self, *arguments: str) -> int:
+        """Run `gradient-cli` in the example's folder, shown as it would be typed; its exit code."""
+        say(f"\n$ gradient-cli {shlex.join(arguments)}")
+        command = [str(PROGRAMS / "gradient-cli"), *arguments]
+        return subprocess.run(command, cwd=EXAMPLE, env=self.env, check=False).returncode  # noqa: S603 - our own
+
+    def ask(self, *arguments: str) -> Any:  # noqa: ANN401 - whatever JSON the command prints
+        """What `gradient-cli … --json` prints."""
+        command = [str(PROGRAMS / "gradient-cli"), *arguments, "--json"]
+        done = subprocess.run(  # noqa: S603 - our own
+            command, cwd=EXAMPLE, env=self.env, check=True, stdout=subprocess.PIPE
+        )
+        return json.loads(done.stdout)
+
+
+def main() -> int:
+    """Run the demo; the exit code."""
+    programs = Programs.for_home(HOME)
+    began = time.monotonic()
+    try:
+        data = prepare_data()
+        with server(programs) as url:
+            job = train(programs)
+            result = fetch(programs, job)
+            summarise(programs, job, result, data)
+        say(f"\nDone in {time.monotonic() - began:.0f} s. The server of the demo has stopped ({url}).")
+        check_accuracy(result)
+    except DemoError as error:
+        print(f"\nThe demo failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    say("`make up` keeps one running; with this job in it: make up GRADIENT_HOME=.demo")
+    say(f"Then look at http://127.0.0.1:8780/ui/jobs/{job['id']} (it asks for a key once: the one in .demo/cli.json)")
+    return 0
+
+
+def prepare_data() -> str:
+    """Put MNIST where jobs find their data sets, if this computer has it.
+
+    Returns:
+        What will be trained on, in words.
+
+    Raises:
+        DemoError: GRADIENT_DEMO_DATA names a file that is not there.
+    """
+    chosen = os.environ.get("GRADIENT_DEMO_DATA")
+    places = [Path(chosen)] if chosen else MNIST_PLACES
+    source = next((place for place in places if place.is_file()), None)
+    target = HOME / "storage" / "datasets" / "mnist.npz"
+    if source is None and chosen:
+        raise DemoError(f"GRADIENT_DEMO_DATA={chosen}: there is no such file. Name an mnist.npz as Keras keeps it.")
+    if source is None:
+        target.unlink(missing_ok=True)
+        say("Data: the digits that come with scikit-learn (1,797 images). For the real MNIST (70,000 images) name an")
+        say("      mnist.npz as Keras keeps it: make demo GRADIENT_DEMO_DATA=/path/to/mnist.npz")
+        return "the digits that come with scikit-learn"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = target.with_suffix(".new")
+    shutil.copyfile(source, new)
+    new.replace(target)
+    say(f"Data: the real MNIST, 60,000 training and 10,000 test images, from {source}")
+    return f"the real MNIST ({source})"
+
+
+@contextlib.contextmanager
+def server(programs: Programs) -> Iterator[str]:
+    """`gradient-server up` on a free port while the block runs; its address."""
+    log = HOME / "server.log"
+    HOME.mkdir(exist_ok=True)
+    address = HOME / "cli.json"
+    before = address.stat().st_mtime_ns if address.exists() else 0
+    say(f"\n$ gradient-server up --port 0     # GRADIENT_HOME={HOME}")
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - our own
+            [str(PROGRAMS / "gradient-server"), "up", "--port", "0"],
+            env=programs.env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for us: jobs are stopped before it is
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while (url := ready(address, before)) is None:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise DemoError(f"the server did not start; it said:\n{log.read_text(errors='replace')}")
+            time.sleep(0.05)
+        say(f"Ready: {url}")
+        yield url
+    except KeyboardInterrupt:
+        stop_jobs(programs)
+        raise
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def ready(address: Path, before: int) -> str | None:
+    """Where the server that was just started answers; None: not yet."""
+    try:
+        if address.stat().st_mtime_ns == before:
+            return None
+        url = str(json.loads(address.read_text(encoding="utf-8"))["url"])
+        with urllib.request.urlopen(f"{url}/readiness", timeout=5):  # noqa: S310 - the address our server wrote
+            return url
+    except (OSError, ValueError, urllib.error.URLError):
+        return None
+
+
+def stop_jobs(programs: Programs) -> None:
+    """End a training that was interrupted: jobs outlive the server, but nobody wants this one to outlive the demo."""
+    with contextlib.suppress(subprocess.CalledProcessError, KeyError, ValueError):
+        for job in programs.ask("jobs", "list", "--state", "Pending,Running")["jobs"]:
+            programs.run("jobs", "stop", job["id"])
+            programs.run("jobs", "wait", job["id"], "--timeout", str(STOP_SECONDS))
+
+
+def train(programs: Programs) -> dict[str, Any]:
+    """Submit examples/mnist and follow it to its end.
+
+    Raises:
+        DemoError: The job failed.
+    """
+    code = programs.run("jobs", "create", "--machineType", MACHINE_TYPE)
+    job: dict[str, Any] = programs.ask("jobs", "list", "--limit", "1")["jobs"][0]
+    if code or job["state"] != "Stopped":
+        raise DemoError(f"job {job['id']} ended with exit code {code}: {job['state']}: {job['message']}")
+    return job
+
+
+def fetch(programs: Programs, job: dict[str, Any]) -> dict[str, Any]:
+    """List what the job left, download some of it and compare it with what is stored; the training's own result.
+
+    Raises:
+        DemoError: What came back is not what is stored.
+    """
+    programs.run("jobs", "artifacts", "list", job["id"])
+    target = HOME / "downloads" / job["id"]
+    wanted = ("model.keras", "result.json")
+    if programs.run("jobs", "artifacts", "get", job["id"], *wanted, "--to", str(target)):
+        raise DemoError("the outputs could not be downloaded")
+    listed = {file["path"]: file for file in programs.ask("jobs", "artifacts", "list", job["id"])["files"]}
+    stored = HOME / "artifacts" / job["id"][:3] / job["id"] / str(job["attempt"]) / "files"
+    for name in wanted:
+        content = (target / name).read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != listed[name]["sha256"] or content != (stored / name).read_bytes():
+            raise DemoError(f"{name} came back changed: sha256 {digest}, listed {listed[name]['sha256']}")
+        say(f"{name}: {len(content):,} bytes, the same as stored byte for byte, sha256 {digest}")
+    result: dict[str, Any] = json.loads((target / "result.json").read_bytes())
+    return result
+
+
+def summarise(programs: Programs, job: dict[str, Any], result: dict[str, Any], data: str) -> None:
+    """Say what came out."""
+    types = programs.ask("machine-types")["machineTypes"]
+    machine = next(one for one in types if one["name"] == job["machineType"])
+    seconds, price = job["durationSeconds"], job["pricePerHour"]
+    say(
+        f"""
+Test accuracy  {result["test_accuracy"]:.2%} of {result["test_examples"]:,} test images, {result["epochs"]} epochs
+Data           {data}
+Pace           {result["steps_per_second"]:.1f} steps/s, {result["examples_per_second"]:,.0f} images/s
+Duration       {seconds:.1f} s, from the start of the command to its end
+Machine        {machine["accelerator"]} ({machine["name"]}), simulated: this computer's CPU did the work, so pace and
+               duration are the CPU's; a real one would take another time
+Cost           ${job["cost"]:.4f} is what {seconds:.1f} s would have cost there at ${price:.2f} an hour
+               ({machine["priceSource"]})
+Look at        {job["url"]}
+Kept in        {HOME}"""
+    )
+
+
+def check_accuracy(result: dict[str, Any]) -> None:
+    """Make sure that something was learned.
+
+    Raises:
+        DemoError: Too few test images were recognized.
+    """
+    accuracy, enough = result["test_accuracy"], ENOUGH[result["data"]]
+    if accuracy < enough:
+        raise DemoError(f"{accuracy:.2%} of the test images were recognized; at least {enough:.1%} should be")
+
+
+def say(text: str) -> None:
+    """Print at once: what programs print in between must come in between."""
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

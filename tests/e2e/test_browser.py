@@ -1,0 +1,104 @@
+"""The dashboard in a real browser: signing in, a log that grows, charts, the end of a job, narrow screens."""
+
+import json
+
+import pytest
+from browser import Browser
+from deployment import Deployment
+
+TRAIN = """
+exec python3 - <<'END'
+import json, os, sys, time
+def wait(name):
+    while not os.path.exists(os.path.join(os.environ["GRADIENT_WORKSPACE_DIR"], name)):
+        time.sleep(0.01)
+metrics = open(os.environ["GRADIENT_METRICS_FILE"], "a")
+for step in range(10):
+    print(json.dumps({"step": step, "time": time.time(), "loss": 1 / (step + 1)}), file=metrics, flush=True)
+open(os.path.join(os.environ["GRADIENT_ARTIFACTS_DIR"], "report.html"), "w").write("<script>alert(1)</script>")
+print("\\x1b[32mgreen\\x1b[0m <b>not bold</b><script>window.broken = 1</script>", flush=True)
+sys.stdout.write("\\rstep 1"); sys.stdout.flush()
+wait("go-1")
+sys.stdout.write("\\rstep 2\\nlast line\\n"); sys.stdout.flush()
+wait("go-2")
+END
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("dashboard") / "home")
+    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture(params=[(1280, 900), (390, 844)], ids=["wide", "narrow"])
+def browser(request, tmp_path):
+    browser = Browser(tmp_path / "profile", size=request.param)
+    yield browser
+    browser.close()
+
+
+def go(service, job_id, name):
+    """Let the job go on."""
+    workspace = next((service.home / "attempts").glob(f"{job_id}-1/**/workspace"))
+    (workspace / name).touch()
+
+
+def fits(browser):
+    return browser.script("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
+    job_id = service.submit(TRAIN, name="watched")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    assert "Sign in" in browser.text("h1")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for("location.pathname.startsWith('/ui/jobs/j')")
+    log = "document.getElementById('log').innerText"
+    browser.wait_for(f"{log}.includes('step 1')")
+    assert "green <b>not bold</b><script>" in browser.text("#log")
+    assert browser.script("document.querySelector('#log .fg2').textContent") == "green"
+    assert browser.text("#log .partial") == "step 1"
+    browser.wait_for("document.querySelector('.state .badge').innerText === 'Running'")
+    browser.wait_for("document.querySelector('.chart-line[d^=M]')")
+    assert fits(browser)
+    go(service, job_id, "go-1")
+    browser.wait_for(f"{log}.includes('last line')")
+    assert browser.script("document.querySelectorAll('#log .partial').length") == 0
+    assert browser.script("[...document.querySelectorAll('#log .row')].map(row => row.dataset.line)") == ["1", "2", "3"]
+    go(service, job_id, "go-2")
+    browser.wait_for("document.querySelector('.state .badge').innerText === 'Stopped'")
+    assert "exit code 0" in browser.text(".state")
+    assert browser.script("document.querySelectorAll('#stop').length") == 0
+    assert "1 file" in browser.text("#browse")
+    browser.click("#browse")
+    browser.wait_for("document.title.startsWith('Artifacts')")
+    browser.wait_for("document.readyState === 'complete'")
+    assert "report.html" in browser.text("table")
+    assert fits(browser)
+    assert browser.script("window.broken") is None
+    assert browser.messages == [] or all("username fields" in message for message in browser.messages)
+
+
+def test_the_list_changes_by_itself_and_buttons_work(service, browser):
+    browser.open(f"{service.cli_json['url']}/ui/login")
+    browser.fill("#key", service.cli_json["apiKey"])
+    browser.click("form.sign-in button")
+    browser.wait_for("location.pathname === '/ui/jobs' && document.readyState === 'complete'")
+    job_id = service.submit("exec sleep 600", name="sleeper")
+    browser.open(f"{service.cli_json['url']}/ui/jobs")
+    assert fits(browser)
+    badge = f"document.getElementById({json.dumps(job_id)}).closest('tr').querySelector('.badge').innerText"
+    browser.wait_for(f"{badge} === 'Running'")
+    browser.click(f"#{job_id}")
+    browser.wait_for("document.getElementById('stop')")
+    browser.click("#stop")
+    browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Cancelled'")
+    browser.wait_for("document.getElementById('log-title') && !document.getElementById('stop')")
+    browser.click("#delete summary")
+    browser.click("#delete-now")
+    browser.wait_for("location.pathname === '/ui/jobs'")
+    browser.wait_for(f"document.readyState === 'complete' && !document.getElementById({json.dumps(job_id)})")
