@@ -181,10 +181,13 @@ def summarise(api: Api, job: dict[str, Any]) -> None:
     job_id = job["id"]
     tone = "green" if exit_code(job) == OK else "red"
     terminal.note(terminal.style(sentence(job), tone, sys.stderr))
+    # A simulated machine bills nobody; what it says is what the real one would have cost for the same time.
+    machine = f"{job.get('machineType')} (simulated)" if job.get("simulated") else job.get("machineType")
+    would = "would cost " if job.get("simulated") else "cost "
     facts = [
         f"exit code {job['exitCode']}" if job.get("exitCode") is not None else "",
-        f"ran {duration(job['durationSeconds'])} on {job.get('machineType')}" if job.get("durationSeconds") else "",
-        f"cost {money(job['cost'])} at {price(job)}" if job.get("cost") is not None else "",
+        f"ran {duration(job['durationSeconds'])} on {machine}" if job.get("durationSeconds") else "",
+        f"{would}{money(job['cost'])} at {price(job)}" if job.get("cost") is not None else "",
     ]
     if any(facts):
         terminal.note(terminal.plain(", ".join(fact for fact in facts if fact)))

@@ -42,6 +42,10 @@ def find_chromium() -> str | None:
     return next((found for name in _NAMES if (found := shutil.which(name))), None)
 
 
+class Refused(Exception):
+    """The browser could not do what it was told: the page has no such thing, or is just being left."""
+
+
 class Browser:
     """One browser with one page.
 
@@ -85,7 +89,8 @@ class Browser:
         while True:
             answer = self._receive()
             if answer.get("id") == number:
-                assert "error" not in answer, answer
+                if "error" in answer:
+                    raise Refused(answer["error"]["message"])
                 return answer["result"]
             self._note(answer)
 
@@ -97,13 +102,14 @@ class Browser:
     def script(self, expression: str) -> Any:
         """The value of an expression on the page."""
         answer = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer
+        if "exceptionDetails" in answer:
+            raise Refused(answer["exceptionDetails"].get("exception", {}).get("description", expression))
         return answer["result"].get("value")
 
     def wait_for(self, expression: str, seconds: float = 20) -> None:
-        """Wait until an expression is true, also across a change of page."""
+        """Wait until an expression is true; what it looks at may not be there yet, or be on the next page."""
         until = time.monotonic() + seconds
-        while not self.script(f"Boolean({expression})"):
+        while not self._true(expression):
             assert time.monotonic() < until, f"{expression}: {self.script('document.body.innerText')!r}"
             time.sleep(0.02)
 
@@ -130,6 +136,12 @@ class Browser:
         self._process.wait(20)
         os.close(self._in)
         os.close(self._out)
+
+    def _true(self, expression: str) -> bool:
+        try:
+            return bool(self.script(f"Boolean({expression})"))
+        except Refused:
+            return False
 
     def _attach(self) -> None:
         page = next(one for one in self("Target.getTargets")["targetInfos"] if one["type"] == "page")

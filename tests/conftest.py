@@ -1,10 +1,11 @@
-"""Databases for tests: SQLite always, PostgreSQL as a private server that this run starts."""
+"""What tests stand on: databases, a service in processes of its own, and what happens where the machine lacks it."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import find_chromium
 from deployment import Deployment
 from postgres import PostgresServer, find_binaries
 
@@ -16,25 +17,53 @@ from core.jobs.models import Job
 from core.jobs.spec import JobSpec
 from core.machines import Catalogue
 
-_MISSING = "PostgreSQL's server programs are not installed (apt-get install postgresql)"
-_not_run: list[str] = []
+NEEDS = {
+    "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
+    "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
+}
+"""What some tests need of the machine, by the fixture that offers it: how it is found, and what to say if it is not."""
+
+_not_run: dict[str, str] = {}
+
+
+def _missing() -> dict[str, str]:
+    return {fixture: words for fixture, (find, words) in NEEDS.items() if find() is None}
+
+
+def pytest_sessionstart() -> None:
+    if os.environ.get("CI") == "true" and _missing():
+        raise pytest.UsageError("; ".join(_missing().values()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take tests out that need what is not here; they are reported as not run, never as passed."""
-    if find_binaries() is not None:
-        return
-    wanting = [item for item in items if "postgresql" in getattr(item, "callspec", item).__dict__.get("id", "")]
-    if os.environ.get("CI") and wanting:
-        raise pytest.UsageError(_MISSING)
+    missing = _missing()
+    wanting = {item: words for item in items for fixture, words in missing.items() if _wants(item, fixture)}
     items[:] = [item for item in items if item not in wanting]
-    config.hook.pytest_deselected(items=wanting)
-    _not_run.extend(item.nodeid for item in wanting)
+    config.hook.pytest_deselected(items=list(wanting))
+    _not_run.update({item.nodeid: words for item, words in wanting.items()})
+
+
+def _wants(item: pytest.Item, fixture: str) -> bool:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    named = fixture in getattr(item, "fixturenames", ())
+    return named or (fixture == "postgres" and "postgresql" in params.values())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # one of several test processes: the first one reports for all
+        session.config.workeroutput["not_run"] = _not_run
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    _not_run.update(getattr(node, "workeroutput", {}).get("not_run", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _not_run:
-        terminalreporter.write_sep("=", f"NOT RUN: {len(_not_run)} tests: {_MISSING}", yellow=True)
+    for words in sorted(set(_not_run.values())):
+        count = list(_not_run.values()).count(words)
+        terminalreporter.write_sep("=", f"NOT RUN: {count} tests: {words}", yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, func, insert, or_, select, update
+from sqlalchemy import bindparam, insert, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session, aliased
 
@@ -27,6 +27,17 @@ from core.machines import MachineType
 RETRY_FIRST_SECONDS = 5
 RETRY_LONGEST_SECONDS = 600
 _PROJECT = select(Project).where(Project.name == bindparam("name"))
+_OF_ONE_ATTEMPT = (
+    "started_at",
+    "ended_at",
+    "exit_code",
+    "handle",
+    "reason",
+    "reason_detail",
+    "phase_detail",
+    "run_after",
+)
+"""Columns that an attempt begins without."""
 _FINISHING = frozenset({JobState.FINISHING})
 
 
@@ -161,15 +172,8 @@ def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> 
             host=host,
             heartbeat_at=now(),
             claimed_at=now(),
-            started_at=None,
-            ended_at=None,
-            exit_code=None,
-            handle=None,
-            reason=None,
-            reason_detail=None,
             phase="provisioning",
-            phase_detail=None,
-            run_after=None,
+            **dict.fromkeys(_OF_ONE_ATTEMPT),
         )
     )
     job = one_row(session, statement)
@@ -367,45 +371,34 @@ def request_stop(session: Session, job_id: str) -> Job:
     Raises:
         JobNotFound: No such job.
     """
-    waiting = (
-        update(Job)
-        .where(Job.id == job_id, Job.deleted_at.is_(None), Job.state == JobState.QUEUED)
-        .values(
-            state=JobState.CANCELLED,
-            lease=Job.lease + 1,
-            reason="stopped_by_user",
-            reason_detail=None,
-            stop_requested_at=now(),
-            finished_at=now(),
-            phase=None,
-            phase_detail=None,
-        )
-    )
-    job = one_row(session, waiting)
-    if job is not None:
-        record(
-            session,
-            job,
-            "finished",
-            from_state=JobState.QUEUED,
-            to_state=JobState.CANCELLED,
-            reason="stopped_by_user",
-        )
-        return job
-    wish = (
-        update(Job)
-        .where(Job.id == job_id, Job.deleted_at.is_(None), Job.state.in_(OWNED))
-        .values(stop_requested_at=func.coalesce(Job.stop_requested_at, now()))
-    )
-    job = one_row(session, wish)
-    if job is not None:
-        record(session, job, "stop_requested")
-        ring(session, job)
-        return job
-    job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)))
+    # The row is locked: a job that goes back to the queue between two looks must not miss the wish.
+    job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:
         raise JobNotFound(job_id)
-    return job
+    if job.state is JobState.QUEUED:
+        return _cancel_waiting(session, job)
+    if job.state not in OWNED or job.stop_requested_at is not None:
+        return job
+    wished = moved_by(session, job, guarded(job, OWNED).values(stop_requested_at=now()))
+    record(session, wished, "stop_requested")
+    ring(session, wished)
+    return wished
+
+
+def _cancel_waiting(session: Session, job: Job) -> Job:
+    over = {"finished_at": now(), "stop_requested_at": now(), "phase": None, "phase_detail": None}
+    reason = {"reason": "stopped_by_user", "reason_detail": None}
+    waiting = frozenset({JobState.QUEUED})
+    cancelled = move(session, job, JobState.CANCELLED, waiting, lease=Job.lease + 1, **over, **reason)
+    record(
+        session,
+        cancelled,
+        "finished",
+        from_state=JobState.QUEUED,
+        to_state=JobState.CANCELLED,
+        reason=cancelled.reason,
+    )
+    return cancelled
 
 
 def delete(session: Session, job_id: str) -> Job:
