@@ -26,7 +26,8 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 def add_create(parser: argparse.ArgumentParser) -> None:
     """Describe `projects create`."""
-    parser.add_argument("name", metavar="NAME", help="the project's name")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the project's name")
+    parser.add_argument("--name", dest="named", metavar="NAME", help="the same, as a flag")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=create)
@@ -60,7 +61,10 @@ def create(args: argparse.Namespace) -> int:
     """Make a project, or find the one of that name."""
     from gradient_cli.api import connect
 
-    project = connect(args).create_project(args.name)
+    name = args.name or args.named
+    if not name:
+        raise ClientError("name: a project needs one", hint="For example: gradient-cli projects create vision")
+    project = connect(args).create_project(name)
     if args.json:
         print_json(project)
     else:

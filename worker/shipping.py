@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from core.joblogs import LogWriter
+from worker.holes import punch
 
 BLOCK_BYTES = 1024**2
+FREE_BYTES = 16 * 1024**2
 MAX_METRIC_LINE = 64 * 1024
 MAX_METRIC_NAMES = 200
 MAX_METRIC_ROWS = 100_000
@@ -29,6 +31,7 @@ class SourceFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
+        self._freed = 0
 
     def read(self, offset: int, size: int) -> bytes:
         """At most `size` bytes from `offset`; nothing if there is no (such) file."""
@@ -41,6 +44,13 @@ class SourceFile:
         descriptor = self._open()
         return os.fstat(descriptor).st_size if descriptor is not None else 0
 
+    def free(self, end: int) -> None:
+        """Give the disk space before `end` back, in large steps; offsets stay as they are."""
+        if end - self._freed < FREE_BYTES or self._descriptor is None:
+            return
+        if punch(self._descriptor, self._freed, end):
+            self._freed = end
+
     def close(self) -> None:
         """Close the file."""
         if self._descriptor is not None:
@@ -49,9 +59,9 @@ class SourceFile:
 
     def _open(self) -> int | None:
         if self._descriptor is None:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             try:
-                descriptor = os.open(self._path, flags)
+                descriptor = os.open(self._path, flags | os.O_RDWR)  # writable, to free what is shipped
             except OSError:
                 return None
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -84,6 +94,9 @@ class LogShipper:
                 break
             self._writer.append(data, _now_ms())
             shipped += len(data)
+            self._source.free(self._writer.position)
+        if room <= 0:
+            self._source.free(self._source.size - self._tail_bytes)
         return shipped
 
     def finish(self) -> None:

@@ -1,0 +1,234 @@
+"""The client as a user types it, against a real service that runs the jobs."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+from deployment import CLI, Deployment, wait_until
+
+MAIN = """
+import os
+print("training", flush=True)
+with open(os.path.join(os.environ["GRADIENT_ARTIFACTS_DIR"], "model.bin"), "wb") as file:
+    file.write(bytes(range(256)) * 1000)
+raise SystemExit(int(os.environ.get("CODE", "0")))
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("service") / "home")
+    deployment.start_up()
+    yield deployment
+    deployment.stop()
+
+
+class Shell:
+    """A user's shell in a project folder."""
+
+    def __init__(self, service, folder, home):
+        self.folder = folder
+        self._env = {k: v for k, v in os.environ.items() if not k.startswith(("GRADIENT_", "XDG_"))}
+        self._env |= {"GRADIENT_HOME": str(service.home), "HOME": str(home), "NO_COLOR": "1"}
+
+    def __call__(self, *arguments, env=None, code=0):
+        done = subprocess.run(
+            [str(CLI), *arguments],
+            cwd=self.folder,
+            env=self._env | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    def start(self, *arguments):
+        return subprocess.Popen(
+            [str(CLI), *arguments],
+            cwd=self.folder,
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def shell(service, tmp_path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "main.py").write_text(MAIN)
+    return Shell(service, folder, tmp_path)
+
+
+def jobs(service):
+    return service.request("GET", "/jobs?limit=500").json()["jobs"]
+
+
+def last_id(service):
+    return jobs(service)[0]["id"]
+
+
+def test_one_command_runs_a_folder_and_brings_its_outputs_back(service, shell, tmp_path):
+    create = ("jobs", "create", "--machineType", "TPU", "--container", "tensorflow/tensorflow:2.21.0")
+    done = shell(*create, "--command", "python main.py")
+    assert done.stdout == "training\n"
+    job_id = last_id(service)
+    assert job_id in done.stderr
+    assert f"/ui/jobs/{job_id}" in done.stderr
+    assert "uploaded" in done.stderr
+    assert "exit code 0" in done.stderr
+    assert "simulated" in done.stderr
+    listed = shell("jobs", "artifacts", "list", job_id)
+    digest = hashlib.sha256(bytes(range(256)) * 1000).hexdigest()
+    assert "model.bin" in listed.stdout
+    assert digest[:12] in listed.stdout
+    shell("jobs", "artifacts", "get", job_id, "--to", str(tmp_path / "back"))
+    assert (tmp_path / "back" / "model.bin").read_bytes() == bytes(range(256)) * 1000
+    again = shell(*create, "--command", "python main.py")
+    assert "not uploaded" in again.stderr
+
+
+def test_the_exit_code_is_the_jobs(shell):
+    done = shell("jobs", "create", "--machineType", "CPU", "--command", "python main.py", "--envVars", "CODE=7", code=7)
+    assert "exit code 7" in done.stderr
+
+
+def test_a_command_that_is_not_found_is_explained(shell):
+    done = shell("jobs", "create", "--machineType", "CPU", "--command", "pyhton main.py", code=127)
+    assert "127" in done.stderr
+    assert "spelling" in done.stderr
+    assert "pyhton" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--machineType", "V10", "--command", "x"], ["machineType", "V100", "machine-types"]),
+        (["--machineType", "CPU", "--command", "  "], ["command", "python main.py"]),
+        (["--machineType", "CPU", "--command", "x", "--name", "two\nlines"], ["name", "one line"]),
+        (["--machineType", "CPU", "--command", "x", "--container", "No Such!"], ["container", "name:tag"]),
+        (["--machineType", "CPU", "--command", "x", "--envVars", '{"1A": "b"}'], ["1A", "digit"]),
+        (
+            ["--machineType", "CPU", "--command", "x", "--envVars", json.dumps({f"V{i}": "" for i in range(1000)})],
+            ["envVars", "1,000"],
+        ),
+    ],
+)
+def test_bad_input_is_a_clear_error_and_makes_no_job(service, shell, arguments, says):
+    before = len(jobs(service))
+    done = shell("jobs", "create", *arguments, code=4)
+    for words in says:
+        assert words in done.stderr
+    assert len(jobs(service)) == before
+
+
+def test_no_command_at_all_says_how_to_give_one(service, shell):
+    before = len(jobs(service))
+    done = shell("jobs", "create", "--machineType", "CPU", code=2)
+    assert "--command" in done.stderr
+    assert len(jobs(service)) == before
+
+
+def test_a_wrong_key_says_what_to_do(shell):
+    done = shell("jobs", "list", "--apiKey", "gj_wrong", code=3)
+    assert "key" in done.stderr
+
+
+def test_an_emoji_in_a_name_is_welcome(shell, service):
+    shell("jobs", "create", "--machineType", "CPU", "--workspace", "none", "--command", "true", "--name", "first 🚀")
+    assert service.job(last_id(service))["name"] == "first 🚀"
+
+
+def test_a_dry_run_makes_nothing_and_hides_secrets(service, shell):
+    before = len(jobs(service))
+    done = shell(
+        "jobs",
+        "create",
+        "--machineType",
+        "H100",
+        "--command",
+        "python main.py",
+        "--envVars",
+        "API_TOKEN=canary-in-the-mine",
+        "--dry-run",
+    )
+    assert "canary-in-the-mine" not in done.stdout + done.stderr
+    assert "main.py" in done.stdout + done.stderr
+    assert "/hour" in done.stdout + done.stderr
+    assert len(jobs(service)) == before
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(service, shell):
+    following = shell.start(
+        "jobs", "create", "--machineType", "CPU", "--workspace", "none", "--command", "echo up; sleep 600"
+    )
+    assert following.stdout.readline() == "up\n"
+    following.send_signal(signal.SIGINT)
+    _, said = following.communicate(timeout=30)
+    assert following.returncode == 130
+    job_id = last_id(service)
+    assert f"gradient-cli jobs logs {job_id} --follow" in said
+    assert f"gradient-cli jobs stop {job_id}" in said
+    assert service.job(job_id)["state"] == "Running"
+    shell("jobs", "stop", job_id)
+    assert service.wait_ended(job_id)["state"] == "Cancelled"
+    assert "Cancelled" in shell("jobs", "show", job_id).stdout
+    shell("jobs", "wait", job_id, code=143)
+
+
+def test_list_show_logs_clone_wait_and_delete(service, shell):
+    done = shell("jobs", "create", "--machineType", "CPU", "--command", "python main.py", "--json")
+    job_id = json.loads(done.stdout)["id"]
+    shell("jobs", "wait", job_id)
+    assert shell("jobs", "logs", job_id).stdout == "training\n"
+    assert job_id in shell("jobs", "list").stdout
+    shown = shell("jobs", "show", job_id).stdout
+    assert "python main.py" in shown
+    clone = json.loads(shell("jobs", "clone", job_id, "--json").stdout)
+    assert clone["parentJobId"] == job_id
+    shell("jobs", "wait", clone["id"])
+    assert service.raw_log(clone["id"]) == b"training\n"
+    shell("jobs", "delete", job_id)
+    shell("jobs", "show", job_id, code=4)
+
+
+def test_the_log_follows_over_a_restart_of_the_service(tmp_path):
+    deployment = Deployment(tmp_path / "home")
+    try:
+        up = deployment.start("up", "--port", "0")
+        deployment.wait_ready(up)
+        port = deployment.cli_json["url"].rpartition(":")[2]
+        folder = tmp_path / "project"
+        folder.mkdir()
+        shell = Shell(deployment, folder, tmp_path)
+        command = 'echo one; until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done; echo two; exit 6'
+        following = shell.start("jobs", "create", "--machineType", "CPU", "--workspace", "none", "--command", command)
+        assert following.stdout.readline() == "one\n"
+        up.kill()
+        again = deployment.start("up", "--port", port)
+        deployment.wait_ready(again)
+        (deployment.home / "storage" / "go").touch()
+        out, said = following.communicate(timeout=60)
+        assert out == "two\n", said
+        assert following.returncode == 6
+        assert "trying again" in said
+    finally:
+        deployment.stop()
+
+
+def test_projects_and_machine_types(service, shell):
+    shell("projects", "create", "--name", "vision")
+    assert "vision" in shell("projects", "list").stdout
+    types = shell("machine-types").stdout
+    for name in ("CPU", "V100", "TPU v5e"):
+        assert name in types
+    shell("projects", "init")
+    assert (shell.folder / ".gradient.toml").is_file()
+    wait_until(lambda: service.request("GET", "/health").status_code == 200, "the service")
