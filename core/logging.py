@@ -36,7 +36,7 @@ def configure(log_format: str, level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    for noisy in ("alembic", "uvicorn.access", "multipart", "python_multipart"):
+    for noisy in ("alembic", "uvicorn.access", "uvicorn.error", "multipart", "python_multipart"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

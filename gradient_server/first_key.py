@@ -12,23 +12,30 @@ from core.db import Database
 from core.errors import Unauthorized
 
 
-def ensure_local_key(path: Path, url: str, database: Database) -> None:
-    """Have a working key in `path` (mode 0600), with the server's address; one that works already is kept."""
+def ensure_local_key(path: Path, url: str, database: Database) -> str:
+    """Have a working key in `path` (mode 0600), with the server's address; one that works already is kept.
+
+    Returns:
+        The key's id.
+    """
     secret = _stored(path).get("apiKey")
     with database.write() as session:
-        if not _works(session, secret):
-            _, secret = keys.create(session, "this machine")
+        key_id = _id_of(session, secret)
+        if key_id is None:
+            key, secret = keys.create(session, "this machine")
+            key_id = key.id
     _write(path, {"url": url, "apiKey": secret})
+    return key_id
 
 
-def _works(session: Session, secret: object) -> bool:
+def _id_of(session: Session, secret: object) -> str | None:
+    """The id of a key that works; None if it does not."""
     if not isinstance(secret, str):
-        return False
+        return None
     try:
-        keys.authenticate(session, secret)
+        return keys.authenticate(session, secret).id
     except Unauthorized:
-        return False
-    return True
+        return None
 
 
 def _stored(path: Path) -> dict[str, Any]:

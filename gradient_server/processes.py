@@ -15,10 +15,14 @@ from core.dispatch import Dispatcher
 from core.errors import GradientError
 from core.settings import Settings
 from gradient_server.first_key import ensure_local_key
+from service.deps import OpenStores
 from service.main import create_app
 from service.server import Server
+from service.sessions import TICKET_SECONDS
 from worker.host import Host
 from worker.supervisor import Supervisor
+
+_BACKLOG = 2048
 
 
 class PortTaken(GradientError):
@@ -30,13 +34,11 @@ def up(settings: Settings, name: str | None) -> int:
     database = _open(settings)
     schema.upgrade(database)
     listener = _listen(settings)
-    settings = _with_port(settings, listener)
-    _prepare_local_key(settings, database)
     supervisor = _supervisor(settings, database, name)
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
     try:
-        _serve(settings, database, listener, _banner)
+        _serve(settings, database, listener)
     finally:
         supervisor.stop()
         thread.join()
@@ -46,24 +48,15 @@ def up(settings: Settings, name: str | None) -> int:
 
 def api(settings: Settings) -> int:
     """Only the API."""
-    database = _open(settings)
-    if database.is_sqlite:
-        schema.upgrade(database)
-    schema.check(database)
-    listener = _listen(settings)
-    settings = _with_port(settings, listener)
-    _prepare_local_key(settings, database)
-    _serve(settings, database, listener, _banner)
+    database = _open_current(settings)
+    _serve(settings, database, _listen(settings))
     database.close()
     return 0
 
 
 def worker(settings: Settings, name: str | None) -> int:
     """Only a worker; ends with SIGTERM or Ctrl-C, its jobs go on and are adopted by the next."""
-    database = _open(settings)
-    if database.is_sqlite:
-        schema.upgrade(database)
-    schema.check(database)
+    database = _open_current(settings)
     supervisor = _supervisor(settings, database, name)
     _say(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
     if settings.queue.broker_url is not None:
@@ -90,6 +83,15 @@ def _open(settings: Settings) -> Database:
     return Database(settings.database_url, pool_size=settings.database.pool_size)
 
 
+def _open_current(settings: Settings) -> Database:
+    """The database, for a process that may be one of many: only SQLite's schema is brought up to date unasked."""
+    database = _open(settings)
+    if database.is_sqlite:
+        schema.upgrade(database)
+    schema.check(database)
+    return database
+
+
 def _supervisor(settings: Settings, database: Database, name: str | None) -> Supervisor:
     host = socket.gethostname()
     return Supervisor(Host.open(settings, database, name=name or host, host=host), _bell(settings))
@@ -113,17 +115,19 @@ def _ring(settings: Settings) -> Callable[[], None]:
     return both
 
 
-def _serve(settings: Settings, database: Database, listener: socket.socket, ready: Callable[[Settings], None]) -> None:
+def _serve(settings: Settings, database: Database, listener: socket.socket) -> None:
+    settings = _with_port(settings, listener)
+    key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
     dispatcher = Dispatcher(database, _ring(settings))
     dispatcher.start()
     app = create_app(settings, database=database, wake=dispatcher.wake)
-    server = Server(app)
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises again what it was stopped by: that must not end us before the rest is put away.
         signal.signal(number, lambda *_: None)
-    ready(settings)
+    stores: OpenStores = app.state.stores
+    _announce(settings, stores.sessions.issue_ticket(key_id))
     try:
-        server.run(sockets=[listener])
+        Server(app).run(sockets=[listener])
     finally:
         dispatcher.stop()
 
@@ -143,6 +147,7 @@ def _listen(settings: Settings) -> socket.socket:
             "that one; else choose another port with --port.",
             field="port",
         ) from error
+    listener.listen(_BACKLOG)  # who comes before the server is up waits a moment
     return listener
 
 
@@ -151,15 +156,13 @@ def _with_port(settings: Settings, listener: socket.socket) -> Settings:
     return settings.model_copy(update={"api": settings.api.model_copy(update={"port": port})})
 
 
-def _prepare_local_key(settings: Settings, database: Database) -> None:
-    ensure_local_key(settings.root / "cli.json", settings.public_url, database)
-
-
-def _banner(settings: Settings) -> None:
+def _announce(settings: Settings, ticket: str) -> None:
+    url = settings.public_url
     simulated = "\n  Machines   simulated: every machine type runs on this computer's CPU" * settings.machines.simulate
     _say(
         f"Gradient Jobs is ready.\n"
-        f"  Dashboard  {settings.public_url}/\n"
+        f"  Dashboard  {url}/\n"
+        f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {TICKET_SECONDS // 60} minutes)\n"
         f"  Submit     gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
         f"  Kept in    {settings.root}{simulated}\n"
         f"Ctrl-C stops the service; jobs go on and are taken up again at the next start."

@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import re
 import time
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import anyio
@@ -76,7 +77,9 @@ class RequestContext:
             took = round((time.monotonic() - began) * 1000, 1)
             # The path alone: queries may carry what does not belong into a log.
             fields = {"method": scope["method"], "path": scope["path"], "status": status, "ms": took}
-            logger.info("request", extra=fields)
+            # A page that is open asks every few seconds; what went well and changed nothing is not news.
+            quiet = scope["method"] in {"GET", "HEAD"} and status < HTTPStatus.BAD_REQUEST
+            logger.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
             structlog.contextvars.unbind_contextvars("request_id")
 
 
