@@ -1,5 +1,7 @@
 """From a submission to the job's first line at a reader, and to its end, against the same program run directly."""
 
+import shlex
+import sys
 import time
 
 from bench.floors.processes import run_and_read
@@ -13,7 +15,10 @@ _PROGRAM = "import time;print(time.time())"
 
 
 def run(size: Size) -> Result:
-    """One job, then one process, in turn, on an idle service."""
+    """One job, then one process, in turn, on an idle service.
+
+    Both by the interpreter's full path: found by name it can be another one, or a slow shim.
+    """
     submitted = Series("submit", "ms")
     started = Series("submit → line printed", "ms")
     first = Series("submit → first line read", "ms")
@@ -30,7 +35,7 @@ def run(size: Size) -> Result:
                 time.sleep(_REST_SECONDS)
                 for one, value in zip(ours, _job(service, connection), strict=True):
                     one.add(value)
-                for one, seconds in zip(bare, run_and_read(["python", "-c", _PROGRAM])[1:], strict=True):
+                for one, seconds in zip(bare, run_and_read([sys.executable, "-c", _PROGRAM])[1:], strict=True):
                     one.add(seconds * 1000)
     goal = ratio_goal("submit → first line read, p50, times a bare process", first, bare[0], LIMIT)
     return Result([*ours, *bare], [goal])
@@ -39,7 +44,7 @@ def run(size: Size) -> Result:
 def _job(service: Service, connection: Connection) -> tuple[float, float, float, float]:
     """Milliseconds from the submission to: its answer, the print, the line read, the end."""
     wall, began = time.time(), time.perf_counter()
-    job_id = submit(connection, f"python -c '{_PROGRAM}'")
+    job_id = submit(connection, shlex.join([sys.executable, "-c", _PROGRAM]))
     times = {"answer": time.perf_counter() - began}
     for name, data in follow(service, job_id):
         times.setdefault(name, time.perf_counter() - began)

@@ -20,11 +20,7 @@ def run(size: Size) -> Result:
             _note(fresh, service.pid)
             _work(service, size.pick(20, 2))
             _note(used, service.pid)
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
-            assert idle.stdin is not None  # noqa: S101 - a pipe was asked for
-            _note(bare, idle.pid)
-            idle.stdin.write(b"\n")
-            idle.stdin.close()
+        _note_bare(bare)
     series = [*fresh, *used, *bare]
     return Result(series, [Goal("idle memory of API and worker after jobs, RSS, MiB", used[0].p50, LIMIT_MIB)])
 
@@ -33,6 +29,17 @@ def _work(service: Service, jobs: int) -> None:
     with service.connect() as connection:
         for job_id in [submit(connection, "echo done") for _ in range(jobs)]:
             service.wait(job_id)
+
+
+def _note_bare(series: list[Series]) -> None:
+    program = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
+        assert idle.stdin is not None  # noqa: S101 - pipes were asked for
+        assert idle.stdout is not None  # noqa: S101
+        idle.stdout.readline()  # until here it is still starting
+        _note(series, idle.pid)
+        idle.stdin.write(b"\n")
+        idle.stdin.close()
 
 
 def _note(series: list[Series], pid: int) -> None:

@@ -1,6 +1,7 @@
 """From a line printed by a running job to the reader of its live log, against a pipe."""
 
 import shlex
+import sys
 import time
 
 from bench.floors.processes import each_line
@@ -38,13 +39,13 @@ def run(size: Size) -> Result:
 
 def _followed(service: Service, program: str) -> list[float]:
     with service.connect() as connection:
-        job_id = submit(connection, f"python -c {shlex.quote(program)}")
+        job_id = submit(connection, shlex.join([sys.executable, "-c", program]))
     return [_age(data["message"]) for name, data in follow(service, job_id) if name == "line"]
 
 
 def _piped(program: str) -> list[float]:
     ages: list[float] = []
-    each_line(["python", "-c", program], lambda line: ages.append(_age(line)))
+    each_line([sys.executable, "-c", program], lambda line: ages.append(_age(line)))
     return ages
 
 

@@ -13,10 +13,12 @@ from sqlalchemy import (
     DateTime,
     Dialect,
     Engine,
+    Float,
     MetaData,
     TypeDecorator,
     create_engine,
     event,
+    literal,
 )
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.compiler import compiles
@@ -71,21 +73,23 @@ class now(FunctionElement[datetime]):  # noqa: N801 - reads as the SQL function 
     """The database's clock, `seconds` from now. Leases go by this clock alone, never by a host's."""
 
     type = UtcDateTime()
-    inherit_cache = False
+    # The seconds are a bound parameter, so that a statement with a time in it is compiled once, not at each run.
+    inherit_cache = True
 
     def __init__(self, seconds: float = 0.0) -> None:
-        super().__init__()
-        self.seconds = seconds
+        super().__init__(literal(round(float(seconds), 3), Float))
 
 
 @compiles(now, "sqlite")
-def _now_sqlite(element: now, _compiler: SQLCompiler, **_: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
-    return f"(strftime('%Y-%m-%d %H:%M:%f', 'now', '{element.seconds:+.3f} seconds') || '000')"
+def _now_sqlite(element: now, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
+    seconds = compiler.process(element.clauses, **options)
+    return f"(strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds') || '000')"
 
 
 @compiles(now, "postgresql")
-def _now_postgresql(element: now, _compiler: SQLCompiler, **_: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
-    return f"(clock_timestamp() + make_interval(secs => {element.seconds:.3f}))"
+def _now_postgresql(element: now, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
+    seconds = compiler.process(element.clauses, **options)
+    return f"(clock_timestamp() + make_interval(secs => {seconds}))"
 
 
 def on_commit(session: Session, callback: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ outbox row and answers; this thread, woken by the commit, rings.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from sqlalchemy import delete, select
@@ -17,6 +18,7 @@ from core.jobs.models import Outbox
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
+_LINGER_SECONDS = 0.2
 _BATCH = 1000
 
 
@@ -62,16 +64,21 @@ class Dispatcher:
         return len(ids)
 
     def _run(self) -> None:
-        pause: float | None = None
+        due: float | None = None
         while True:
-            self._woken.wait(pause)
+            woken = self._woken.wait(None if due is None else max(0.0, due - time.monotonic()))
             self._woken.clear()
             if self._stopping:
                 return
             try:
-                while self.send():
-                    pass
-                pause = None
+                if woken:
+                    # Who waits for work hears of it at once; the rows of many commits are removed together.
+                    self._ring()
+                    due = due or time.monotonic() + _LINGER_SECONDS
+                else:
+                    while self.send():
+                        pass
+                    due = None
             except (StoreUnavailable, OSError) as error:
                 logger.warning("dispatch_failed", extra={"error": str(error)})
-                pause = _RETRY_SECONDS
+                due = time.monotonic() + _RETRY_SECONDS

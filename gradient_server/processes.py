@@ -136,7 +136,7 @@ def _listen(settings: Settings) -> socket.socket:
     """Bind before anything else is started: a taken port must not leave half a service behind."""
     host, port = settings.api.host, settings.api.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -87,11 +87,12 @@ class Supervisor:
         if not self._registered:
             self._register()
         self._forget_ended()
-        if rang or time.monotonic() >= self._beat_at:
-            self._beat()
+        # Who waits comes first: a beat is a commit of its own.
         while len(self._running) < self._slots and not self._stopping.is_set():
             if not self._claim():
                 break
+        if (rang and self._running) or time.monotonic() >= self._beat_at:
+            self._beat()
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + self._worker.sweep_seconds
             self._adopt()

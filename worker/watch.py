@@ -51,7 +51,8 @@ class Recorder:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        writer = self._stack.enter_context(self._host.logs.open_writer(self._job.id, self._job.attempt))
+        writer = self._host.logs.open_writer(self._job.id, self._job.attempt)
+        self._stack.callback(writer.close, sync=False)  # what the disk must keep is synced once, by finish
         output = SourceFile(self._scratch.control / "log")
         self._stack.callback(output.close)
         self.log = LogShipper(output, writer, self._host.settings.logs.tail_bytes)
@@ -141,7 +142,7 @@ class Watch:
         self._deadline = self._began + limit if limit is not None else None
         self._ending: Outcome | None = None
         self._kill_at = 0.0
-        self._sample_at = 0.0
+        self._sample_at = time.monotonic() + host.settings.worker.sample_seconds / 4  # not while it starts
 
     def run(self) -> Outcome:
         """Watch until the job has ended.
@@ -156,14 +157,16 @@ class Watch:
                 while True:
                     self._signals.check()
                     ended = self._backend.poll(self._handle)
-                    busy = busy + 1 if self._recorder.ship() else 0
+                    shipped = self._recorder.ship()
+                    busy = busy + 1 if shipped else 0
                     if ended is not None:
                         return self._outcome(ended)
                     self._sample()
                     self._end_if_due()
                     # Many small writes are shipped together: each wake costs more than each line.
-                    time.sleep(BUSY_SECONDS if busy > _BUSY_ROUNDS else CALM_SECONDS)
-                    files.wait(POLL_SECONDS)
+                    if shipped:
+                        time.sleep(BUSY_SECONDS if busy > _BUSY_ROUNDS else CALM_SECONDS)
+                    files.wait(min(POLL_SECONDS, self._sample_at - time.monotonic()))
             finally:
                 self._signals.wakes(None)
 

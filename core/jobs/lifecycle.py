@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, insert, or_, select, update
+from sqlalchemy import Update, bindparam, insert, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session, aliased
 
-from core.db import now
+from core.db import Base, now
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
 from core.jobs.models import Attempt, Job, Metric, Project, Worker
@@ -26,6 +26,16 @@ from core.machines import MachineType
 
 RETRY_FIRST_SECONDS = 5
 RETRY_LONGEST_SECONDS = 600
+_NEW_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
+_DUE = (
+    select(Job.seq)
+    .where(
+        Job.state == JobState.QUEUED,
+        Job.backend.in_(bindparam("backends", expanding=True)),
+        or_(Job.run_after.is_(None), Job.run_after <= now()),
+    )
+    .limit(1)
+)
 _PROJECT = select(Project).where(Project.name == bindparam("name"))
 _OF_ONE_ATTEMPT = (
     "started_at",
@@ -141,9 +151,39 @@ def request_digest(*parts: bytes) -> str:
 
 def anything_waits(session: Session, backends: Sequence[str]) -> bool:
     """Whether a claim could succeed: asked first, because a claim takes the write lock."""
-    due = or_(Job.run_after.is_(None), Job.run_after <= now())
-    query = select(Job.seq).where(Job.state == JobState.QUEUED, Job.backend.in_(backends), due).limit(1)
-    return session.scalar(query) is not None
+    return session.scalar(_DUE, {"backends": backends}) is not None
+
+
+def _claiming() -> Update:
+    waiting = aliased(Job)
+    due = or_(waiting.run_after.is_(None), waiting.run_after <= now())
+    following = (
+        select(waiting.seq)
+        .where(waiting.state == JobState.QUEUED, waiting.backend.in_(bindparam("backends", expanding=True)), due)
+        .order_by(waiting.priority.desc(), waiting.seq)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    return (
+        update(Job)
+        .where(Job.seq == following, Job.state == JobState.QUEUED)
+        .values(
+            state=JobState.STARTING,
+            attempt=Job.attempt + 1,
+            lease=Job.lease + 1,
+            worker=bindparam("claimant"),
+            host=bindparam("claimed_on"),
+            heartbeat_at=now(),
+            claimed_at=now(),
+            phase="provisioning",
+            **dict.fromkeys(_OF_ONE_ATTEMPT),
+        )
+    )
+
+
+# Put together once: that costs as much as running it, and a job that waits for its claim waits for both.
+_CLAIM = _claiming()
 
 
 def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> Job | None:
@@ -151,36 +191,13 @@ def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> 
 
     Who is next is decided here, in one statement; two workers never get the same job.
     """
-    waiting = aliased(Job)
-    due = or_(waiting.run_after.is_(None), waiting.run_after <= now())
-    following = (
-        select(waiting.seq)
-        .where(waiting.state == JobState.QUEUED, waiting.backend.in_(backends), due)
-        .order_by(waiting.priority.desc(), waiting.seq)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-        .scalar_subquery()
-    )
-    statement = (
-        update(Job)
-        .where(Job.seq == following, Job.state == JobState.QUEUED)
-        .values(
-            state=JobState.STARTING,
-            attempt=Job.attempt + 1,
-            lease=Job.lease + 1,
-            worker=worker,
-            host=host,
-            heartbeat_at=now(),
-            claimed_at=now(),
-            phase="provisioning",
-            **dict.fromkeys(_OF_ONE_ATTEMPT),
-        )
-    )
-    job = one_row(session, statement)
+    params = {"backends": backends, "claimant": worker, "claimed_on": host}
+    job = one_row(session, _CLAIM, params)
     if job is None:
         return None
     session.execute(
-        insert(Attempt).values(job_id=job.id, attempt=job.attempt, worker=worker, host=host, claimed_at=job.claimed_at)
+        _NEW_ATTEMPT,
+        {"job_id": job.id, "attempt": job.attempt, "worker": worker, "host": host, "claimed_at": job.claimed_at},
     )
     record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=worker)
     return job

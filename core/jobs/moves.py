@@ -51,17 +51,17 @@ def moved_by(session: Session, job: Job, statement: Update) -> Job:
     return moved
 
 
-def one_row(session: Session, statement: Update) -> Job | None:
+def one_row(session: Session, statement: Update, params: dict[str, Any] | None = None) -> Job | None:
     """The row that a statement changed, or None."""
-    rows = all_rows(session, statement)
+    rows = all_rows(session, statement, params)
     return rows[0] if rows else None
 
 
-def all_rows(session: Session, statement: Update) -> list[Job]:
+def all_rows(session: Session, statement: Update, params: dict[str, Any] | None = None) -> list[Job]:
     """The rows that a statement changed."""
     # Rows come back as they now are in the database; what the session knew of them is out of date.
     options = {"synchronize_session": False, "populate_existing": True}
-    return list(session.scalars(statement.returning(Job), execution_options=options))
+    return list(session.scalars(statement.returning(Job), params, execution_options=options))
 
 
 def note_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
