@@ -2,8 +2,9 @@
 
 import logging
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from sqlalchemy import (
     event,
     literal,
 )
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -32,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _ON_COMMIT = "gradient_on_commit"
 _SQLITE_BUSY_SECONDS = 20
+# Besides the operational: a connection that broke between two statements or sat idle for too long, a server that
+# became read-only, and a pool whose connections all hang.
+_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
 
 
 class Base(DeclarativeBase):
@@ -108,6 +113,8 @@ class Database:
     def __init__(self, url: str, *, pool_size: int = 5) -> None:
         self.url = _with_driver(url)
         self.engine = _engine(self.url, pool_size)
+        # Threads that wait for SQLite's one write lock sleep and look again; in one process they take turns instead.
+        self._turn: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @property
     def is_sqlite(self) -> bool:
@@ -116,11 +123,15 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that only reads; nothing in it is committed."""
+        """A session that only reads; nothing in it is committed.
+
+        Raises:
+            StoreUnavailable: The database does not answer.
+        """
         with Session(self.engine, expire_on_commit=False) as session:
             try:
                 yield session
-            except OperationalError as error:
+            except _AWAY as error:
                 raise _unavailable(error) from error
 
     @contextmanager
@@ -131,11 +142,11 @@ class Database:
             StoreUnavailable: The database does not answer; nothing was committed, as far as it can be known.
         """
         engine = self.engine.execution_options(gradient_write=True)
-        with Session(engine, expire_on_commit=False) as session:
+        with self._turn, Session(engine, expire_on_commit=False) as session:
             try:
                 yield session
                 session.commit()
-            except OperationalError as error:
+            except _AWAY as error:
                 session.rollback()
                 raise _unavailable(error) from error
             callbacks: list[Callable[[], None]] = session.info.pop(_ON_COMMIT, [])
@@ -154,7 +165,7 @@ class Database:
         try:
             with self.engine.connect() as connection:
                 connection.exec_driver_sql("SELECT 1")
-        except DBAPIError as error:
+        except (DBAPIError, PoolTimeoutError) as error:
             raise _unavailable(error) from error
 
     def close(self) -> None:
@@ -162,7 +173,7 @@ class Database:
         self.engine.dispose()
 
 
-def _unavailable(error: DBAPIError) -> StoreUnavailable:
+def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
     logger.warning("database_unavailable", exc_info=error)
     return StoreUnavailable("The database does not answer right now. Try again in a moment.")
 
@@ -178,7 +189,8 @@ def _engine(url: str, pool_size: int) -> Engine:
     if url.startswith("sqlite"):
         path = url.removeprefix("sqlite:///")
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        engine = create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS})
+        # Parameters hold what users gave us, secrets included: they stay out of errors, and so out of our log.
+        engine = create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS}, hide_parameters=True)
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
         return engine
@@ -188,6 +200,7 @@ def _engine(url: str, pool_size: int) -> Engine:
         max_overflow=pool_size * 2,
         pool_timeout=5,
         pool_pre_ping=True,
+        hide_parameters=True,
         connect_args={
             # psycopg's own defaults were still blocked 75 s after the network had gone.
             "connect_timeout": 5,

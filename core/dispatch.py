@@ -82,3 +82,6 @@ class Dispatcher:
             except (StoreUnavailable, OSError) as error:
                 logger.warning("dispatch_failed", extra={"error": str(error)})
                 due = time.monotonic() + _RETRY_SECONDS
+            except Exception:  # the thread must outlive whatever a broker throws: nobody starts another
+                logger.exception("dispatch_failed")
+                due = time.monotonic() + _RETRY_SECONDS

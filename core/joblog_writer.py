@@ -11,12 +11,15 @@ from core.joblog_index import BLOCK_BYTES, CONTINUED, FIXED, GROWING, RECORD_SIZ
 DEFAULT_MAX_BYTES = 1 << 30
 _GROW_MS = 100
 _MANY_RECORDS = 100_000
+_TOKEN_BYTES = 16
 
 
 class LogWriter:
     """Appends the output of one attempt; every append is committed when the call returns.
 
     Committed means: a process killed afterwards loses nothing. To outlast a power cut, `sync` too.
+
+    The writer that was opened last is the only one that can write: every other one's next append raises `LeaseLost`.
     """
 
     def __init__(self, directory: Path, attempt: int, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -26,7 +29,10 @@ class LogWriter:
         self._max_bytes = max_bytes
         self._raw = os.open(directory / "raw", flags, 0o600)
         self._index = os.open(directory / "index", flags, 0o600)
+        self._fence = os.open(directory / "writer", flags, 0o600)
+        self._token = os.urandom(_TOKEN_BYTES)
         try:
+            _write_at(self._fence, self._token, 0)
             self._recover()
         except BaseException:
             self.close(sync=False)
@@ -105,7 +111,8 @@ class LogWriter:
         finally:
             os.close(self._raw)
             os.close(self._index)
-            self._raw = self._index = -1
+            os.close(self._fence)
+            self._raw = self._index = self._fence = -1
 
     def _recover(self) -> None:
         self._count, self._last = last_commit(self._index, self._raw)
@@ -121,6 +128,9 @@ class LogWriter:
         return (b"\n" if self._last.open_line else b"") + text.encode("utf-8", "replace") + b"\n"
 
     def _commit(self, data: bytes, at_ms: int, source_end: int, flags: int) -> None:
+        # A worker that was frozen and wakes up after its job was taken over still believes in its own count.
+        if os.pread(self._fence, _TOKEN_BYTES, 0) != self._token:
+            raise LeaseLost("another writer has opened this log")
         _write_at(self._raw, data, self._last.raw_end)
         grows = flags == GROWING and self._may_grow(at_ms)
         slot = self._count - 1 if grows else self._count

@@ -52,8 +52,11 @@ class JobLogs:
         return LogReader(self.directory(job_id))
 
     def nudge(self, job_id: str) -> None:
-        """Wakes whoever follows the log: the job's row has changed. Where nobody ever followed it does nothing."""
-        with suppress(FileNotFoundError), (self.directory(job_id) / _NUDGE).open("wb", buffering=0) as file:
+        """Wakes whoever follows the log: the job's row has changed. Where nobody ever followed it does nothing.
+
+        Followers look now and then anyway, so a nudge that cannot be given (the disk is full) is no failure.
+        """
+        with suppress(OSError), (self.directory(job_id) / _NUDGE).open("wb", buffering=0) as file:
             file.write(b".")
 
     def nudged_at(self, job_id: str) -> int:

@@ -105,8 +105,7 @@ class Catalogue:
         names = list(dict.fromkeys(self._by_name[key].name for key in near))
         nearest = f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
         raise MachineTypeUnknown(
-            f"machineType: there is no machine type {name[:100]!r}.{nearest} `gradient-cli machine-types` lists "
-            "them all.",
+            f"There is no machine type {name[:100]!r}.{nearest} `gradient-cli machine-types` lists them all.",
             field="machineType",
         )
 

@@ -5,10 +5,11 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 GIB = 1024**3
+_DATABASES = ("sqlite:///", "postgresql://", "postgres://")
 
 
 class ApiSettings(BaseModel):
@@ -27,6 +28,13 @@ class DatabaseSettings(BaseModel):
 
     url: str | None = Field(default=None, description="SQLAlchemy URL; default: SQLite under GRADIENT_HOME")
     pool_size: int = Field(default=5, description="connections kept per process (PostgreSQL)")
+
+    @field_validator("url")
+    @classmethod
+    def _known(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(_DATABASES):
+            raise ValueError(f"must begin with {' or '.join(_DATABASES)}")
+        return url
 
 
 class QueueSettings(BaseModel):

@@ -6,7 +6,7 @@ import fnmatch
 
 from gradient_cli import terminal
 from gradient_cli.errors import FAILED, OK, ClientError
-from gradient_cli.options import add_connection, add_job_id, add_json, chosen_job, is_job_id
+from gradient_cli.options import add_connection, add_job_id, add_json, add_positional, chosen_job, is_job_id
 from gradient_cli.output import ago, count, print_json, print_table, size
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -29,9 +29,13 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 def add_get(parser: argparse.ArgumentParser) -> None:
     """Describe `jobs artifacts get`."""
-    parser.add_argument("id", nargs="?", metavar="ID", help="the job (default: the last one of this folder)")
-    parser.add_argument(
-        "patterns", nargs="*", metavar="PATTERN", help="files or folders; * and ? stand for others (default: all)"
+    add_positional(parser, "id", nargs="?", metavar="ID", help="the job (default: the last one of this folder)")
+    add_positional(
+        parser,
+        "patterns",
+        nargs="*",
+        metavar="PATTERN",
+        help="files or folders; * and ? stand for others (default: all)",
     )
     parser.add_argument("--to", metavar="DIR", help="where to put them (default: artifacts-ID)")
     add_json(parser)
@@ -83,9 +87,10 @@ def get(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"to": target.root, "files": files})
     else:
-        have = f"; {kept} were there already" if kept else ""
+        have = f"; {kept} {'was' if kept == 1 else 'were'} there already" if kept else ""
         total = sum(file["size"] for file in got)
-        terminal.note(f"{count(len(got), 'file')} ({size(total)}) to {terminal.plain(target.root)}{have}")
+        if files:
+            terminal.note(f"{count(len(got), 'file')} ({size(total)}) to {terminal.plain(target.root)}{have}")
         _tell_state(found)
     return FAILED if found.get("state") == "failed" else OK
 
@@ -124,12 +129,13 @@ def _tell_state(found: dict[str, Any]) -> None:
     for item in found.get("skipped") or []:
         terminal.note(f"not kept: {terminal.plain(item['path'])}: {terminal.plain(item['why'])}")
     words = {
-        "none": "no artifacts",
+        "empty": "no artifacts",
+        "none": "no artifacts so far",
         "partial": "more may come: the job's artifacts are not closed yet",
         "failed": "not all could be kept: `gradient-cli jobs show` says why",
     }
     state = found.get("state")
-    if not found["files"]:
-        state = state if state in {"partial", "failed"} else "none"
+    if state == "complete" and not found["files"]:
+        state = "empty"
     if state in words:
         terminal.note(words[state])

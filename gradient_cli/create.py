@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
@@ -71,7 +72,8 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
         if args.dry_run:
             return _show_plan(args, api.resolve_job(spec), None, None)
         return _stay(args, api, api.create_job(spec))
-    folder = _read_folder(workspace, args.largeWorkspace)
+    # A dry run lists the largest files anyway.
+    folder = _read_folder(workspace, math.inf if args.dry_run else args.largeWorkspace)
     with _archive(workspace, folder) as archive:
         if args.dry_run:
             known = api.has_workspace(archive.sha256)
@@ -101,6 +103,8 @@ def _read_folder(path: str, large: float) -> Folder | None:
     folder = packing.Folder(path)
     for note in packing.notes(folder):
         terminal.note(f"workspace: {terminal.plain(note)}")
+    if not folder.files:
+        terminal.note(f"workspace: {path} holds no file to upload; --workspace names another folder")
     if folder.size > large * _MEGA:
         terminal.note(f"workspace: {path} is large ({size(folder.size)}); its largest files:")
         for entry in folder.largest():
@@ -224,4 +228,6 @@ def _shown(value: object) -> str:
         return ", ".join(f"{name}={item}" for name, item in value.items())
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
-    return str(value)
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -61,9 +61,12 @@ class RefusedError(ClientError):
 
     def __init__(self, message: str, *, status: int, name: str = "", field: str = "", hint: str = "") -> None:
         code = UNREACHABLE if status in _DENIED or status >= 500 else REFUSED  # noqa: PLR2004  the server's own failures start at 500
-        super().__init__(
-            f"{field}: {message}" if field else message, hint=hint, code=code, transient=status in _PASSING
-        )
+        super().__init__(_about(field, message), hint=hint, code=code, transient=status in _PASSING)
         self.status = status
         self.name = name
         self.field = field
+
+
+def _about(field: str, message: str) -> str:
+    """The message with the field it is about, unless it says so itself or nobody typed that field by its name."""
+    return message if field in {"", "jobId"} or message.startswith(f"{field}:") else f"{field}: {message}"

@@ -39,6 +39,7 @@ class LogPrinter:
         self._colours = terminal.coloured(sys.stdout)
         self._drawn = False
         self._phase = ""
+        self._ended = ""
 
     def line(self, row: dict[str, Any]) -> None:
         """A finished line."""
@@ -64,10 +65,15 @@ class LogPrinter:
         if not phase:
             return
         message = terminal.plain(row.get("message") or "")
+        if phase == "collecting":  # how the command ended: told with the job's end, or before the next attempt
+            self._ended, message = message, ""
         text = f"{phase}: {message}" if message else phase
         if text != self._phase:
             self._phase = text
             self.clear()
+            if self._ended and phase != "collecting":
+                terminal.note(self._ended)
+                self._ended = ""
             terminal.note(terminal.style(text, "dim", sys.stderr))
 
     def clear(self) -> None:
@@ -176,6 +182,14 @@ def sentence(job: dict[str, Any]) -> str:
     return f"{state}: {why}" if why else state
 
 
+def _exit_fact(job: dict[str, Any]) -> str:
+    """The exit code, where the job's message does not name it."""
+    if job.get("exitCode") is None:
+        return ""
+    fact = f"exit code {job['exitCode']}"
+    return "" if fact in str(job.get("message") or "").casefold() else fact
+
+
 def summarise(api: Api, job: dict[str, Any]) -> None:
     """Print how a job ended, on stderr, with the exact next command."""
     job_id = job["id"]
@@ -185,7 +199,7 @@ def summarise(api: Api, job: dict[str, Any]) -> None:
     machine = f"{job.get('machineType')} (simulated)" if job.get("simulated") else job.get("machineType")
     would = "would cost " if job.get("simulated") else "cost "
     facts = [
-        f"exit code {job['exitCode']}" if job.get("exitCode") is not None else "",
+        _exit_fact(job),
         f"ran {duration(job['durationSeconds'])} on {machine}" if job.get("durationSeconds") else "",
         f"{would}{money(job['cost'])} at {price(job)}" if job.get("cost") is not None else "",
     ]

@@ -6,7 +6,15 @@ import sys
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.options import add_connection, add_job_id, add_json, add_option, chosen_job, this_folder
+from gradient_cli.options import (
+    add_connection,
+    add_job_id,
+    add_json,
+    add_option,
+    add_positional,
+    chosen_job,
+    this_folder,
+)
 from gradient_cli.output import ago, duration, money, price, print_fields, print_json, print_table
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -49,7 +57,7 @@ def add_stop(parser: argparse.ArgumentParser) -> None:
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
     """Describe `jobs delete`."""
-    parser.add_argument("id", nargs="?", metavar="ID", help="the job; it must be named")
+    add_positional(parser, "id", needed=True, nargs="?", metavar="ID", help="the job; it must be named")
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=delete)
@@ -90,15 +98,19 @@ def list_jobs(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"jobs": found, "next": after})
         return OK
-    _print_jobs(found)
+    _print_jobs(found, filtered=any(filters.values()))
     if after:
         terminal.note(f"the newest {len(found)}; --limit N or --all shows more")
     return OK
 
 
-def _print_jobs(found: list[dict[str, Any]]) -> None:
+def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
     if not found:
-        terminal.note("no jobs here; `gradient-cli jobs create` submits one")
+        terminal.note(
+            "no such jobs; `gradient-cli jobs list` shows all of them"
+            if filtered
+            else "no jobs yet; `gradient-cli jobs create` submits one"
+        )
         return
     heads = ("ID", "NAME", "STATE", "MACHINE", "PROJECT", "CREATED", "RAN", "COST")
     print_table(heads, [_row(job) for job in found])
@@ -154,6 +166,8 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "stopping": "asked for" if job.get("stopRequested") and not job.get("finishedAt") else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
+        "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
+        "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
         "container": str(job.get("container") or ""),
         "command": str(job.get("command") or ""),
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
@@ -166,7 +180,11 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     times = {name: _moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     cost = " at ".join(part for part in (money(job.get("cost")), price(job)) if part)
     ran = duration(job.get("durationSeconds"))
-    return {**exact, **times, "ran": ran, "cost": cost, "link": str(job.get("url") or "")}
+    return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _cost_label(job: dict[str, Any]) -> str:
+    return "would cost" if job.get("simulated") else "cost"
 
 
 def _moment(moment: str | None) -> str:

@@ -20,7 +20,11 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 def add_login(parser: argparse.ArgumentParser) -> None:
     """Describe `login`."""
     add_json(parser)
-    add_connection(parser)
+    add_connection(
+        parser,
+        url="the server (default: GRADIENT_URL, else asked for)",
+        key="the key (default: GRADIENT_API_KEY, else asked for)",
+    )
     parser.set_defaults(run=login)
 
 

@@ -53,7 +53,8 @@ def logs(args: argparse.Namespace) -> int:
     if args.follow:
         return attach(api, job_id, printer, line=seen)
     if seen == (args.line or 0):
-        terminal.note("no lines yet" if not args.line else "no more lines yet")
+        ended = api.logs(job_id, line=seen, limit=1).get("complete")
+        terminal.note(f"no {'more ' if args.line else ''}lines{'' if ended else ' yet'}")
     return OK
 
 

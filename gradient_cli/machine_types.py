@@ -41,13 +41,13 @@ def list_machine_types(args: argparse.Namespace) -> int:
 def _row(kind: dict[str, Any]) -> list[str]:
     number, accelerator = kind.get("count") or 0, str(kind.get("accelerator") or "")
     memory = kind.get("memoryGb")
-    simulated = " (simulated)" if kind.get("simulated") else ""
+    available = "simulated" if kind.get("simulated") else "yes"
     return [
         str(kind["name"]),
         f"{number} x {accelerator}" if number > 1 and accelerator else accelerator,
         f"{memory:g} GB" if memory else "",
         price(kind),
-        "yes" if kind.get("available") else "no",
-        f"{kind.get('backend') or ''}{simulated}",
+        available if kind.get("available") else "no",
+        str(kind.get("backend") or ""),
         ", ".join(kind.get("aliases") or []),
     ]

@@ -13,7 +13,7 @@ from importlib import import_module
 
 from gradient_cli import terminal
 from gradient_cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, ClientError, UsageError
-from gradient_cli.options import Parser, add_option
+from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_option
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
         description="Submit machine-learning jobs to a Gradient Jobs server.",
         epilog=f"{_menu('')}\n{_EXIT_CODES}",
     )
-    add_option(root, "--url", metavar="URL", help="the server (default: GRADIENT_URL, then `login`)")
-    add_option(root, "--apiKey", metavar="KEY", help="the key (default: GRADIENT_API_KEY, then `login`)")
+    add_option(root, "--url", metavar="URL", help=SERVER_HELP)
+    add_option(root, "--apiKey", metavar="KEY", help=KEY_HELP)
     root.add_argument("--version", action="store_true", help="show the client's version")
     root.set_defaults(run=None, menu=root)
     parsers: dict[str, ArgumentParser] = {"": root}
@@ -132,7 +132,7 @@ def _run(argv: list[str]) -> int:
     parser = build_parser(argv)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise UsageError(f"unknown option {unknown[0]}", hint=f"`{args.menu.prog} --help` lists the options.")
+        raise _not_understood(unknown[0], args.menu.prog)
     if args.version is True:
         from gradient_cli.version import own_version
 
@@ -143,6 +143,13 @@ def _run(argv: list[str]) -> int:
         return USAGE
     code: int = args.run(args)
     return code
+
+
+def _not_understood(word: str, command: str) -> UsageError:
+    lists = f"`{command} --help` lists the options."
+    if word.startswith("-"):
+        return UsageError(f"unknown option {word}", hint=lists)
+    return UsageError(f"unexpected argument {word!r}", hint=f"A value with spaces needs quotes; {lists}")
 
 
 def _complain(message: str, hint: str) -> None:

@@ -14,6 +14,9 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing for it wo
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+SERVER_HELP = "the server (default: GRADIENT_URL, `login`, or the one on this machine)"
+KEY_HELP = "the key (default: GRADIENT_API_KEY, `login`, or the one for this machine)"
+
 _JOB_ID = re.compile(r"j[a-z0-9]{13}")
 
 
@@ -29,9 +32,18 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"`{self.prog} --help` lists the options.")
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Breaks lines between words only: commands and options are copied from here."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap
+
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
 def _formatter(prog: str) -> argparse.HelpFormatter:
     # A width spares argparse an import of shutil, the costliest part of showing help.
-    return argparse.RawDescriptionHelpFormatter(prog, width=min(terminal.width(), 110) - 2, max_help_position=30)
+    return _HelpFormatter(prog, width=min(terminal.width(), 110) - 2, max_help_position=30)
 
 
 def add_option(parser: argparse.ArgumentParser, flag: str, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
@@ -43,17 +55,18 @@ def add_option(parser: argparse.ArgumentParser, flag: str, **settings: Any) -> N
         parser.add_argument(kebab, dest=flag[2:], **hidden)
 
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
+def add_connection(parser: argparse.ArgumentParser, *, url: str = SERVER_HELP, key: str = KEY_HELP) -> None:
     """Add which server to ask. Without a default, so that a value before the command is kept."""
     group = parser.add_argument_group("server")
-    add_option(group, "--url", metavar="URL", default=argparse.SUPPRESS, help="the server (default: GRADIENT_URL)")  # type: ignore[arg-type]
-    add_option(
-        group,  # type: ignore[arg-type]
-        "--apiKey",
-        metavar="KEY",
-        default=argparse.SUPPRESS,
-        help="the key (default: GRADIENT_API_KEY, `login`, or the server on this machine)",
-    )
+    add_option(group, "--url", metavar="URL", default=argparse.SUPPRESS, help=url)  # type: ignore[arg-type]
+    add_option(group, "--apiKey", metavar="KEY", default=argparse.SUPPRESS, help=key)  # type: ignore[arg-type]
+
+
+def add_positional(parser: argparse.ArgumentParser, name: str, *, needed: bool = False, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
+    """Add an argument without a flag, and name it in the command's usage line."""
+    parser.add_argument(name, **settings)
+    word = settings["metavar"] + ("..." if settings.get("nargs") == "*" else "")
+    parser.usage = f"{parser.usage} {word if needed else f'[{word}]'}"
 
 
 def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON object and nothing else") -> None:
@@ -63,7 +76,7 @@ def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON object
 
 def add_job_id(parser: argparse.ArgumentParser) -> None:
     """Add the id of a job, which may be left out."""
-    parser.add_argument("id", nargs="?", metavar="ID", help="the job (default: the last one of this folder)")
+    add_positional(parser, "id", nargs="?", metavar="ID", help="the job (default: the last one of this folder)")
 
 
 def is_job_id(text: str) -> bool:

@@ -56,7 +56,7 @@ def _shrink(widths: list[int], room: int) -> None:
         widest = max(range(1, len(widths)), key=widths.__getitem__)
         if widths[widest] <= _NARROWEST:
             return
-        widths[widest] = max(_NARROWEST, widths[widest] - (sum(widths) - room))
+        widths[widest] -= 1  # one by one: wide columns end up equally wide
 
 
 def _pad(text: str, room: int) -> str:
@@ -74,10 +74,10 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time for people: `4.2s`, `3m 05s`, `2h 10m`, `1d 3h`."""
+    """A length of time for people: `4.2s` (`4s` of whole seconds), `3m 05s`, `2h 10m`, `1d 3h`."""
     if seconds is None:
         return ""
-    if seconds < _TENTHS_BELOW:
+    if seconds < _TENTHS_BELOW and isinstance(seconds, float):
         return f"{seconds:.1f}s"
     whole = round(seconds)
     if whole < _MINUTE:

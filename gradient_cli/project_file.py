@@ -42,7 +42,9 @@ def read(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: it is not UTF-8 text", hint="Save it as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}", hint='Text values need quotes: command = "python main.py"') from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="Repair its permissions.") from None

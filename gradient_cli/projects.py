@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from gradient_cli import project_file, terminal
-from gradient_cli.errors import OK, ClientError
-from gradient_cli.options import add_connection, add_json, add_option
+from gradient_cli.errors import OK, ClientError, UsageError
+from gradient_cli.options import add_connection, add_json, add_option, add_positional
 from gradient_cli.output import ago, print_json, print_table
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -26,7 +26,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 def add_create(parser: argparse.ArgumentParser) -> None:
     """Describe `projects create`."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the project's name")
+    add_positional(parser, "name", needed=True, metavar="NAME", nargs="?", help="the project's name")
     parser.add_argument("--name", dest="named", metavar="NAME", help="the same, as a flag")
     add_json(parser)
     add_connection(parser)
@@ -63,7 +63,7 @@ def create(args: argparse.Namespace) -> int:
 
     name = args.name or args.named
     if not name:
-        raise ClientError("name: a project needs one", hint="For example: gradient-cli projects create vision")
+        raise UsageError("name: a project needs one", hint="For example: gradient-cli projects create vision")
     project = connect(args).create_project(name)
     if args.json:
         print_json(project)

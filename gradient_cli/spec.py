@@ -12,6 +12,7 @@ from gradient_cli.options import add_option
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
     from typing import Any
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -36,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="an environment variable, or a JSON object of them; NAME alone takes its value from here; repeatable",
     )
-    add_option(parser, "--tag", metavar="TAG", action="append", help="a label to find the job by; repeatable")
+    add_option(parser, "--tag", metavar="TAG", action="append", help="a label, shown with the job; repeatable")
 
 
 def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -57,9 +58,9 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         given = getattr(args, name)
         value = filed.get(name) if given is None else given
         if value is not None:
-            spec[name] = convert(name, value)
+            spec[name] = _converted(convert, name, value, path if given is None else None)
     _one_project(spec, args, path)
-    variables = {**_variables(filed.get("envVars")), **_variables(args.envVars)}
+    variables = {**_filed_variables(filed.get("envVars"), path), **_variables(args.envVars)}
     if variables:
         spec["envVars"] = variables
     tags = args.tag or _listed("tags", filed.get("tags"))
@@ -67,6 +68,14 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         spec["tags"] = tags
     _require(spec)
     return spec, _workspace(args.workspace, filed.get("workspace"), path)
+
+
+def _converted(convert: Callable[[str, object], object], name: str, value: object, path: str | None) -> object:
+    """The value of a field; what is wrong with one of a project file is said with the file's name."""
+    try:
+        return convert(name, value)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}" if path else str(error), hint=error.hint) from None
 
 
 def _workspace(given: str | None, filed: object, path: str | None) -> str:
@@ -142,6 +151,12 @@ def _variables(given: object) -> dict[str, str]:
     for item in _listed("envVars", given):
         found.update(_object(item) if item.lstrip().startswith("{") else _assignment(item))
     return found
+
+
+def _filed_variables(given: object, path: str | None) -> dict[str, str]:
+    if given is None or isinstance(given, (dict, list)):
+        return _variables(given)
+    raise UsageError(f"{path}: envVars: it must be a table", hint='Write [envVars] on a line of its own, then A = "1".')
 
 
 def _object(text: str) -> dict[str, str]:
@@ -232,5 +247,5 @@ _FIELDS = {
     "maxAttempts": (_whole, "N", "how often to start it again after a failure, counting the first (default: 1)"),
     "priority": (_whole, "0-100", "who goes first among waiting jobs (default: 50)"),
     "cpus": (_number, "N", "CPU cores, where the machine type leaves a choice"),
-    "memoryMb": (_whole, "MB", "memory, where the machine type leaves a choice"),
+    "memoryMb": (_whole, "MB", "memory in MiB, where the machine type leaves a choice"),
 }

@@ -264,7 +264,7 @@ def _encoded(query: Mapping[str, object] | None) -> str:
 
 
 def _parse(url: str) -> SplitResult:
-    hint = "An address looks like http://127.0.0.1:8000 or https://host/path."
+    hint = "An address looks like http://127.0.0.1:8780 or https://host/path."
     try:
         parts = urlsplit(url)
         port = parts.port

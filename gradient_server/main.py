@@ -4,6 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from core.errors import GradientError
 from core.logging import configure
 from core.settings import Settings
@@ -22,11 +24,20 @@ def build_parser() -> argparse.ArgumentParser:
         description="Runs API, dashboard and worker in one process, with everything under GRADIENT_HOME "
         "(default ~/.gradient-jobs). Jobs go on when it stops and are taken up again when it comes back.",
     )
-    api = commands.add_parser("api", help="run only the API and the dashboard")
+    api = commands.add_parser(
+        "api",
+        help="run only the API and the dashboard",
+        description="Runs the API and the dashboard without a worker: jobs wait until some worker takes them.",
+    )
     for command in (up, api):
         command.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
         command.add_argument("--port", type=_port, help="port to listen on (default: 8780; 0: any free one)")
-    worker = commands.add_parser("worker", help="run only a worker: it claims jobs and runs them on this machine")
+    worker = commands.add_parser(
+        "worker",
+        help="run only a worker: it claims jobs and runs them on this machine",
+        description="Claims jobs and runs them on this machine. When it stops its jobs go on; a worker of the same "
+        "name takes them up again.",
+    )
     for command in (up, worker):
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
     commands.add_parser("migrate", help="bring the database's schema up to this release")
@@ -52,9 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GradientError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 1
-    except ValueError as error:  # pydantic's, for settings
-        print(f"error: {error}", file=sys.stderr)
+    except ValidationError as error:
+        for problem in error.errors():
+            variable = "GRADIENT_" + "__".join(str(part) for part in problem["loc"]).upper()
+            # Addresses may hold a password: what was given is not repeated.
+            print(f"error: {variable}: {problem['msg'].removeprefix('Value error, ')}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {error}. GRADIENT_HOME names the folder that everything is kept in.", file=sys.stderr)
+        return 1
 
 
 def _run(parsed: argparse.Namespace, settings: Settings) -> int:
@@ -78,10 +95,9 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:  # noqa: PLR2004 - TCP's
-        raise argparse.ArgumentTypeError(f"{port} is not a port: 0 to 65535")
-    return port
+    if not text.isdecimal() or int(text) > 65535:  # noqa: PLR2004 - TCP's
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a number from 0 to 65535")
+    return int(text)
 
 
 if __name__ == "__main__":

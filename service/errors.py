@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -61,7 +61,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(errors.GradientError, _expected)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(PoolTimeoutError, _overloaded)
+    app.add_exception_handler(DataError, _unstorable)
     app.add_exception_handler(ClientDisconnect, _gone)
 
 
@@ -96,10 +96,6 @@ def _expected(_request: Request, error: Exception) -> JSONResponse:
     return answer(status, type(error).__name__, error.message, field=error.field)
 
 
-def _overloaded(_request: Request, _error: Exception) -> JSONResponse:
-    return answer(503, "StoreUnavailable", "Too many requests wait for the database. Try again in a moment.")
-
-
 def _http(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
@@ -111,6 +107,12 @@ def _http(request: Request, error: Exception) -> JSONResponse:
         allowed = (error.headers or {}).get("Allow", "another method")
         detail = f"{where} does not exist; this path takes {allowed}."
     return http_answer(HTTPException(error.status_code, detail, error.headers))
+
+
+def _unstorable(_request: Request, error: Exception) -> JSONResponse:
+    # PostgreSQL takes no NUL in a text, not even to look for it; SQLite does.
+    logger.warning("value_refused_by_database", exc_info=error)
+    return answer(422, "ValidationError", "A value holds a NUL character, or another that cannot be stored.")
 
 
 def _gone(_request: Request, _error: Exception) -> JSONResponse:

@@ -211,9 +211,9 @@ def _canonical(asked: SubmitJob) -> bytes:
 
 
 def _notes(machine: MachineType, backend: str, offered: set[str], *, uploaded: bool) -> list[str]:
-    notes = ["Nothing was made or stored: this was a dry run."]
+    notes = []
     if backend != machine.backend:
-        notes.append(f"This server has no {machine.name}: its own CPU stands in for it, at the CPU's speed.")
+        notes.append("Simulated: the job runs on this server's own CPU, at that CPU's speed.")
     if backend not in offered:
         notes.append("No running worker offers this machine type now; the job would wait.")
     if uploaded:

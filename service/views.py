@@ -42,10 +42,12 @@ def job_filter(asked: ListJobs, catalogue: Catalogue) -> JobFilter:
     Raises:
         SpecInvalid: An unknown state or machine type.
     """
-    wanted = {part.strip().casefold() for part in (asked.state or "").split(",") if part.strip()}
+    wanted = {part.strip().casefold(): part.strip() for part in (asked.state or "").split(",") if part.strip()}
     known = {outside.casefold(): outside for outside in OUTSIDE_STATES}
-    for unknown in sorted(wanted - known.keys()):
-        raise SpecInvalid(f"{unknown[:80]!r} is not a state. There are: {', '.join(OUTSIDE_STATES)}.", field="state")
+    for unknown in sorted(wanted.keys() - known.keys()):
+        raise SpecInvalid(
+            f"{wanted[unknown][:80]!r} is not a state. There are: {', '.join(OUTSIDE_STATES)}.", field="state"
+        )
     names = {known[one] for one in wanted}
     failed = {exited for exited, outside in _FAILED.items() if outside in names}
     states = [inside for inside, outside in _OUTSIDE.items() if outside in names]

@@ -29,6 +29,7 @@ _DATABASE_PAUSE_SECONDS = 2.0
 _TEARDOWN_PAUSE_SECONDS = 5.0
 _FAILURE_PAUSE_SECONDS = 5.0
 _MOST_FAILURES = 5
+_FORGIVEN_SECONDS = 300.0
 
 
 class AttemptRun:
@@ -79,7 +80,12 @@ class AttemptRun:
         if self.job.state is not JobState.FINISHING:
             self._end(Outcome("internal_error", why))
         self._tear_down()
-        self._move(lambda session: lifecycle.finish(session, self.job, artifacts_state="failed"))
+        try:
+            artifacts_state = self._store()
+        except Exception:  # the fault may lie here; what was stored before stays
+            logger.exception("abandoned_outputs_not_stored")
+            artifacts_state = "failed"
+        self._move(lambda session: lifecycle.finish(session, self.job, artifacts_state=artifacts_state))
 
     def _start(self) -> None:
         try:
@@ -152,22 +158,25 @@ class AttemptRun:
         Returns:
             State of the artifacts: none, partial, complete or failed.
         """
-        if not self._scratch.root.is_dir():
-            return self.job.artifacts_state
         began = time.monotonic()
         while True:
             try:
-                with Recorder(self._host, self.job, self._scratch) as recorder:
-                    recorder.finish()
-                manifest = self._host.artifacts.close(self.job.id, self.job.attempt, self._scratch.artifacts)
+                return self._store()
             except (OSError, StoreUnavailable) as error:
                 logger.warning("collect_failed", exc_info=True)
                 if time.monotonic() - began > self._host.settings.worker.collect_seconds:
                     return "failed"
                 self._phase("collecting", f"trying again: {error}")
                 self._signals.pause(_TEARDOWN_PAUSE_SECONDS)
-            else:
-                return manifest.state if manifest.files or manifest.skipped else "none"
+
+    def _store(self) -> str:
+        """Complete output, metrics and artifacts; the state of the artifacts."""
+        if not self._scratch.root.is_dir():
+            return self.job.artifacts_state
+        with Recorder(self._host, self.job, self._scratch) as recorder:
+            recorder.finish()
+        manifest = self._host.artifacts.close(self.job.id, self.job.attempt, self._scratch.artifacts)
+        return manifest.state if manifest.files or manifest.skipped else "none"
 
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch = self.job.spec, self._scratch
@@ -254,6 +263,7 @@ def run_attempt(host: Host, job: Job, signals: Signals) -> None:
     attempt = AttemptRun(host, job, signals)
     failures = 0
     while True:
+        began = time.monotonic()
         try:
             attempt.run()
         except (LeaseLost, Detached) as error:
@@ -263,7 +273,8 @@ def run_attempt(host: Host, job: Job, signals: Signals) -> None:
                 continue
         except Exception as error:  # whatever it is, the job must not be left unwatched
             logger.exception("attempt_failed")
-            failures += 1
+            # A job that runs for weeks must not die of five hiccups that lie days apart.
+            failures = 1 if time.monotonic() - began > _FORGIVEN_SECONDS else failures + 1
             if failures >= _MOST_FAILURES:
                 _abandon(attempt, error)
             elif _paused(signals, _FAILURE_PAUSE_SECONDS):

@@ -5,6 +5,7 @@ import math
 import os
 import stat
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ MAX_METRIC_LINE = 64 * 1024
 MAX_METRIC_NAMES = 200
 MAX_METRIC_ROWS = 100_000
 _LARGEST = 10**300
+_LATEST = 2**33  # in the year 2242; a time near year 9999 leaves the calendar in other time zones
 _STEP_NAMES = frozenset({"step", "time"})
 
 
@@ -44,10 +46,16 @@ class SourceFile:
         descriptor = self._open()
         return os.fstat(descriptor).st_size if descriptor is not None else 0
 
-    def free(self, end: int) -> None:
-        """Give the disk space before `end` back, in large steps; offsets stay as they are."""
+    def free(self, end: int, sync: Callable[[], None]) -> None:
+        """Give the disk space before `end` back, in large steps; offsets stay as they are.
+
+        Args:
+            end: What comes before it is not needed here any more.
+            sync: Makes the copy outlast a power cut, which must come first.
+        """
         if end - self._freed < FREE_BYTES or self._descriptor is None:
             return
+        sync()
         if punch(self._descriptor, self._freed, end):
             self._freed = end
 
@@ -94,9 +102,9 @@ class LogShipper:
                 break
             self._writer.append(data, _now_ms())
             shipped += len(data)
-            self._source.free(self._writer.position)
+            self._source.free(self._writer.position, self._writer.sync)
         if room <= 0:
-            self._source.free(self._source.size - self._tail_bytes)
+            self._source.free(self._source.size - self._tail_bytes, self._writer.sync)
         return shipped
 
     def finish(self) -> None:
@@ -176,7 +184,8 @@ def parse_metric(line: bytes) -> tuple[float | None, datetime, dict[str, float |
     if not isinstance(found, dict):
         return None
     numbers = {str(k): float(v) for k, v in found.items() if _is_number(v)}
-    values = {k[:100]: v if math.isfinite(v) else None for k, v in numbers.items() if k not in _STEP_NAMES}
+    names = {k: k[:100].encode(errors="replace").decode() for k in numbers if k not in _STEP_NAMES}
+    values = {name: numbers[k] if math.isfinite(numbers[k]) else None for k, name in names.items()}
     if not values or len(values) > MAX_METRIC_NAMES:
         return None
     step = numbers.get("step")
@@ -204,10 +213,9 @@ def _is_number(value: object) -> bool:
 
 
 def _time(seconds: float | None) -> datetime:
-    try:
-        return datetime.fromtimestamp(seconds, UTC) if seconds is not None else datetime.now(UTC)
-    except (ValueError, OverflowError, OSError):
+    if seconds is None or not 0 <= seconds <= _LATEST:  # also refuses NaN
         return datetime.now(UTC)
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _now_ms() -> int:

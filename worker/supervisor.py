@@ -23,6 +23,7 @@ from worker.sweep import Sweep
 logger = logging.getLogger(__name__)
 
 _DATABASE_PAUSE_SECONDS = 2.0
+_FAILURE_PAUSE_SECONDS = 5.0
 _LET_GO_SECONDS = 20.0
 
 
@@ -74,6 +75,10 @@ class Supervisor:
             except StoreUnavailable:
                 self._sweep.database_was_away()
                 self._stopping.wait(_DATABASE_PAUSE_SECONDS)
+                continue
+            except Exception:  # whatever it is: without this loop nothing beats, nothing is claimed, nobody notices
+                logger.exception("round_failed")
+                self._stopping.wait(_FAILURE_PAUSE_SECONDS)
                 continue
             rang = self._watch.wait(self._pause())
         self._let_go()
@@ -159,9 +164,9 @@ class Supervisor:
         self._beat_at = time.monotonic() + self._worker.heartbeat_seconds
         for job_id, one in self._running.items():
             heart = hearts.get(job_id)
-            if heart is None:
-                continue  # its thread has just closed it, or finds out at its next write
-            if heart.lease != one.lease:
+            # Gone: its thread has just closed it, or another worker took it over. A watch writes nothing under its
+            # lease while the job runs, and two of them must not write one log.
+            if heart is None or heart.lease != one.lease:
                 one.signals.detach()
             elif heart.stop_requested:
                 one.signals.request_stop()

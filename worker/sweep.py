@@ -86,8 +86,9 @@ class Sweep:
                 continue
             scratch = self._host.scratch(job_id, attempt)
             self._destroy(scratch.name)
-            scratch.remove()
-            count += 1
+            if not self._host.settings.worker.keep_scratch:
+                scratch.remove()
+                count += 1
         return count
 
     def _alive(self, job_id: str, attempt: int) -> bool:

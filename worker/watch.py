@@ -13,7 +13,7 @@ from core.filewatch import FileWatch
 from core.jobs import lifecycle, queries
 from core.jobs.models import Job
 from core.jobs.states import reason_of_exit
-from worker.backends.base import Backend, Exit, Handle
+from worker.backends.base import STOPPING, Backend, Exit, Handle, read_control
 from worker.host import Host
 from worker.shipping import LogShipper, MetricsReader, SourceFile, system_row
 from worker.signals import Signals
@@ -47,6 +47,7 @@ class Recorder:
         self._job = job
         self._scratch = scratch
         self._rows: list[dict[str, Any]] = []
+        self._full = False
         self._flushed = time.monotonic()
         self._stack = ExitStack()
 
@@ -69,11 +70,19 @@ class Recorder:
         self._stack.__exit__(kind, error, trace)
 
     def ship(self) -> int:
-        """Ship new output and metrics; bytes of output."""
+        """Ship new output and metrics; bytes of output. What cannot be stored (the disk is full) is tried again."""
         self._rows += self.metrics.read()
         if self._rows and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
             self.flush()
-        return self.log.ship()
+        try:
+            shipped = self.log.ship()
+        except OSError:
+            if not self._full:
+                logger.warning("output_not_stored", exc_info=True, extra=self._job.log_context())
+            self._full = True
+            return 0
+        self._full = False
+        return shipped
 
     def add(self, row: dict[str, Any]) -> None:
         """Add one row of metrics to those that are stored next."""
@@ -140,8 +149,9 @@ class Watch:
         self._began = time.monotonic() - ran
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
-        self._ending: Outcome | None = None
-        self._kill_at = 0.0
+        # An earlier worker may have asked it to end; its grace begins anew.
+        self._ending = self._wished() if read_control(self._control, STOPPING) is not None else None
+        self._kill_at = time.monotonic() + self._grace
         self._sample_at = time.monotonic() + host.settings.worker.sample_seconds / 4  # not while it starts
 
     def run(self) -> Outcome:
@@ -184,17 +194,22 @@ class Watch:
         """Ask the job to end when somebody wishes it or its time is up; end it when its grace is over."""
         now = time.monotonic()
         if self._ending is None:
-            if self._signals.stop_requested:
-                self._ending = Outcome("stopped_by_user")
-            elif self._deadline is not None and now >= self._deadline:
-                self._ending = Outcome("time_limit", f"{self._job.spec.time_limit} seconds")
-            else:
+            self._ending = self._wished()
+            if self._ending is None:
                 return
             self._kill_at = now + self._grace
             self._backend.stop(self._handle, grace=True)
         elif now >= self._kill_at:
             self._backend.stop(self._handle, grace=False)
             self._kill_at = now + _KILL_AGAIN_SECONDS
+
+    def _wished(self) -> Outcome | None:
+        """Why the job should end by now; None if it may run on."""
+        if self._signals.stop_requested:
+            return Outcome("stopped_by_user")
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            return Outcome("time_limit", f"{self._job.spec.time_limit} seconds")
+        return None
 
     def _sample(self) -> None:
         now = time.monotonic()

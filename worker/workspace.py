@@ -9,13 +9,14 @@ from pathlib import Path
 from core.archives import ArchiveLimits, extract
 from core.artifact_paths import resolve
 from core.artifacts import ArtifactStore
-from core.errors import WorkspaceInvalid
-from core.jobs.spec import JobSpec, hide_password
+from core.errors import ArtifactNotFound, WorkspaceInvalid
+from core.jobs.spec import HIDDEN, JobSpec
 from core.workspaces import WorkspaceStore
 from worker.backends.base import BackendError
 
 GIT_TIMEOUT_SECONDS = 900
 _COPY_BYTES = 1024**2
+_USER_INFO = re.compile(r"://[^/\s]*@")
 _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 
 
@@ -52,8 +53,12 @@ class Scratch:
         for file in store.walk(self._job_id, self._attempt - 1):
             target = filling / Path(*resolve(file.path))
             target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                opened = store.open(self._job_id, self._attempt - 1, file.path)
+            except ArtifactNotFound:
+                continue  # the listing of an attempt that was never closed may be older than its files
             # A copy, not a link: this attempt may write into its files, the stored ones are closed.
-            with store.open(self._job_id, self._attempt - 1, file.path).file as stored, target.open("wb") as copy:
+            with opened.file as stored, target.open("wb") as copy:
                 shutil.copyfileobj(stored, copy, _COPY_BYTES)
             os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
         filling.rename(self.artifacts)
@@ -158,6 +163,7 @@ def _git(folder: Path, *arguments: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise BackendError("workspace_fetch", f"no answer within {GIT_TIMEOUT_SECONDS} seconds") from error
     if done.returncode:
-        words = [hide_password(word) if "://" in word else word for word in done.stderr.split()]
-        raise BackendError("workspace_fetch", " ".join(words)[-500:] or f"git ended with {done.returncode}")
+        # Not hide_password: git puts addresses in quotes, and a token that stands for the user's name is a secret too.
+        said = " ".join(_USER_INFO.sub(f"://{HIDDEN}@", done.stderr).split())
+        raise BackendError("workspace_fetch", said[-500:] or f"git ended with {done.returncode}")
     return done.stdout

@@ -360,7 +360,8 @@ def give_up(session: Session, job: Job, reason: str, detail: str | None = None) 
 def _retry(session: Session, job: Job, sources: frozenset[JobState], *, artifacts_state: str) -> Job:
     source = job.state
     pause = min(RETRY_FIRST_SECONDS * 2 ** (job.attempt - 1), RETRY_LONGEST_SECONDS)
-    detail = f"attempt {job.attempt} of {job.max_attempts} ended ({job.reason})."
+    why = job.reason_detail or (job.reason or "").replace("_", " ")
+    detail = f"attempt {job.attempt} of {job.max_attempts} ended ({why})."
     moved = move(
         session,
         job,

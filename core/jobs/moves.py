@@ -81,7 +81,6 @@ def record(  # noqa: PLR0913 - the columns of one event
     detail: str | None = None,
 ) -> None:
     """Add an event to what happened to the job."""
-    """Write into the record of the job's present attempt."""
     session.execute(
         _NEW_EVENT,
         {

@@ -77,7 +77,7 @@ class Reason:
 _ALL = (
     # Waiting.
     Reason("waiting_for_machine", None, Fault.NOBODY, "Waiting for a free machine."),
-    Reason("behind_jobs", None, Fault.NOBODY, "Waiting: {detail} ahead in the queue."),
+    Reason("behind_jobs", None, Fault.NOBODY, "{detail} ahead in the queue."),
     Reason(
         "no_worker",
         None,
@@ -85,7 +85,7 @@ _ALL = (
         "No running worker offers this machine type. Start one with `gradient-server worker`.",
     ),
     Reason("worker_silent", None, Fault.SERVICE, "Its worker is silent; the job may still be running."),
-    Reason("retrying", None, Fault.NOBODY, "Waiting to try again: {detail}"),
+    Reason("retrying", None, Fault.NOBODY, "It is tried again soon: {detail}"),
     # Ended by itself.
     Reason("completed", S.SUCCEEDED, Fault.NOBODY, "The command ended with exit code 0."),
     Reason(
@@ -133,12 +133,12 @@ _ALL = (
         retry=True,
     ),
     # Ended by somebody.
-    Reason("stopped_by_user", S.CANCELLED, Fault.USER, "Stopped as asked."),
+    Reason("stopped_by_user", S.CANCELLED, Fault.USER, "Ended by a stop request."),
     Reason(
         "time_limit",
         S.FAILED,
         Fault.BUDGET,
-        "Stopped at its time limit of {detail}. Set a longer one with --timeLimit; outputs so far are kept.",
+        "Its time limit of {detail} was reached. Set a longer one with --timeLimit; outputs so far are kept.",
     ),
     Reason(
         "preempted",
@@ -159,7 +159,8 @@ _ALL = (
         "workspace_fetch",
         S.FAILED,
         Fault.USER,
-        "The workspace could not be fetched from git: {detail}",
+        "The workspace could not be fetched from git. Check the address, and that the worker's machine can reach it: "
+        "{detail}",
         retry=True,
     ),
     Reason("launch_failed", S.FAILED, Fault.MACHINE, "The job could not be started: {detail}", retry=True),

@@ -76,6 +76,7 @@ def _first(stores: OpenStores, job: Job, wanted: ReadLog) -> int:
 def _seen(last_event_id: str | None) -> int | None:
     if not last_event_id:
         return None
-    if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id[:20]) <= MAX_LINE):
+    number = last_event_id if len(last_event_id) <= len(str(MAX_LINE)) else ""
+    if not (number.isascii() and number.isdecimal() and int(number) <= MAX_LINE):
         raise problem(("header", "Last-Event-ID"), "must be the number of the last line seen")
-    return int(last_event_id)
+    return int(number)

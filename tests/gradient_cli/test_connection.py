@@ -111,7 +111,7 @@ def test_a_path_in_the_address_is_kept(cli, server):
         ("https://127.0.0.1:1", "nothing answers at"),
         ("http://no-such-host.invalid", "cannot be resolved"),
         ("localhost:8000", "is not the address of a server"),
-        ("http://host:99999", "http://127.0.0.1:8000"),
+        ("http://host:99999", "http://127.0.0.1:8780"),
         ("http://user:pw@host", "holds more than host and path"),
         ("http://ho st", "is not the address of a server"),
         ("ftp://host", "is not the address of a server"),

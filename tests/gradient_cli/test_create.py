@@ -146,6 +146,8 @@ def test_flags_win_over_the_project_file(cli, server, wire):
         ("command = python", "Text values need quotes"),
         ('timeLimit = "soon"', "timeLimit: 'soon' is not a length of time"),
         ("tags = 'one'", "tags: it must be a list"),
+        ("envVars = 'A=1'", ".gradient.toml: envVars: it must be a table"),
+        ("maxAttempts = 'two'", ".gradient.toml: maxAttempts: 'two' is not a whole number"),
         ("[envVars]\nA = [1]", "envVars.A: the value must be text"),
         ("project = 'a'\nprojectId = 'b'", "named both by project and by projectId"),
     ],
@@ -155,6 +157,14 @@ def test_a_wrong_project_file_is_explained(cli, server, text, told):
     refused = cli("jobs", "create", "--machineType", "CPU", *([] if "command" in text else ["--command", "x"]))
     assert refused.returncode == 2
     assert told in refused.stderr
+    assert server.requests == []
+
+
+def test_a_project_file_that_is_no_text_is_explained(cli, server):
+    (cli.folder / ".gradient.toml").write_bytes(b"\xff\xfe")
+    refused = cli("jobs", "create", *BASICS)
+    assert refused.returncode == 2
+    assert "it is not UTF-8 text\nSave it as UTF-8." in refused.stderr
     assert server.requests == []
 
 
@@ -190,6 +200,9 @@ def test_a_refusal_names_the_field(cli, server, wire):
     refused = cli("jobs", "create", *BASICS, "--workspace", "none")
     assert refused.returncode == 4
     assert refused.stderr.startswith("error: machineType: unknown machine type GPUU; nearest: GPU+\n")
+    server.on("POST", "/jobs", wire.error(400, "machineType: there is none 'GPUU'", "machineType"))
+    refused = cli("jobs", "create", *BASICS, "--workspace", "none")
+    assert refused.stderr.startswith("error: machineType: there is none 'GPUU'\n"), "the field is named once"
 
 
 def test_a_lost_answer_does_not_make_two_jobs(cli, server, wire):
@@ -233,6 +246,7 @@ def test_dry_run_shows_the_job_and_makes_nothing(cli, server):
     assert "A100 · $3.06/hour" in shown.stdout
     assert "TOKEN=[hidden]" in shown.stdout
     assert "1 file, 15 B" in shown.stdout
+    assert "is large" not in cli("jobs", "create", *BASICS, "--dry-run", "--largeWorkspace", "0").stderr
     assert "main.py" in shown.stdout
     assert "note: no free A100 right now" in shown.stderr
     assert all(request.query == {"dryRun": "true"} for request in server.asked("POST", "/jobs"))
@@ -251,6 +265,14 @@ def test_a_large_workspace_names_its_largest_files(cli, server, wire):
     assert "data02" in made.stderr
     assert "data01" not in made.stderr
     assert ".gradientignore" in made.stderr
+
+
+def test_an_empty_folder_is_told(cli, server, wire):
+    (cli.folder / "empty").mkdir()
+    server.on("POST", "/jobs", {"job": {}}, wire.job())
+    made = cli("jobs", "create", *BASICS, "--detach", "--workspace", "empty")
+    assert made.returncode == 0
+    assert "empty holds no file to upload" in made.stderr
 
 
 def test_an_archive_is_sent_as_it_is(cli, server, wire):

@@ -34,6 +34,7 @@ def test_create_stays_to_the_end(cli, server, wire, followed):
                 b": keep-alive\n\n",
                 wire.line(1, "epoch 1") + wire.event("partial", {"message": "50%"})[:9],
                 wire.event("partial", {"message": "50%"})[9:] + wire.line(2, "épöch 2 🎉"),
+                wire.event("phase", {"state": "Running", "phase": "collecting", "message": "The command ended."}),
                 wire.end(),
             ]
         )
@@ -51,6 +52,7 @@ def test_create_stays_to_the_end(cli, server, wire, followed):
     ):
         assert told in made.stderr
     assert made.stderr.count("2 jobs ahead") == 1
+    assert made.stderr.count("The command ended.") == 1
     (stream,) = server.asked("GET", f"/jobs/{wire.id}/logs")
     assert stream.headers["Accept"] == "text/event-stream"
 
@@ -71,6 +73,13 @@ def test_the_exit_code_is_the_jobs(cli, server, wire, followed, code, state, our
     followed(wire.Reply(stream=[wire.end(code, state)]))
     server.on("GET", f"/jobs/{wire.id}", wire.ended(code, state))
     assert cli(*BASICS).returncode == ours
+
+
+def test_why_an_attempt_ended_is_told_before_the_next(cli, wire, followed):
+    phases = [("collecting", "Exit code 3."), ("queued", "Waiting to try again."), ("running", None)]
+    told = [wire.event("phase", {"state": "Running", "phase": phase, "message": why}) for phase, why in phases]
+    followed(wire.Reply(stream=[*told, wire.end()]))
+    assert "collecting\nExit code 3.\nqueued: Waiting to try again.\nrunning\n" in cli(*BASICS).stderr
 
 
 def test_a_broken_stream_is_taken_up_where_it_broke(cli, server, wire, followed):
@@ -166,6 +175,13 @@ def test_logs_come_in_pages(cli, server, wire):
     )
     assert cli("jobs", "logs", wire.id).stdout == "text 1\ntext 2\ntext 3\n"
     assert [request.query["line"] for request in server.requests] == ["0", "2", "3"]
+
+
+def test_a_log_without_lines_says_whether_more_can_come(cli, server, wire):
+    nothing = [{"lines": [], "complete": complete} for complete in (False, True)]
+    server.on("GET", f"/jobs/{wire.id}/logs", nothing[0], nothing[0], nothing[1])
+    assert cli("jobs", "logs", wire.id).stderr == "no lines yet\n"
+    assert cli("jobs", "logs", wire.id, "--line", "3").stderr == "no more lines\n"
 
 
 def test_logs_begin_where_asked(cli, server, wire):

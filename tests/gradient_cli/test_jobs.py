@@ -30,6 +30,7 @@ def test_a_cut_list_says_so_and_an_empty_one_what_to_do(cli, server, wire):
     assert "--limit N or --all" in cli("jobs", "list", "--limit", "2").stderr
     server.on("GET", "/jobs", {"jobs": [], "next": None})
     assert "gradient-cli jobs create" in cli("jobs", "list").stderr
+    assert "no such jobs" in cli("jobs", "list", "--state", "Running").stderr
     assert cli("jobs", "list", "--limit", "0").returncode == 2
 
 
@@ -43,6 +44,7 @@ def test_show_says_why_and_what_next(cli, server, wire):
     shown = cli("jobs", "show", wire.id)
     assert "exit code     137\n" in shown.stdout
     assert "CPU (simulated)" in shown.stdout
+    assert "would cost" in shown.stdout
     assert f"gradient-cli jobs artifacts list {wire.id}" in shown.stderr
     assert json.loads(cli("jobs", "show", wire.id, "--json").stdout)["exitCode"] == 137
 
@@ -118,7 +120,7 @@ def test_machine_types_are_shown_as_the_server_has_them(cli, server):
     server.on("GET", "/machine-types", {"machineTypes": kinds})
     shown = cli("machine-types")
     _, tpu, unknown = shown.stdout.splitlines()
-    assert tpu.split() == ["TPU", "8", "x", "TPU", "v2", "64", "GB", "$4.50/hour", "yes", "mock", "(simulated)", "v2"]
+    assert tpu.split() == ["TPU", "8", "x", "TPU", "v2", "64", "GB", "$4.50/hour", "simulated", "mock", "v2"]
     assert unknown.split() == ["X99", "no", "docker"]
     assert "simulated: the job really runs" in shown.stderr
     assert json.loads(cli("machine-types", "--json").stdout)["machineTypes"] == kinds

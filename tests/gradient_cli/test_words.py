@@ -38,7 +38,16 @@ def test_sizes(count, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, ""), (0.42, "0.4s"), (12.0, "12s"), (59.9, "1m 00s"), (185, "3m 05s"), (7800, "2h 10m"), (97200, "1d 3h")],
+    [
+        (None, ""),
+        (0.42, "0.4s"),
+        (4, "4s"),
+        (12.0, "12s"),
+        (59.9, "1m 00s"),
+        (185, "3m 05s"),
+        (7800, "2h 10m"),
+        (97200, "1d 3h"),
+    ],
 )
 def test_durations(seconds, text):
     assert output.duration(seconds) == text

@@ -2,11 +2,16 @@
 
 import re
 
+import anyio
+import httpx
 import pytest
+from fastapi import FastAPI
 from serving import a_job
+from sqlalchemy import literal, select
 
 from core import errors
-from service.errors import STATUS
+from core.db import Database
+from service.errors import STATUS, install
 
 
 def tree(cls):
@@ -108,3 +113,21 @@ def test_health_needs_no_key_and_readiness_tells_what_is_wrong(stranger, stores,
     answer = stranger.get("/readiness")
     assert answer.status_code == 503
     assert answer.json()["checks"] == {"database": "The database is away.", "storage": "ok"}
+
+
+def test_a_nul_that_postgresql_refuses_is_the_requests_fault(postgres):
+    app, database = FastAPI(), Database(postgres.new_database())
+    install(app)
+
+    @app.get("/{name}")
+    def look(name: str) -> None:
+        with database.read() as session:
+            session.scalar(select(literal(name)))
+
+    async def get(path):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.get(path)
+
+    assert anyio.run(get, "/name").status_code == 200
+    assert shape_of(anyio.run(get, "/na%00me"))["status"] == 422
+    database.close()

@@ -161,7 +161,7 @@ def test_places_in_the_queue_go_by_priority_then_age(client, worker):
     assert {one: listed[one]["queuePosition"] for one in listed} == {urgent: 1, first: 2, second: 3}
     assert listed[urgent]["reason"] == "waiting_for_machine"
     assert listed[second]["reason"] == "behind_jobs"
-    assert listed[second]["message"] == "Waiting: 2 jobs ahead in the queue."
+    assert listed[second]["message"] == "2 jobs ahead in the queue."
     alone = client.get(f"/jobs/{second}").json()
     assert (alone["queuePosition"], alone["message"]) == (3, listed[second]["message"])
 
@@ -253,7 +253,7 @@ def test_a_dry_run_makes_nothing(client, database, woken):
     assert found["job"]["project"] == "default"
     assert found["pricePerHour"] == found["machineType"]["pricePerHour"] > 0
     assert found["machineType"]["simulated"] is True
-    assert any("dry run" in note for note in found["notes"])
+    assert any("Simulated" in note for note in found["notes"])
     assert count_jobs(database) == 0
     assert client.get("/projects").json()["projects"] == []
     assert woken == []

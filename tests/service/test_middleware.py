@@ -12,7 +12,7 @@ from service.main import create_app
 
 
 def test_a_request_id_goes_through_and_into_the_log(client, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, logger="service")
     given = client.get("/jobs?name=hidden-from-logs", headers={"x-request-id": "my-id.1"})
     assert given.headers["x-request-id"] == "my-id.1"
     made = [client.get("/jobs").headers["x-request-id"] for _ in range(2)]

@@ -183,3 +183,25 @@ def test_a_reader_keeps_up_with_a_writer(tmp_path):
     thread.join()
     source.close()
     assert steps == list(range(2000))
+
+
+def test_output_is_safe_on_disk_before_its_source_is_given_back(shipped, monkeypatch):
+    done = []
+    monkeypatch.setattr(shipping, "FREE_BYTES", 1000)
+    monkeypatch.setattr(shipping, "punch", lambda *_: done.append("freed") or True)
+    monkeypatch.setattr(shipping.LogWriter, "sync", lambda _: done.append("synced"))
+    shipped.path.write_bytes(b"x" * 5000)
+    shipped.ship(finish=False)
+    assert done[:2] == ["synced", "freed"]
+
+
+@pytest.mark.parametrize("line", [b'{"\\ud800": 1}', b'{"a\\udfff": 1, "step": 2}'])
+def test_the_name_of_a_metric_can_always_be_told(line):
+    _, _, values = parse_metric(line)
+    assert "".join(values).encode().endswith(b"?")
+
+
+@pytest.mark.parametrize("seconds", ["253402300799", "-62135596800", "1e300", "NaN", "Infinity"])
+def test_a_time_that_leaves_the_calendar_somewhere_is_not_believed(seconds):
+    _, at, _ = parse_metric(f'{{"loss": 1, "time": {seconds}}}'.encode())
+    assert 2020 < at.year < 2243

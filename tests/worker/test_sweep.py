@@ -82,3 +82,11 @@ def test_what_a_deleted_job_left_is_removed_and_its_record_stays(host, database,
     assert host.logs.reader(job.id).size == 0
     assert state(database, job) is JobState.CANCELLED
     assert Sweep(host).run(set())["deleted_jobs"] == 0
+
+
+def test_scratch_is_kept_for_who_asks_for_it(host, database):
+    host.settings.worker.keep_scratch = True
+    host.scratch("jgone", 1).make(host.artifacts)
+    assert Sweep(host).run(set())["scratch"] == 0
+    assert scratches(host.attempts) == [("jgone", 1)]
+    assert database is host.database

@@ -2,7 +2,7 @@
 
 Calls return soon. Loops, time limits, retries and state belong to `worker.attempt`; a backend translates. What a
 job prints, and how it ended, is in the files of its control folder, whichever backend runs it: `log`, `started`,
-`exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the last).
+`exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the last), and `stopping` once `stop` was called.
 """
 
 import os
@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 Handle = dict[str, Any]
 """How a launched job is found again: plain JSON with a `version`, storable in the job's row."""
+
+STOPPING = "stopping"
+"""The control file that `stop` leaves: whoever adopts the job knows that it did not end by itself."""
 
 _MAX_CONTROL_BYTES = 64
 

@@ -12,6 +12,7 @@ Two variables of the job's environment script it, to try a pipeline out:
 Its limits are softer than a container's: CPUs are bound by affinity, memory is measured about twice a second.
 """
 
+import logging
 import math
 import os
 import signal
@@ -26,6 +27,7 @@ from pathlib import Path
 from core.failpoints import failpoint
 from core.settings import Settings
 from worker.backends.base import (
+    STOPPING,
     BackendError,
     Capabilities,
     Exit,
@@ -35,6 +37,8 @@ from worker.backends.base import (
     read_exit_code,
 )
 from worker.backends.processes import Members
+
+logger = logging.getLogger(__name__)
 
 WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 REFUSED = 97
@@ -102,7 +106,7 @@ class MockBackend:
                 return self._without_exit_file(handle, members, returned)
         if code is None:
             return Exit(None, "host_restarted")
-        if read_control(control, "stopping") is not None and any(_members(handle).all()):
+        if read_control(control, STOPPING) is not None and any(_members(handle).all()):
             return None  # the shell is gone at once; what trains may still be saving, and has until its grace is over
         return Exit(code, *_marked(control))
 
@@ -120,7 +124,7 @@ class MockBackend:
         """See `Backend.stop`; the wrapper is spared, so that it can tell the exit code."""
         members = _members(handle)
         if grace:
-            _mark(Path(handle["control"]), "stopping", "asked to end")
+            _mark(Path(handle["control"]), STOPPING, "asked to end")
             members.signal(signal.SIGTERM, spare_leader=True)
         else:
             members.kill(spare_leader=True)
@@ -245,7 +249,16 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _mark(control: Path, reason: str, detail: str) -> None:
-    (control / reason).write_text(f"{detail}\n", encoding="ascii")
+    """Leave a note in the control folder; the job, which can write there too, must not lead it elsewhere."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(control / reason, flags, 0o600)
+        try:
+            os.write(descriptor, f"{detail}\n".encode("ascii", "replace"))
+        finally:
+            os.close(descriptor)
+    except OSError:  # the disk is full, say: what was to be done to the job is done all the same
+        logger.warning("not_noted", exc_info=True, extra={"note": reason})
 
 
 def _marked(control: Path) -> tuple[str | None, str | None]:

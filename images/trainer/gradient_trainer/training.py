@@ -78,8 +78,9 @@ class Training:
         options = self._options
         say(f"model     {options.model}: {self._learner.model.count_params():,} parameters, on {_device()}")
         say(
-            f"training  {self._epochs} epochs of {self._batches.per_epoch} steps of {options.batch_size} examples, "
-            f"{len(self._held_out):,} examples kept aside to validate; seed {options.seed}"
+            f"training  {self._epochs} {'epoch' if self._epochs == 1 else 'epochs'} of {self._batches.per_epoch} "
+            f"steps of {options.batch_size} examples, {len(self._held_out):,} examples kept aside to validate; "
+            f"seed {options.seed}"
         )
         say(f"output    {self._output}")
 

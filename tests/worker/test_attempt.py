@@ -1,0 +1,137 @@
+"""One attempt over a real process, where the machine or an earlier worker fails it."""
+
+import errno
+import sys
+
+import pytest
+from deployment import wait_until
+
+from core.db import Database
+from core.joblog_writer import LogWriter
+from core.jobs import lifecycle, queries
+from core.jobs.states import JobState
+from core.settings import Settings
+from worker import attempt as module
+from worker.attempt import AttemptRun, run_attempt
+from worker.host import Host
+from worker.signals import Detached, Signals
+from worker.watch import Watch
+
+
+@pytest.fixture
+def database(sqlite_database: Database):
+    return sqlite_database
+
+
+@pytest.fixture
+def host(database, tmp_path):
+    return Host.open(Settings(home=tmp_path / "home"), database, name="w1", host="here")
+
+
+@pytest.fixture
+def claim(host, submit):
+    def make(command, **spec):
+        submit(command, **spec)
+        return host.write(lambda session: lifecycle.claim(session, "w1", "here", ["mock"]))
+
+    return make
+
+
+def ended(host, job):
+    with host.database.read() as session:
+        return queries.row(session, job.id)
+
+
+def output(host, job):
+    return [line.message for line in host.logs.reader(job.id).lines(0, 100, final=True)]
+
+
+def test_a_full_disk_delays_output_and_ends_nothing(host, claim, monkeypatch):
+    """The disk stays full for more looks than an attempt has failures."""
+    append, refused = LogWriter.append, []
+
+    def refuse(writer, *arguments, **options):
+        if len(refused) < 8:
+            refused.append(1)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return append(writer, *arguments, **options)
+
+    monkeypatch.setattr(LogWriter, "append", refuse)
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    job = claim("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $i; sleep 0.1; done")
+    run_attempt(host, job, Signals())
+    assert ended(host, job).state is JobState.SUCCEEDED
+    assert output(host, job) == [str(number) for number in range(1, 13)]
+
+
+def test_an_attempt_that_is_given_up_keeps_its_output(host, claim, monkeypatch):
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    job = claim("echo said; echo made > $GRADIENT_ARTIFACTS_DIR/made; sleep 100")
+
+    def fail(watch):
+        log = watch._control / "log"
+        wait_until(lambda: log.exists() and log.read_bytes(), "the output")
+        wait_until(lambda: any(host.scratch(job.id, 1).artifacts.iterdir()), "the artifact")
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Watch, "run", fail)
+    run_attempt(host, job, Signals())
+    row = ended(host, job)
+    assert (row.state, row.reason, row.artifacts_state) == (JobState.FAILED, "internal_error", "complete")
+    assert output(host, job) == ["said"]
+
+
+def test_failures_that_lie_far_apart_are_forgiven(host, claim, monkeypatch):
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_FORGIVEN_SECONDS", -1.0)
+    run, failed = Watch.run, []
+
+    def fail(watch):
+        if len(failed) < 8:
+            failed.append(1)
+            raise RuntimeError("a hiccup")
+        return run(watch)
+
+    monkeypatch.setattr(Watch, "run", fail)
+    job = claim("true")
+    run_attempt(host, job, Signals())
+    assert ended(host, job).state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, claim, code):
+    """A worker asks it to end and goes away; the next one finds only its exit code."""
+    program = (
+        f"import signal,sys; signal.signal(15, lambda *_: sys.exit({code})); print('up', flush=True); signal.pause()"
+    )
+    job = claim(f'exec {sys.executable} -c "{program}"')
+    signals = Signals()
+    attempt = AttemptRun(host, job, signals)
+    attempt._start()
+    backend, handle = host.backend("mock"), attempt.job.handle
+    wait_until(lambda: b"up" in (host.scratch(job.id, 1).control / "log").read_bytes(), "the job to listen")
+    host.write(lambda session: lifecycle.request_stop(session, job.id))
+    backend.stop(handle, grace=True)
+    signals.detach()
+    with pytest.raises(Detached):
+        attempt._watch()
+    wait_until(lambda: backend.poll(handle), "the job to end")
+    (adopted,) = host.write(lambda session: lifecycle.adopt(session, "w2", "here", stale_seconds=-10))
+    run_attempt(host, adopted, Signals(stop_requested=True))
+    row = ended(host, job)
+    assert (row.state, row.reason, row.exit_code) == (JobState.CANCELLED, "stopped_by_user", code)
+
+
+def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
+    job = claim("sleep 100")
+    attempt = AttemptRun(host, job, Signals())
+    attempt._start()
+    backend, handle = host.backend("mock"), attempt.job.handle
+    control = host.scratch(job.id, 1).control
+    wait_until((control / "started").exists, "the wrapper")
+    aim = host.settings.root / "elsewhere"
+    (control / "stopping").symlink_to(aim)
+    backend.stop(handle, grace=True)
+    assert wait_until(lambda: backend.poll(handle), "the job to end").code == 143
+    assert not aim.exists()
+    backend.destroy(handle)

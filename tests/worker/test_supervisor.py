@@ -1,0 +1,74 @@
+"""The supervisor's loop, with attempts that only wait."""
+
+import threading
+
+import pytest
+from deployment import wait_until
+
+from core.bell import Bell
+from core.jobs import lifecycle
+from core.settings import Settings
+from worker import supervisor as module
+from worker.host import Host
+from worker.supervisor import Supervisor
+
+
+@pytest.fixture
+def attempts(monkeypatch):
+    """The signals of every attempt that runs, by job id; an attempt ends when it is detached."""
+    running = {}
+
+    def wait(_host, job, signals):
+        running[job.id] = signals
+        while not signals.detached:
+            threading.Event().wait(0.01)
+
+    monkeypatch.setattr(module, "run_attempt", wait)
+    return running
+
+
+@pytest.fixture
+def host(database, tmp_path):
+    settings = Settings(home=tmp_path / "home")
+    settings.worker.heartbeat_seconds = settings.worker.poll_seconds = 0.05
+    return Host.open(settings, database, name="w1", host="here")
+
+
+@pytest.fixture
+def start(host, tmp_path):
+    supervisor = Supervisor(host, Bell(tmp_path / "bell"))
+    thread = threading.Thread(target=supervisor.run)
+    yield thread.start
+    supervisor.stop()
+    thread.join()
+
+
+def test_a_job_that_another_worker_took_over_is_let_go(host, database, submit, attempts, start):
+    job = submit()
+    start()
+    wait_until(lambda: job.id in attempts, "the job to be claimed")
+    assert not attempts[job.id].detached
+    with database.write() as session:
+        assert lifecycle.adopt(session, "w2", "here", stale_seconds=-10)
+    wait_until(lambda: attempts[job.id].detached, "the first worker to let go")
+    assert host.name == "w1"
+
+
+def test_the_loop_outlives_what_nobody_thought_of(host, submit, attempts, start, monkeypatch):
+    failed = threading.Event()
+    sweep = host.workspaces.sweep_temporary
+
+    def fail(*arguments):
+        if failed.is_set():
+            return sweep(*arguments)
+        failed.set()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(host.workspaces, "sweep_temporary", fail)
+    host.settings.worker.sweep_seconds = 0.01
+    start()
+    wait_until(failed.is_set, "the sweep to fail")
+    job = submit()
+    wait_until(lambda: job.id in attempts, "the next job to be claimed all the same")
+    assert not attempts[job.id].detached

@@ -1,0 +1,61 @@
+"""The scratch directory: what is fetched into it, and what a later attempt finds."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from core.archives import ArchiveLimits
+from core.artifacts import DirectoryStore
+from core.jobs.spec import JobSpec
+from core.workspaces import WorkspaceStore
+from worker.backends.base import BackendError
+from worker.workspace import Scratch
+
+
+@pytest.fixture
+def forbidding():
+    """Address of a git server that believes no user."""
+
+    class Forbid(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="git"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Forbid)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("user", ["hunter2", "me:hunter2"])
+def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, forbidding, user):
+    scratch = Scratch(tmp_path / "attempts", "j1", 1)
+    scratch.root.mkdir(parents=True)
+    spec = JobSpec(machine_type="CPU", command="true", workspace=f"http://{user}@{forbidding}/repo.git")
+    with pytest.raises(BackendError) as caught:
+        scratch.fill(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits())
+    assert caught.value.reason == "workspace_fetch"
+    assert forbidding in caught.value.detail
+    assert "hunter2" not in caught.value.detail
+
+
+def test_a_later_attempt_finds_what_is_there_though_the_listing_says_more(tmp_path):
+    store = DirectoryStore(tmp_path / "store")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("kept", "gone"):
+        (source / name).write_text(name)
+    store.sync("j1", 1, source)
+    next((tmp_path / "store").rglob("files/gone")).unlink()  # a sync was killed before it wrote the new listing
+    scratch = Scratch(tmp_path / "attempts", "j1", 2)
+    scratch.make(store)
+    assert {path.name: path.read_text() for path in scratch.artifacts.iterdir()} == {"kept": "kept"}
