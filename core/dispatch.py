@@ -71,7 +71,7 @@ class Dispatcher:
             if self._stopping:
                 return
             try:
-                if woken:
+                if woken and (due is None or time.monotonic() < due):
                     # Who waits for work hears of it at once; the rows of many commits are removed together.
                     self._ring()
                     due = due or time.monotonic() + _LINGER_SECONDS

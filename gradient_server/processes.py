@@ -20,6 +20,7 @@ from service.main import create_app
 from service.server import Server
 from service.sessions import TICKET_SECONDS
 from worker.host import Host
+from worker.machine import host_id
 from worker.supervisor import Supervisor
 
 _BACKLOG = 2048
@@ -93,8 +94,8 @@ def _open_current(settings: Settings) -> Database:
 
 
 def _supervisor(settings: Settings, database: Database, name: str | None) -> Supervisor:
-    host = socket.gethostname()
-    return Supervisor(Host.open(settings, database, name=name or host, host=host), _bell(settings))
+    host = Host.open(settings, database, name=name or socket.gethostname(), host=host_id())
+    return Supervisor(host, _bell(settings))
 
 
 def _bell(settings: Settings) -> Bell:

@@ -200,7 +200,7 @@ class Follower:
         self.more = bool(lines)
         if lines:
             self._after, self._partial = lines[-1].line, ""
-            return [_event("line", _row(line), line.line) for line in lines]
+            return [_event("line", log_row(line), line.line) for line in lines]
         if final and self._job is not None:
             self.done = True
             return [_event("end", _end(self._job, self._phase or {}))]
@@ -213,9 +213,6 @@ class Follower:
 def log_row(line: LogLine) -> dict[str, Any]:
     """A line of a log as clients see it."""
     return {"line": line.line, "timestamp": iso_ms(line.time_ms), "message": line.message}
-
-
-_row = log_row
 
 
 def _end(job: Job, phase: dict[str, Any]) -> dict[str, Any]:

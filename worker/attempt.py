@@ -4,6 +4,7 @@ Every step may be repeated: a worker that dies anywhere in here is followed by o
 at the state that the row says.
 """
 
+import errno
 import logging
 import os
 import time
@@ -95,7 +96,8 @@ class AttemptRun:
             self._end(Outcome(error.reason, error.detail))
             return
         except OSError as error:
-            self._end(Outcome("launch_failed", str(error)))
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            self._end(Outcome("disk_full" if full else "launch_failed", str(error)))
             return
         self._move(lambda session: lifecycle.started(session, self.job, handle))
         failpoint("running")
@@ -106,15 +108,19 @@ class AttemptRun:
         spec = self.job.spec
         if spec.workspace is not None:
             self._phase("provisioning", f"fetching {spec.shown_workspace()}")
-        commit = self._scratch.fill(spec, self._host.workspaces, self._host.limits)
+        commit = self._scratch.fill(spec, self._host.workspaces, self._host.limits, self._check)
         if commit is not None:
             self._phase("provisioning", f"workspace at commit {commit}")
         failpoint("prepared")
 
-    def _confirm(self) -> None:
+    def _check(self) -> None:
+        """Raise if the start has to be given up."""
         self._signals.check()
         if self._signals.stop_requested:
             raise BackendError("stopped_by_user", "before it was started")
+
+    def _confirm(self) -> None:
+        self._check()
         self._move(lambda session: lifecycle.confirm(session, self.job))
 
     def _watch(self) -> None:
@@ -171,10 +177,12 @@ class AttemptRun:
 
     def _store(self) -> str:
         """Complete output, metrics and artifacts; the state of the artifacts."""
-        if not self._scratch.root.is_dir():
+        if not self._scratch.control.is_dir():
             return self.job.artifacts_state
         with Recorder(self._host, self.job, self._scratch) as recorder:
             recorder.finish()
+        if not (self._scratch.artifacts.is_dir() or (self._scratch.control / "started").exists()):
+            return self.job.artifacts_state  # it never began: what an earlier attempt left is still the latest
         manifest = self._host.artifacts.close(self.job.id, self.job.attempt, self._scratch.artifacts)
         return manifest.state if manifest.files or manifest.skipped else "none"
 
@@ -294,5 +302,5 @@ def _paused(signals: Signals, seconds: float) -> bool:
 def _abandon(attempt: AttemptRun, error: Exception) -> None:
     try:
         attempt.abandon(f"{type(error).__name__}: {error}")
-    except Exception:  # the supervisor's sweep finds the job by its silent heart
+    except Exception:  # its heart beats on; the next start of a worker here adopts it and tries again
         logger.exception("abandon_failed")

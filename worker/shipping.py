@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,12 @@ class SourceFile:
     def _open(self) -> int | None:
         if self._descriptor is None:
             flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            try:
-                descriptor = os.open(self._path, flags | os.O_RDWR)  # writable, to free what is shipped
-            except OSError:
+            descriptor = None
+            for mode in (os.O_RDWR, os.O_RDONLY):  # writable, where it may be, to free what is shipped
+                with suppress(OSError):
+                    descriptor = os.open(self._path, flags | mode)
+                    break
+            if descriptor is None:
                 return None
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)

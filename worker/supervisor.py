@@ -15,8 +15,8 @@ from core.jobs import lifecycle
 from core.jobs.models import Job
 from core.logging import bind
 from worker.attempt import run_attempt
-from worker.backends.mock import boot_id
 from worker.host import Host
+from worker.machine import boot_id
 from worker.signals import Signals
 from worker.sweep import Sweep
 
@@ -63,11 +63,14 @@ class Supervisor:
         self._running: dict[str, _Running] = {}
         self._stopping = threading.Event()
         self._sweep = Sweep(host)
-        self._beat_at = self._sweep_at = 0.0
+        # Apart from this loop: removing a huge folder must not stop the hearts from beating.
+        self._sweeper = threading.Thread(target=self._sweep_on, name="sweep", daemon=True)
+        self._beat_at = self._adopt_at = 0.0
         self._registered = False
 
     def run(self) -> None:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
+        self._sweeper.start()
         rang = True
         while not self._stopping.is_set():
             try:
@@ -88,6 +91,15 @@ class Supervisor:
         self._stopping.set()
         self._watch.wake()
 
+    def _sweep_on(self) -> None:
+        while not self._stopping.wait(self._worker.sweep_seconds):
+            try:
+                self._sweep.run(set(self._running))
+            except StoreUnavailable:
+                self._sweep.database_was_away()
+            except Exception:  # the next one may go better
+                logger.exception("sweep_failed")
+
     def _round(self, *, rang: bool) -> None:
         if not self._registered:
             self._register()
@@ -98,10 +110,8 @@ class Supervisor:
                 break
         if (rang and self._running) or time.monotonic() >= self._beat_at:
             self._beat()
-        if time.monotonic() >= self._sweep_at:
-            self._sweep_at = time.monotonic() + self._worker.sweep_seconds
+        if time.monotonic() >= self._adopt_at:
             self._adopt()
-            self._sweep.run(set(self._running))
 
     def _pause(self) -> float:
         poll = self._worker.poll_seconds
@@ -116,14 +126,21 @@ class Supervisor:
         )
         self._adopt()
         self._registered = True
-        self._sweep_at = time.monotonic() + self._worker.sweep_seconds
 
     def _adopt(self) -> None:
         """Take over what runs here and has no worker; what this process runs is not touched."""
+        self._adopt_at = time.monotonic() + self._worker.sweep_seconds
         held = set(self._running)
         stale = self._worker.lease_seconds
         jobs = self._host.write(
-            lambda session: lifecycle.adopt(session, self._host.name, self._host.host, stale_seconds=stale, held=held)
+            lambda session: lifecycle.adopt(
+                session,
+                self._host.name,
+                self._host.host,
+                backends=self._host.offered,
+                stale_seconds=stale,
+                held=held,
+            )
         )
         for job in jobs:
             logger.info("job_adopted", extra=job.log_context())
@@ -160,7 +177,7 @@ class Supervisor:
 
     def _beat(self) -> None:
         """One heartbeat for all jobs; it brings back which are lost and which should stop."""
-        hearts = self._host.write(lambda session: lifecycle.beat(session, self._host.name))
+        hearts = self._host.write(lambda session: lifecycle.beat(session, self._host.name, self._host.host))
         self._beat_at = time.monotonic() + self._worker.heartbeat_seconds
         for job_id, one in self._running.items():
             heart = hearts.get(job_id)

@@ -79,10 +79,13 @@ class Sweep:
         return True
 
     def _remove_scratch(self, held: set[str]) -> int:
-        """End and remove attempts on this host that no row speaks of any more."""
+        """End and remove attempts on this host that are over by their row.
+
+        One whose job this database does not know is left alone: the folder may be another database's.
+        """
         count = 0
         for job_id, attempt in scratches(self._host.attempts):
-            if job_id in held or self._alive(job_id, attempt):
+            if job_id in held or not self._over(job_id, attempt):
                 continue
             scratch = self._host.scratch(job_id, attempt)
             self._destroy(scratch.name)
@@ -91,10 +94,10 @@ class Sweep:
                 count += 1
         return count
 
-    def _alive(self, job_id: str, attempt: int) -> bool:
+    def _over(self, job_id: str, attempt: int) -> bool:
         with self._host.database.read() as session:
             job = queries.row(session, job_id)
-        return job is not None and job.attempt == attempt and job.state in OWNED
+        return job is not None and (job.attempt != attempt or job.state not in OWNED)
 
     def _destroy(self, name: str) -> None:
         for offered in self._host.offered:

@@ -70,8 +70,9 @@ class Recorder:
         self._stack.__exit__(kind, error, trace)
 
     def ship(self) -> int:
-        """Ship new output and metrics; bytes of output. What cannot be stored (the disk is full) is tried again."""
-        self._rows += self.metrics.read()
+        """Ship new output and metrics; how much there was. What cannot be stored (the disk is full) is tried again."""
+        rows = self.metrics.read()
+        self._rows += rows
         if self._rows and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
             self.flush()
         try:
@@ -80,9 +81,9 @@ class Recorder:
             if not self._full:
                 logger.warning("output_not_stored", exc_info=True, extra=self._job.log_context())
             self._full = True
-            return 0
+            return len(rows)
         self._full = False
-        return shipped
+        return shipped + len(rows)
 
     def add(self, row: dict[str, Any]) -> None:
         """Add one row of metrics to those that are stored next."""

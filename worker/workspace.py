@@ -3,20 +3,19 @@
 import os
 import re
 import shutil
-import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from core.archives import ArchiveLimits, extract
 from core.artifact_paths import resolve
-from core.artifacts import ArtifactStore
+from core.artifacts import ArtifactFile, ArtifactStore
 from core.errors import ArtifactNotFound, WorkspaceInvalid
-from core.jobs.spec import HIDDEN, JobSpec
+from core.jobs.spec import JobSpec
 from core.workspaces import WorkspaceStore
+from worker import git
 from worker.backends.base import BackendError
 
-GIT_TIMEOUT_SECONDS = 900
 _COPY_BYTES = 1024**2
-_USER_INFO = re.compile(r"://[^/\s]*@")
 _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 
 
@@ -42,7 +41,7 @@ class Scratch:
     def make(self, store: ArtifactStore) -> None:
         """Make the folders; those that are there stay as they are.
 
-        A later attempt finds what the one before left, so that it can go on from its last checkpoint.
+        A later attempt finds what one before it left, so that it can go on from its last checkpoint.
         """
         self.control.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.artifacts.is_dir():
@@ -50,11 +49,11 @@ class Scratch:
         filling = self.root / "artifacts.new"
         shutil.rmtree(filling, ignore_errors=True)
         filling.mkdir(mode=0o700)
-        for file in store.walk(self._job_id, self._attempt - 1):
+        for earlier, file in self._left_before(store):
             target = filling / Path(*resolve(file.path))
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                opened = store.open(self._job_id, self._attempt - 1, file.path)
+                opened = store.open(self._job_id, earlier, file.path)
             except ArtifactNotFound:
                 continue  # the listing of an attempt that was never closed may be older than its files
             # A copy, not a link: this attempt may write into its files, the stored ones are closed.
@@ -63,7 +62,19 @@ class Scratch:
             os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
         filling.rename(self.artifacts)
 
-    def fill(self, spec: JobSpec, store: WorkspaceStore, limits: ArchiveLimits) -> str | None:
+    def _left_before(self, store: ArtifactStore) -> Iterator[tuple[int, ArtifactFile]]:
+        """What the latest attempt before this one left that left anything, and which it was."""
+        for earlier in range(self._attempt - 1, 0, -1):
+            found = False
+            for file in store.walk(self._job_id, earlier):
+                found = True
+                yield earlier, file
+            if found:
+                return
+
+    def fill(
+        self, spec: JobSpec, store: WorkspaceStore, limits: ArchiveLimits, check: Callable[[], None]
+    ) -> str | None:
         """Fill the workspace, all or nothing; a repeat does nothing.
 
         Returns:
@@ -81,7 +92,7 @@ class Scratch:
             _unpack(spec.workspace_sha256, store, filling, limits)
         elif spec.workspace is not None:
             filling.mkdir()
-            commit = _fetch(spec.workspace, filling)
+            commit = git.fetch(spec.workspace, filling, check)
         else:
             filling.mkdir()
         filling.rename(self.workspace)
@@ -123,47 +134,3 @@ def _unpack(sha256: str, store: WorkspaceStore, target: Path, limits: ArchiveLim
         raise BackendError("workspace_invalid", error.message) from error
     except OSError as error:
         raise BackendError("disk_full", str(error)) from error
-
-
-def _fetch(url: str, target: Path) -> str:
-    """Fetch one commit of a git repository: the branch, tag or commit behind `#`, else its default branch."""
-    address, _, ref = url.removeprefix("git+").partition("#")
-    if ref.startswith("-"):
-        raise BackendError("workspace_fetch", f"{ref!r} is not the name of a branch, tag or commit")
-    _git(target, "init", "--quiet")
-    _git(target, "fetch", "--quiet", "--depth", "1", "--", address, ref or "HEAD")
-    _git(target, "checkout", "--quiet", "--detach", "FETCH_HEAD")
-    return _git(target, "rev-parse", "HEAD").strip()
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    # Only networks are fetched from, no prompt waits for an answer, and no configuration of ours takes part.
-    env = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(folder),
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ALLOW_PROTOCOL": "https:http:ssh:git",
-        "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "LC_ALL": "C",
-    }
-    try:
-        done = subprocess.run(  # noqa: S603 - arguments are checked by JobSpec and above
-            ["git", *arguments],  # noqa: S607 - the host's git, by PATH
-            cwd=folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=GIT_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise BackendError("workspace_fetch", "git is not installed on the worker's machine") from error
-    except subprocess.TimeoutExpired as error:
-        raise BackendError("workspace_fetch", f"no answer within {GIT_TIMEOUT_SECONDS} seconds") from error
-    if done.returncode:
-        # Not hide_password: git puts addresses in quotes, and a token that stands for the user's name is a secret too.
-        said = " ".join(_USER_INFO.sub(f"://{HIDDEN}@", done.stderr).split())
-        raise BackendError("workspace_fetch", said[-500:] or f"git ended with {done.returncode}")
-    return done.stdout

@@ -203,7 +203,15 @@ def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> 
     return job
 
 
-def adopt(session: Session, worker: str, host: str, *, stale_seconds: float, held: Collection[str] = ()) -> list[Job]:
+def adopt(
+    session: Session,
+    worker: str,
+    host: str,
+    *,
+    backends: Sequence[str],
+    stale_seconds: float,
+    held: Collection[str] = (),
+) -> list[Job]:
     """Take over jobs of this host whose worker is gone: lease + 1, same state, same attempt.
 
     Jobs of a worker of the same name are taken at once: its name is locked by the process that holds it, so
@@ -213,7 +221,7 @@ def adopt(session: Session, worker: str, host: str, *, stale_seconds: float, hel
     gone = or_(Job.worker == worker, Job.heartbeat_at < now(-stale_seconds))
     statement = (
         update(Job)
-        .where(Job.host == host, Job.state.in_(OWNED), gone, Job.id.not_in(held))
+        .where(Job.host == host, Job.backend.in_(backends), Job.state.in_(OWNED), gone, Job.id.not_in(held))
         .values(lease=Job.lease + 1, worker=worker, heartbeat_at=now())
     )
     jobs = all_rows(session, statement)
@@ -222,13 +230,12 @@ def adopt(session: Session, worker: str, host: str, *, stale_seconds: float, hel
     return jobs
 
 
-def beat(session: Session, worker: str, *, seen: bool = True) -> dict[str, Heart]:
+def beat(session: Session, worker: str, host: str) -> dict[str, Heart]:
     """One heartbeat for all of a worker's jobs; what it brings back, by job id."""
-    if seen:
-        session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
+    session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
     statement = (
         update(Job)
-        .where(Job.worker == worker, Job.state.in_(OWNED))
+        .where(Job.worker == worker, Job.host == host, Job.state.in_(OWNED))
         .values(heartbeat_at=now())
         .returning(Job.id, Job.lease, Job.stop_requested_at)
         .execution_options(synchronize_session=False)
@@ -263,7 +270,7 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     """
     statement = guarded(job, OWNED).values(phase=phase, phase_detail=detail)
     moved = moved_by(session, job, statement)
-    if phase != job.phase:
+    if (phase, detail) != (job.phase, job.phase_detail):
         record(session, moved, "phase", phase=phase, detail=detail)
     return moved
 

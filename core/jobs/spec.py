@@ -6,7 +6,7 @@ wrong with it, and what to do.
 
 import re
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -108,9 +108,16 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "JobSpec":
-        """From the job's row; fields that a newer release stored are left out."""
-        known = {name: stored[name] for name in cls.__slots__ if name in stored}
-        return cls(**known | {"tags": tuple(stored.get("tags", ()))})
+        """From the job's row; fields that a newer release stored are left out.
+
+        It was checked when it was made: rules that have become stricter since must not make it unreadable.
+        """
+        spec = object.__new__(cls)
+        for one in fields(cls):
+            default = one.default_factory() if one.default_factory is not MISSING else one.default
+            object.__setattr__(spec, one.name, stored.get(one.name, default))
+        object.__setattr__(spec, "tags", tuple(spec.tags))
+        return spec
 
     def shown_env(self) -> dict[str, str]:
         """The environment as it may be shown: values of secret-looking names hidden."""

@@ -210,7 +210,7 @@ def test_a_deleted_job_is_gone(client, worker, stores):
     assert client.post(f"/jobs/{job_id}/stop").json()["error"]["name"] == "JobNotFound"
     assert client.get("/jobs").json()["jobs"] == []
     with stores.database.write() as session:
-        heart = lifecycle.beat(session, "w")[job_id]
+        heart = lifecycle.beat(session, "w", "h")[job_id]
     assert heart.stop_requested
 
 

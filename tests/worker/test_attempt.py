@@ -116,7 +116,9 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     with pytest.raises(Detached):
         attempt._watch()
     wait_until(lambda: backend.poll(handle), "the job to end")
-    (adopted,) = host.write(lambda session: lifecycle.adopt(session, "w2", "here", stale_seconds=-10))
+    (adopted,) = host.write(
+        lambda session: lifecycle.adopt(session, "w2", "here", backends=["mock"], stale_seconds=-10)
+    )
     run_attempt(host, adopted, Signals(stop_requested=True))
     row = ended(host, job)
     assert (row.state, row.reason, row.exit_code) == (JobState.CANCELLED, "stopped_by_user", code)

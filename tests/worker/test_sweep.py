@@ -56,13 +56,13 @@ def test_nobody_is_given_up_just_after_the_start_or_an_outage(host, database, su
     assert sweep.run(set())["lost_jobs"] == 0
 
 
-def test_scratch_of_ended_and_unknown_attempts_is_removed(host, database, submit):
+def test_scratch_of_ended_attempts_is_removed_and_of_unknown_jobs_kept(host, database, submit):
     alive = claimed(database, submit, "here")
     held = claimed(database, submit, "here")
     for job_id, attempt in [(alive.id, 1), (alive.id, 0), (held.id, 1), ("jgone", 1)]:
         host.scratch(job_id, attempt).make(host.artifacts)
-    assert Sweep(host).run({held.id})["scratch"] == 2
-    assert sorted(scratches(host.attempts)) == sorted([(alive.id, 1), (held.id, 1)])
+    assert Sweep(host).run({held.id})["scratch"] == 1
+    assert sorted(scratches(host.attempts)) == sorted([(alive.id, 1), (held.id, 1), ("jgone", 1)])
 
 
 def test_files_that_are_no_scratch_are_left_alone(host, database):

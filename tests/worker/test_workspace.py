@@ -42,7 +42,7 @@ def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, for
     scratch.root.mkdir(parents=True)
     spec = JobSpec(machine_type="CPU", command="true", workspace=f"http://{user}@{forbidding}/repo.git")
     with pytest.raises(BackendError) as caught:
-        scratch.fill(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits())
+        scratch.fill(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), lambda: None)
     assert caught.value.reason == "workspace_fetch"
     assert forbidding in caught.value.detail
     assert "hunter2" not in caught.value.detail
@@ -59,3 +59,14 @@ def test_a_later_attempt_finds_what_is_there_though_the_listing_says_more(tmp_pa
     scratch = Scratch(tmp_path / "attempts", "j1", 2)
     scratch.make(store)
     assert {path.name: path.read_text() for path in scratch.artifacts.iterdir()} == {"kept": "kept"}
+
+
+def test_a_later_attempt_looks_past_one_that_never_began(tmp_path):
+    store = DirectoryStore(tmp_path / "store")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "checkpoint").write_text("step 10")
+    store.close("j1", 1, source)
+    scratch = Scratch(tmp_path / "attempts", "j1", 3)
+    scratch.make(store)
+    assert (scratch.artifacts / "checkpoint").read_text() == "step 10"

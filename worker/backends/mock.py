@@ -37,6 +37,7 @@ from worker.backends.base import (
     read_exit_code,
 )
 from worker.backends.processes import Members
+from worker.machine import boot_id
 
 logger = logging.getLogger(__name__)
 
@@ -221,11 +222,6 @@ class MockBackend:
         elif running >= after and read_control(control, "preempted") is None:
             _mark(control, "preempted", "as MOCK_PREEMPT_AFTER asks")
             members.signal(signal.SIGTERM, spare_leader=True)
-
-
-def boot_id() -> str:
-    """Changes with every start of this computer."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _members(handle: Handle) -> Members:

@@ -62,7 +62,7 @@ def test_a_stale_lease_moves_nothing(database, submit):
     submit()
     old = claim(database)
     silence(database, old, 120)
-    (adopted,) = move(database, lifecycle.adopt, "w2", "h1", stale_seconds=60)
+    (adopted,) = move(database, lifecycle.adopt, "w2", "h1", backends=["mock"], stale_seconds=60)
     assert (adopted.lease, adopted.attempt, adopted.worker) == (2, 1, "w2")
     for function, arguments in [
         (lifecycle.confirm, ()),
@@ -79,17 +79,17 @@ def test_a_stale_lease_moves_nothing(database, submit):
 def test_only_silent_jobs_of_the_same_host_are_adopted(database, submit):
     submit()
     job = claim(database, "w1", "h1")
-    assert move(database, lifecycle.adopt, "w2", "h1", stale_seconds=60) == []
+    assert move(database, lifecycle.adopt, "w2", "h1", backends=["mock"], stale_seconds=60) == []
     silence(database, job, 120)
-    assert move(database, lifecycle.adopt, "w2", "h2", stale_seconds=60) == []
-    assert move(database, lifecycle.adopt, "w2", "h1", stale_seconds=60, held=[job.id]) == []
-    assert [j.id for j in move(database, lifecycle.adopt, "w2", "h1", stale_seconds=60)] == [job.id]
+    assert move(database, lifecycle.adopt, "w2", "h2", backends=["mock"], stale_seconds=60) == []
+    assert move(database, lifecycle.adopt, "w2", "h1", backends=["mock"], stale_seconds=60, held=[job.id]) == []
+    assert [j.id for j in move(database, lifecycle.adopt, "w2", "h1", backends=["mock"], stale_seconds=60)] == [job.id]
 
 
 def test_a_worker_of_the_same_name_adopts_at_once(database, submit):
     submit()
     job = claim(database, "w1", "h1")
-    (adopted,) = move(database, lifecycle.adopt, "w1", "h1", stale_seconds=60)
+    (adopted,) = move(database, lifecycle.adopt, "w1", "h1", backends=["mock"], stale_seconds=60)
     assert (adopted.id, adopted.lease) == (job.id, 2)
 
 
@@ -158,7 +158,7 @@ def test_a_running_job_is_only_wished_to_stop(database, submit):
     job = move(database, lifecycle.started, claim(database), HANDLE)
     wished = move(database, lifecycle.request_stop, job.id)
     assert wished.state is JobState.RUNNING
-    hearts = move(database, lifecycle.beat, "w1")
+    hearts = move(database, lifecycle.beat, "w1", "h1")
     assert hearts[job.id].stop_requested
     assert hearts[job.id].lease == job.lease
     when = wished.stop_requested_at
@@ -232,6 +232,25 @@ def test_metrics_that_are_there_are_left_as_they_are(database, submit):
         series = {one.name: [value for _, _, value in one.points] for one in queries.metrics(session, job.id)}
         assert series == {"loss": [1.0, 2.0], "lr": [None]}
         assert queries.metrics_offset(session, job.id, 1) == 40
+
+
+def test_very_many_metrics_are_thinned_and_keep_their_end(database, submit, monkeypatch):
+    monkeypatch.setattr(queries, "MAX_METRIC_ROWS", 10)
+    job = submit()
+    row = {"job_id": job.id, "attempt": 1, "source": "job", "at": job.created_at}
+    rows = [row | {"offset": n, "step": float(n), "values": {"loss": float(n)}} for n in range(95)]
+    move(database, lifecycle.add_metrics, rows)
+    with database.read() as session:
+        (series,) = queries.metrics(session, job.id)
+    steps = [step for step, _, _ in series.points]
+    assert steps == [*range(0, 95, 10), 94]
+
+
+def test_a_spec_that_would_be_refused_today_can_still_be_read(submit):
+    job = submit(name="fine")
+    job.spec_json = job.spec_json | {"name": "two\nlines", "field of a later release": 1}
+    del job.spec_json["priority"]
+    assert (job.spec.name, job.spec.priority, job.spec.tags) == ("two\nlines", 50, ())
 
 
 def test_pages_go_through_all_jobs_newest_first(database, submit):

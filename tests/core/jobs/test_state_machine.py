@@ -83,7 +83,7 @@ class JobRecord(RuleBasedStateMachine):
         if silent:
             with self.database.write() as session:
                 session.execute(update(Job).values(heartbeat_at=now(-1000)))
-        rows = self.write(lifecycle.adopt, worker, "h", stale_seconds=60)
+        rows = self.write(lifecycle.adopt, worker, "h", backends=["mock"], stale_seconds=60)
         for row in rows:
             self.known[row.id].lease += 1
         if silent:
@@ -158,7 +158,7 @@ class JobRecord(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def beat(self, worker):
-        hearts = self.write(lifecycle.beat, worker)
+        hearts = self.write(lifecycle.beat, worker, "h")
         for job_id, heart in hearts.items():
             known = self.known[job_id]
             assert known.state in OWNED
