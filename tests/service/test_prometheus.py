@@ -1,5 +1,7 @@
 """The page that Prometheus reads: what it holds, who may see it, and that its labels stay few."""
 
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serving import a_form, a_job, a_zip, wait_until
@@ -37,6 +39,15 @@ def test_it_is_text_that_prometheus_reads(client):
     families = list(text_string_to_metric_families(answer.text))
     assert len({family.name for family in families}) == len(families) > 15
     assert all(family.documentation for family in families)
+
+
+def test_every_figure_is_documented(client, worker):
+    worker.register()
+    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    shown = client.get("/metrics").text
+    names = {line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE gradient_")}
+    assert len(names) > 14
+    assert [name for name in sorted(names) if f"`{name}" not in text] == []
 
 
 def test_it_asks_for_a_key(stranger, live):
