@@ -39,6 +39,7 @@ def test_it_is_text_that_prometheus_reads(client):
     families = list(text_string_to_metric_families(answer.text))
     assert len({family.name for family in families}) == len(families) > 15
     assert all(family.documentation for family in families)
+    assert "_created" not in answer.text
 
 
 def test_every_figure_is_documented(client, worker):
