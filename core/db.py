@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import (
     Connection,
@@ -37,6 +38,15 @@ _SQLITE_BUSY_SECONDS = 20
 # Besides the operational: a connection that broke between two statements or sat idle for too long, a server that
 # became read-only, and a pool whose connections all hang.
 _AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
+_POSTGRES = {
+    # psycopg's own defaults were still blocked 75 s after the network had gone.
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
+_POSTGRES_OPTIONS = "-c statement_timeout=15s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s"
 
 
 class Base(DeclarativeBase):
@@ -108,11 +118,12 @@ class Database:
     Args:
         url: SQLAlchemy URL; `sqlite:///…` or `postgresql://…` (psycopg is used for the latter).
         pool_size: Connections kept (PostgreSQL only).
+        read_only: Refuse every change, make nothing that is missing, and leave its settings as they are.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 5) -> None:
+    def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False) -> None:
         self.url = _with_driver(url)
-        self.engine = _engine(self.url, pool_size)
+        self.engine = _reading_engine(self.url) if read_only else _engine(self.url, pool_size)
         # Threads that wait for SQLite's one write lock sleep and look again; in one process they take turns instead.
         self._turn: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
 
@@ -201,22 +212,34 @@ def _engine(url: str, pool_size: int) -> Engine:
         pool_timeout=5,
         pool_pre_ping=True,
         hide_parameters=True,
-        connect_args={
-            # psycopg's own defaults were still blocked 75 s after the network had gone.
-            "connect_timeout": 5,
-            "tcp_user_timeout": 10_000,
-            "keepalives_idle": 5,
-            "keepalives_interval": 2,
-            "keepalives_count": 3,
-            "options": "-c statement_timeout=15s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s",
-        },
+        connect_args=_POSTGRES | {"options": _POSTGRES_OPTIONS},
     )
+
+
+def _reading_engine(url: str) -> Engine:
+    if not url.startswith("sqlite"):
+        options = f"{_POSTGRES_OPTIONS} -c default_transaction_read_only=on"
+        return create_engine(url, connect_args=_POSTGRES | {"options": options})
+    # Opened to be written, so that the last to close it leaves no -wal and -shm file behind; but never made.
+    file = f"file:{quote(url.removeprefix('sqlite:///'))}?mode=rw"
+    engine = create_engine(
+        url,
+        creator=lambda: sqlite3.connect(file, uri=True, timeout=_SQLITE_BUSY_SECONDS, check_same_thread=False),
+    )
+    event.listen(engine, "connect", _sqlite_connect_reading)
+    event.listen(engine, "begin", _sqlite_begin)
+    return engine
 
 
 def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves, below
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _sqlite_connect_reading(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only=ON")
 
 
 def _sqlite_begin(connection: Connection) -> None:

@@ -39,6 +39,21 @@ def make_app(broker_url: str) -> Celery:
     return app
 
 
+def reach(broker_url: str, *, seconds: float = 3.0) -> None:
+    """Ask the broker for a sign of life.
+
+    Raises:
+        OSError: It gives none in this time.
+    """
+    with make_app(broker_url).connection_for_write(connect_timeout=seconds) as connection:
+        try:
+            connection.ensure_connection(
+                max_retries=1, interval_start=0, timeout=seconds, reraise_as_library_errors=True
+            )
+        except OperationalError as error:
+            raise ConnectionError(str(error)) from error
+
+
 class Ringer:
     """Rings the doorbell of every host: for the dispatcher of a process that has a broker."""
 

@@ -40,6 +40,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for command in (up, worker):
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
+    doctor = commands.add_parser(
+        "doctor",
+        help="check this installation, and say what to do about what is wrong",
+        description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("migrate", help="bring the database's schema up to this release")
     keys = commands.add_parser("keys", help="make, list and revoke API keys")
     verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -58,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser().parse_args(arguments)
     try:
         settings = Settings()
-        configure(settings.log_format, settings.log_level)
+        # The doctor says itself what it finds.
+        configure(settings.log_format, "critical" if parsed.command == "doctor" else settings.log_level)
         return _run(parsed, settings)
     except GradientError as error:
         print(f"error: {error.message}", file=sys.stderr)
@@ -79,6 +86,10 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server import keys
 
         return keys.run(parsed, settings)
+    if parsed.command == "doctor":
+        from gradient_server import doctor
+
+        return doctor.run(settings, as_json=parsed.json)
     from gradient_server import processes
 
     if parsed.command == "migrate":

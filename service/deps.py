@@ -15,6 +15,7 @@ from core.keys import KeyRing
 from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
+from service.prometheus import Measures
 from service.sessions import Sessions
 from service.streams import Streams
 
@@ -36,6 +37,7 @@ class OpenStores:
         keys: API keys, recognised without a query each time.
         sessions: Browser sessions.
         streams: The logs being followed now.
+        measures: What this process counts about itself.
         wake: Says that a transaction left something in the outbox; called after its commit.
     """
 
@@ -48,6 +50,7 @@ class OpenStores:
     keys: KeyRing
     sessions: Sessions
     streams: Streams
+    measures: Measures
     wake: Callable[[], None]
 
     def backend_for(self, machine: MachineType) -> str:

@@ -21,7 +21,8 @@ from service import dashboard, errors
 from service.auth import require_key_or_session
 from service.deps import OpenStores
 from service.middleware import BodyLimit, RequestContext, SameSite
-from service.routes import artifacts, health, jobs, logs, machine_types, metrics, projects, workspaces
+from service.prometheus import Measured, Measures
+from service.routes import artifacts, health, jobs, logs, machine_types, metrics, operations, projects, workspaces
 from service.sessions import Sessions, load_secret
 from service.streams import Streams
 
@@ -43,6 +44,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         database: Its schema is up to date.
         wake: Called after each commit that left something in the outbox.
     """
+    streams = Streams()
     return OpenStores(
         settings=settings,
         database=database,
@@ -52,7 +54,8 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         artifacts=DirectoryStore(settings.root / "artifacts"),
         keys=KeyRing(database),
         sessions=Sessions(load_secret(settings.root / "session.key")),
-        streams=Streams(),
+        streams=streams,
+        measures=Measures(streams),
         wake=wake,
     )
 
@@ -74,13 +77,14 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         redoc_url=None,
         lifespan=_lifespan,
     )
-    app.state.stores = open_stores(settings, database, wake=wake)
+    stores = app.state.stores = open_stores(settings, database, wake=wake)
     errors.install(app)
     app.add_middleware(SameSite, settings=settings.api)
     app.add_middleware(BodyLimit, settings=settings.api)
     app.add_middleware(RequestContext)
+    app.add_middleware(Measured, measures=stores.measures)
     app.include_router(health.router)
-    for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces):
+    for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces, operations):
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
     return app

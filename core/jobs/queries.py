@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session, aliased
@@ -9,7 +10,7 @@ from sqlalchemy.orm import Session, aliased
 from core.db import now
 from core.errors import CursorInvalid, JobNotFound, ProjectNotFound
 from core.jobs.models import Attempt, Event, Job, Metric, Project, Worker
-from core.jobs.states import JobState
+from core.jobs.states import OWNED, JobState
 
 WORKER_SILENT_SECONDS = 60
 MAX_METRIC_ROWS = 20_000
@@ -209,6 +210,23 @@ def _waits(job: Job, ahead: int, offered: set[str]) -> Waiting:
 def offered_backends(session: Session) -> set[str]:
     """Backends that some worker, seen lately, runs."""
     return {backend for backends in session.scalars(_OFFERED) for backend in backends}
+
+
+def silent(session: Session, seconds: float) -> list[Job]:
+    """Jobs that a worker holds whose heart has been silent for longer than this, longest first."""
+    quiet = select(Job).where(Job.state.in_(OWNED), Job.heartbeat_at < now(-seconds))
+    return list(session.scalars(quiet.order_by(Job.heartbeat_at)))
+
+
+def held_attempts(session: Session) -> set[tuple[str, int]]:
+    """(job id, attempt) of everything that a worker holds now."""
+    rows = session.execute(select(Job.id, Job.attempt).where(Job.state.in_(OWNED)))
+    return {(row.id, row.attempt) for row in rows}
+
+
+def newest_event_at(session: Session) -> datetime | None:
+    """When the last thing happened to a job; None if nothing ever did."""
+    return session.scalar(select(Event.at).order_by(Event.id.desc()).limit(1))
 
 
 def running_seconds(session: Session, job: Job) -> float:

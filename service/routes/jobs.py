@@ -79,7 +79,8 @@ def submit_job(
     if dry_run:
         response.status_code = 200
         return submission.dry_run(stores, body)
-    job, made = submission.submit(stores, caller, body, idempotency_key)
+    with stores.measures.submitting():
+        job, made = submission.submit(stores, caller, body, idempotency_key)
     response.status_code = 201 if made else 200
     return job
 
@@ -110,7 +111,8 @@ def clone_job(
     response: Response, stores: Stores, caller: Caller, job_id: str, idempotency_key: IdempotencyKey = None
 ) -> JobView:
     """Submit the same job again, on the same workspace."""
-    job, made = submission.clone(stores, caller, job_id, idempotency_key)
+    with stores.measures.submitting():
+        job, made = submission.clone(stores, caller, job_id, idempotency_key)
     response.status_code = 201 if made else 200
     return job
 

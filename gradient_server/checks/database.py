@@ -1,0 +1,111 @@
+"""The database and the broker: whether they answer, and whether they are set up to keep what they are given."""
+
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib import import_module
+
+from sqlalchemy import make_url, select, text
+from sqlalchemy.orm import Session
+
+from core import schema
+from core.db import Database, now
+from core.errors import DatabaseOutdated
+from core.jobs import queries
+from core.settings import Settings
+from gradient_server.checks.finding import Finding, duration, ok, problem, warning
+
+_OLDEST_POSTGRES = 14
+_SKEW_SECONDS = 2.0
+_PASSWORD = re.compile(r":[^:@/]*@")
+
+
+def where(settings: Settings) -> str:
+    """The database's address, without its password."""
+    return make_url(settings.database_url).render_as_string(hide_password=True)
+
+
+def settings_of(database: Database, session: Session) -> Iterator[Finding]:
+    """Its kind, and whether what is committed outlives a power cut."""
+    yield from _sqlite(session) if database.is_sqlite else _postgres(session)
+
+
+def _sqlite(session: Session) -> Iterator[Finding]:
+    version = session.scalar(text("SELECT sqlite_version()"))
+    journal = session.scalar(text("PRAGMA journal_mode"))
+    if journal != "wal":
+        yield warning(
+            "database",
+            f"SQLite {version} with journal mode {journal}: readers and writers wait for each other.",
+            "Start `gradient-server up` once: it sets WAL. If it stays so, the file is on a network file system.",
+        )
+    else:
+        yield ok("database", f"SQLite {version}, WAL; every process of ours commits with synchronous=FULL.")
+
+
+def _postgres(session: Session) -> Iterator[Finding]:
+    number = int(session.scalar(text("SHOW server_version_num")) or 0)
+    version = session.scalar(text("SHOW server_version"))
+    unsafe = [name for name in ("fsync", "synchronous_commit") if session.scalar(text(f"SHOW {name}")) == "off"]
+    if number // 10_000 < _OLDEST_POSTGRES:
+        yield warning(
+            "database", f"PostgreSQL {version} is no longer maintained.", "Upgrade it to a maintained release."
+        )
+    if unsafe:
+        yield warning(
+            "database",
+            f"PostgreSQL {version} has {' and '.join(unsafe)} off: a crash may lose jobs that were answered with 201.",
+            f"Set {' and '.join(f'{name} = on' for name in unsafe)} in postgresql.conf.",
+        )
+    if number // 10_000 >= _OLDEST_POSTGRES and not unsafe:
+        yield ok("database", f"PostgreSQL {version}; it keeps what it has committed.")
+
+
+def migrations(database: Database) -> Finding:
+    """The schema is this release's."""
+    try:
+        schema.check(database)
+    except DatabaseOutdated as error:
+        return problem("migrations", error.message, "Stop the service, then run `gradient-server migrate`.")
+    return ok("migrations", "The schema is this release's.")
+
+
+def clocks(session: Session) -> Iterator[Finding]:
+    """This machine's clock agrees with the database's and with what was recorded before."""
+    began = time.time()
+    theirs = session.scalars(select(now())).one()
+    ended = time.time()
+    # What the question took cannot be told from a difference of clocks.
+    skew = max(0.0, abs(theirs.timestamp() - (began + ended) / 2) - (ended - began) / 2)
+    fix = "Let both machines take their time from NTP (chrony or systemd-timesyncd)."
+    if skew > _SKEW_SECONDS:
+        yield warning("clock", f"This machine's clock and the database's are {duration(skew)} apart.", fix)
+    newest = queries.newest_event_at(session)
+    ahead = (newest - datetime.now(UTC)).total_seconds() if newest else 0.0
+    if ahead > _SKEW_SECONDS:
+        yield problem(
+            "clock",
+            f"The last event is {duration(ahead)} in the future: the clock was set back.",
+            "Set this machine's clock; leases and time limits go by it.",
+        )
+    elif skew <= _SKEW_SECONDS:
+        yield ok("clock", f"This machine's clock and the database's agree within {skew + 0.001:.3f} s.")
+
+
+def broker(settings: Settings) -> Iterator[Finding]:
+    """The broker answers, where one is set."""
+    url = settings.queue.broker_url
+    if url is None:
+        return
+    name = _PASSWORD.sub(":***@", url)
+    try:
+        import_module("core.queue").reach(url)
+    except OSError as error:
+        yield problem(
+            "broker",
+            f"{name} does not answer: {error}. Workers on other machines find jobs by looking, once a poll.",
+            "Start the broker, or mend GRADIENT_QUEUE__BROKER_URL.",
+        )
+    else:
+        yield ok("broker", f"{name} answers.")

@@ -1,0 +1,171 @@
+"""What the service needs of this machine: folders, disk, programs, the kernel's limits."""
+
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from core.errors import SpecInvalid
+from core.filewatch import FileWatch
+from core.machines import Catalogue
+from core.settings import GIB, Settings
+from gradient_server.checks.finding import Finding, ok, problem, warning
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_LEAST_FREE_SHARE = 0.1
+_LEAST_FREE_BYTES = 20 * GIB
+_NO_ROOM_BYTES = GIB
+_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "storage")
+_LEAST_INSTANCES = 128
+_INOTIFY = Path("/proc/sys/fs/inotify")
+_OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    """Everything that can be told without the database."""
+    yield python()
+    yield git()
+    yield home(settings.root)
+    yield disk(settings.root)
+    yield folders(settings.root)
+    yield from same_file_system(settings.root)
+    yield bell(settings.root)
+    yield inotify()
+    yield machines(settings.machines.file)
+
+
+def python() -> Finding:
+    """The interpreter is one that this release is made for."""
+    version = platform.python_version()
+    if _OLDEST_PYTHON <= sys.version_info[:2] <= _NEWEST_PYTHON:
+        return ok("python", f"Python {version}.")
+    return problem(
+        "python",
+        f"Python {version} is not one this release is made for.",
+        "Install the service with Python 3.11, 3.12 or 3.13.",
+    )
+
+
+def git() -> Finding:
+    """Workspaces can be fetched."""
+    found = shutil.which("git")
+    if found is None:
+        return warning(
+            "git", "git is not installed: jobs whose workspace is a git address fail.", "Install the package `git`."
+        )
+    return ok("git", f"git is at {found}.")
+
+
+def home(root: Path) -> Finding:
+    """GRADIENT_HOME is there, ours and private."""
+    if not root.is_dir():
+        return problem(
+            "home",
+            f"{root} is no folder." if root.exists() else f"{root} is not there.",
+            "Start `gradient-server up`, which makes it, or set GRADIENT_HOME to where it is.",
+        )
+    mode = stat.S_IMODE(root.stat().st_mode)
+    private = f"Run `chmod 700 {root}`."
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        return problem("home", f"{root} cannot be written by this user.", f"Run as its owner, {_owner(root)}.")
+    if mode & _OTHERS_WRITE:
+        return problem("home", f"Others may write into {root} (mode {mode:04o}).", private)
+    if mode & _OTHERS:
+        return warning("home", f"Others may read what is in {root} (mode {mode:04o}).", private)
+    return ok("home", f"{root} is there, writable and private.")
+
+
+def disk(root: Path) -> Finding:
+    """There is room for what jobs leave."""
+    place = next(folder for folder in (root, *root.parents) if folder.exists())
+    usage = shutil.disk_usage(place)
+    free = f"{usage.free / GIB:.1f} GiB ({usage.free / usage.total:.0%}) are free on the disk of {root}"
+    fix = "Make room, or move GRADIENT_HOME to a larger disk. Deleted jobs give back what they left."
+    if usage.free < _NO_ROOM_BYTES:
+        return problem("disk", f"Only {free}: jobs will fail.", fix)
+    if usage.free < _LEAST_FREE_BYTES or usage.free < usage.total * _LEAST_FREE_SHARE:
+        return warning("disk", f"Only {free}.", fix)
+    return ok("disk", f"{free}.")
+
+
+def folders(root: Path) -> Finding:
+    """What the service keeps can be written."""
+    there = [root / name for name in _FOLDERS if (root / name).exists()]
+    bad = [str(path) for path in there if not (path.is_dir() and os.access(path, os.R_OK | os.W_OK | os.X_OK))]
+    if bad:
+        return problem(
+            "storage",
+            f"Not a folder that this user may write: {', '.join(bad)}.",
+            "Give it to the user that runs the service, or move away what is in its place.",
+        )
+    return ok(
+        "storage", f"{len(there)} of {len(_FOLDERS)} folders are there and writable; others are made when needed."
+    )
+
+
+def same_file_system(root: Path) -> Iterator[Finding]:
+    """Outputs can be linked into the store rather than copied."""
+    attempts, artifacts = root / "attempts", root / "artifacts"
+    if attempts.is_dir() and artifacts.is_dir() and attempts.stat().st_dev != artifacts.stat().st_dev:
+        yield warning(
+            "links",
+            "attempts/ and artifacts/ are on different file systems: outputs are copied and take their space twice.",
+            "Put both on one file system.",
+        )
+
+
+def bell(root: Path) -> Finding:
+    """The doorbell can be rung."""
+    path = root / "bell"
+    if path.exists() and not os.access(path, os.W_OK):
+        return problem(
+            "bell", f"{path} cannot be touched: submissions fail to ring.", f"Run as its owner, {_owner(path)}."
+        )
+    if path.exists():
+        return ok("bell", f"{path} is there.")
+    return ok("bell", f"{path} is not there yet; the first start makes it.")
+
+
+def inotify() -> Finding:
+    """The kernel lets us watch files."""
+    allowed = _number(_INOTIFY / "max_user_instances")
+    fix = "Run `sysctl fs.inotify.max_user_instances=512`, and put the line into /etc/sysctl.d/ to keep it."
+    try:
+        FileWatch().close()
+    except OSError as error:
+        return problem("inotify", f"Files cannot be watched: {error.strerror}. Workers cannot start.", fix)
+    if allowed is not None and allowed < _LEAST_INSTANCES:
+        return warning("inotify", f"A user may watch with {allowed} instances only; every process takes some.", fix)
+    watches = _number(_INOTIFY / "max_user_watches")
+    return ok("inotify", f"Limits for this user: {allowed or 'unknown'} instances, {watches or 'unknown'} watches.")
+
+
+def machines(file: Path | None) -> Finding:
+    """The list of machine types can be read."""
+    try:
+        number = len(list(Catalogue.load(override_path=file)))
+    except SpecInvalid as error:
+        return problem(
+            "machines",
+            f"{error.message.rstrip('.')}.",
+            "Mend the file that GRADIENT_MACHINES__FILE names; no API starts with it.",
+        )
+    return ok("machines", f"{number} machine types" + (f", with changes from {file}." if file else "."))
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:  # an account that is gone
+        return str(path.stat().st_uid)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

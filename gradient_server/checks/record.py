@@ -1,0 +1,128 @@
+"""What the record says of workers, jobs and keys."""
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from core import keys
+from core.errors import Unauthorized
+from core.jobs import census, queries
+from core.jobs.census import Census
+from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.states import JobState
+from core.settings import Settings
+from gradient_server.checks.finding import Finding, duration, ok, problem, warning
+from worker.workspace import scratches
+
+_SHOWN = 5
+
+
+def check(settings: Settings, session: Session) -> Iterator[Finding]:
+    """Everything that needs the record's tables."""
+    taken = census.take(session)
+    yield workers(taken)
+    yield queue(taken)
+    yield silent(settings, session)
+    yield api_keys(session)
+    yield client_file(settings.root / "cli.json", session)
+    yield scratch(settings, session)
+
+
+def workers(taken: Census) -> Finding:
+    """Somebody runs jobs."""
+    if not taken.workers:
+        return warning(
+            "worker",
+            f"No worker was seen in the last {duration(WORKER_SILENT_SECONDS)}.",
+            "Start `gradient-server up`, or `gradient-server worker` on a machine that shall run jobs.",
+        )
+    lines = [
+        f"{one.name} on {one.host} offers {', '.join(one.backends)} ({one.held} of {one.slots} slots in use)"
+        for one in taken.workers[:_SHOWN]
+    ]
+    more = len(taken.workers) - len(lines)
+    return ok("worker", "; ".join(lines) + (f"; and {more} more." if more else "."))
+
+
+def queue(taken: Census) -> Finding:
+    """Every waiting job has a worker that can take it."""
+    waiting = {backend: number for (state, backend), number in taken.jobs.items() if state is JobState.QUEUED}
+    offered = {backend for one in taken.workers for backend in one.backends}
+    stuck = sorted(waiting.keys() - offered)
+    if stuck:
+        what = ", ".join(f"{waiting[name]} for backend {name}" for name in stuck)
+        oldest = max(taken.oldest_queued[name] for name in stuck)
+        return problem(
+            "queue",
+            f"Jobs wait that no worker takes: {what}; the oldest for {duration(oldest)}.",
+            f"Start a worker that offers {' and '.join(stuck)}; GRADIENT_MACHINES__SIMULATE decides what one offers.",
+        )
+    return ok("queue", f"{sum(waiting.values())} jobs wait, each for a backend that a worker offers.")
+
+
+def silent(settings: Settings, session: Session) -> Finding:
+    """Whoever holds a job shows signs of life."""
+    lease = settings.worker.lease_seconds
+    jobs = queries.silent(session, lease)
+    if not jobs:
+        return ok("leases", f"No job has been silent for longer than its lease of {duration(lease)}.")
+    shown = ", ".join(f"{job.id} (worker {job.worker} on {job.host})" for job in jobs[:_SHOWN])
+    more = f" and {len(jobs) - _SHOWN} more" if len(jobs) > _SHOWN else ""
+    lost = duration(settings.worker.lost_after_seconds)
+    return problem(
+        "leases",
+        f"Silent for longer than the lease of {duration(lease)}: {shown}{more}.",
+        f"Start a worker on that machine: it takes them up. If the machine stays away, others give up after {lost}.",
+    )
+
+
+def api_keys(session: Session) -> Finding:
+    """Somebody may use the service."""
+    valid = sum(key.revoked_at is None for key in keys.list_keys(session))
+    if not valid:
+        return problem("keys", "There is no valid API key.", "Run `gradient-server keys create NAME`.")
+    return ok("keys", f"{valid} API key{'s are' if valid > 1 else ' is'} valid.")
+
+
+def client_file(path: Path, session: Session) -> Finding:
+    """The client on this machine finds a key that works, and nobody else does."""
+    again = "Start `gradient-server up` or `gradient-server api`: it writes the file anew."
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        secret = json.loads(path.read_text(encoding="utf-8"))["apiKey"]
+    except FileNotFoundError:
+        return warning("client", f"{path} is not there: the client on this machine finds no address and no key.", again)
+    except (OSError, ValueError, KeyError, TypeError):
+        return warning("client", f"{path} cannot be read.", again)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return problem(
+            "client",
+            f"Others may read the key in {path} (mode {mode:04o}).",
+            f"Run `chmod 600 {path}`; if others use this machine, revoke the key too: the next start makes one.",
+        )
+    try:
+        keys.authenticate(session, str(secret))
+    except Unauthorized as error:
+        return warning("client", f"The key in {path} does not work. {error.message}", again)
+    return ok("client", f"{path} is private and its key works.")
+
+
+def scratch(settings: Settings, session: Session) -> Finding:
+    """No folder of a job is left that nobody holds."""
+    # The folders first: a job that starts between the two looks must not seem to be left over.
+    found = scratches(settings.root / "attempts")
+    left = [f"{job_id}-{attempt}" for job_id, attempt in sorted(set(found) - queries.held_attempts(session))]
+    if left and not settings.worker.keep_scratch:
+        number = "1 folder" if len(left) == 1 else f"{len(left)} folders"
+        return warning(
+            "scratch",
+            f"Left over in {settings.root / 'attempts'}, of no job that runs: {number} ({', '.join(left[:_SHOWN])}).",
+            f"A running worker removes them within {duration(settings.worker.sweep_seconds)}; see that one runs here.",
+        )
+    return ok(
+        "scratch",
+        f"{len(found)} scratch folders, {len(left)} of them kept on purpose." if left else "No scratch is left over.",
+    )

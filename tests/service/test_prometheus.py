@@ -1,0 +1,186 @@
+"""The page that Prometheus reads: what it holds, who may see it, and that its labels stay few."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from serving import a_form, a_job, a_zip, wait_until
+from sqlalchemy import event
+
+from service.main import create_app
+
+
+@pytest.fixture
+def figures(client):
+    """A look at the page: a function of a sample's name and labels."""
+
+    def look(name, **labels):
+        answer = client.get("/metrics")
+        assert answer.status_code == 200
+        samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(answer.text)
+            for sample in family.samples
+        }
+        return samples.get((name, frozenset(labels.items())))
+
+    return look
+
+
+def submit(client, **fields):
+    answer = client.post("/jobs", json=a_job(**fields))
+    assert answer.status_code == 201
+    return answer.json()["id"]
+
+
+def test_it_is_text_that_prometheus_reads(client):
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = list(text_string_to_metric_families(answer.text))
+    assert len({family.name for family in families}) == len(families) > 15
+    assert all(family.documentation for family in families)
+    assert "_created" not in answer.text
+
+
+def test_every_figure_is_documented(client, worker):
+    worker.register()
+    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    shown = client.get("/metrics").text
+    names = {line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE gradient_")}
+    assert len(names) > 14
+    assert [name for name in sorted(names) if f"`{name}" not in text] == []
+
+
+def test_it_asks_for_a_key(stranger, live):
+    assert stranger.get("/metrics").status_code == 401
+    header = {"Authorization": f"Bearer {live.secret}"}
+    assert stranger.get("/metrics", headers=header).status_code == 200
+
+
+def test_it_says_which_release_runs(client):
+    assert 'gradient_build_info{python="3.' in client.get("/metrics").text
+
+
+def test_jobs_queue_and_workers_come_from_the_record(client, figures, worker):
+    worker.register()
+    for _ in range(3):
+        submit(client)
+    worker.start()
+    assert figures("gradient_jobs", state="queued", backend="mock") == 2
+    assert figures("gradient_jobs", state="running", backend="mock") == 1
+    assert figures("gradient_jobs", state="finishing", backend="mock") == 0
+    assert figures("gradient_queue_jobs", backend="mock") == 2
+    assert 0 < figures("gradient_queue_oldest_seconds", backend="mock") < 60
+    assert figures("gradient_workers", backend="mock") == 1
+    assert figures("gradient_worker_slots", worker="w", host="h") == 1
+    assert figures("gradient_worker_jobs", worker="w", host="h") == 1
+    assert figures("gradient_outbox_messages") == 3
+
+
+def test_a_queue_that_nobody_serves_shows_no_worker(client, figures):
+    submit(client)
+    assert figures("gradient_workers", backend="mock") == 0
+
+
+def test_jobs_that_end_are_counted_whoever_ended_them(client, figures, worker):
+    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock") is None
+    for reason in ("completed", "completed", "launch_failed"):
+        submit(client)
+        worker.end(worker.start(), reason)
+    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock") == 2
+    assert figures("gradient_jobs_ended_total", state="failed", backend="mock") == 1
+    assert figures("gradient_jobs", state="succeeded", backend="mock") is None
+
+
+def test_requests_are_counted_by_the_pattern_of_their_route(client, figures):
+    job_id = submit(client)
+    for path in (f"/jobs/{job_id}", "/jobs/j0", "/jobs/j1"):
+        client.get(path)
+    requests = "gradient_http_requests_total"
+    assert figures(requests, route="/jobs/{job_id}", method="GET", status="200") == 1
+    assert figures(requests, route="/jobs/{job_id}", method="GET", status="404") == 2
+    assert figures(requests, route="/jobs", method="POST", status="201") == 1
+    duration = "gradient_http_request_duration_seconds"
+    assert figures(f"{duration}_count", route="/jobs/{job_id}", method="GET") == 3
+    assert figures(f"{duration}_bucket", route="/jobs/{job_id}", method="GET", le="+Inf") == 3
+
+
+def test_what_a_stranger_makes_up_adds_no_labels(client, stranger, figures):
+    for number in range(20):
+        stranger.get(f"/made/up/{number}")
+        stranger.request(f"MADE{number}", "/jobs")
+    requests = "gradient_http_requests_total"
+    assert figures(requests, route="none", method="GET", status="404") == 20
+    text = client.get("/metrics").text
+    assert "made" not in text
+    assert "MADE" not in text
+    assert text.count('method="other"') < 25
+
+
+def test_only_submissions_that_were_taken_are_timed(client, figures):
+    submit(client)
+    client.post("/jobs", files=a_form(a_job(), a_zip()))
+    client.post("/jobs", json=a_job(machineType="no such"))
+    client.post("/jobs?dryRun=true", json=a_job())
+    assert figures("gradient_submit_duration_seconds_count") == 2
+    assert 0 < figures("gradient_submit_duration_seconds_sum") < 60
+
+
+def test_bytes_of_logs_and_artifacts_are_counted_as_they_are_sent(client, figures, worker, stores, tmp_path):
+    job_id = submit(client)
+    job = worker.start()
+    with stores.logs.open_writer(job_id, job.attempt) as log:
+        log.append(b"a line\n" * 100, 1)
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "model.bin").write_bytes(b"x" * 5000)
+    stores.artifacts.close(job_id, job.attempt, tmp_path / "left")
+    worker.end(job)
+    assert figures("gradient_served_bytes_total", content="log") == 0
+    client.get(f"/jobs/{job_id}/logs/raw", headers={"Range": "bytes=0-99"})
+    assert figures("gradient_served_bytes_total", content="log") == 100
+    client.get(f"/jobs/{job_id}/artifacts/file/model.bin")
+    assert figures("gradient_served_bytes_total", content="artifact") == 5000
+    client.get(f"/jobs/{job_id}/artifacts/file/none.bin")
+    assert figures("gradient_served_bytes_total", content="artifact") == 5000
+    archive = client.get(f"/jobs/{job_id}/artifacts.zip").content
+    assert figures("gradient_served_bytes_total", content="artifact") == 5000 + len(archive)
+
+
+def test_followed_logs_are_counted_while_they_are_open(client, figures, worker):
+    job_id = submit(client)
+    worker.start()
+    assert figures("gradient_log_streams") == 0
+    with client.stream("GET", f"/jobs/{job_id}/logs", headers={"Accept": "text/event-stream"}) as stream:
+        chunks = stream.iter_bytes()  # dropping it would end the stream
+        assert next(chunks)
+        wait_until(lambda: figures("gradient_log_streams") == 1)
+    wait_until(lambda: figures("gradient_log_streams") == 0)
+    wait_until(lambda: figures("gradient_served_bytes_total", content="log") > 0)
+    seconds = figures("gradient_http_request_duration_seconds_sum", route="/jobs/{job_id}/logs", method="GET")
+    assert 0 < seconds < 20
+
+
+def test_the_record_is_asked_a_fixed_number_of_times(client, database, figures):
+    assert figures("gradient_queue_jobs", backend="mock") is None
+    for _ in range(5):
+        submit(client)
+    statements = []
+
+    def note(connection, cursor, statement, *_):
+        del connection, cursor
+        statements.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    client.get("/metrics")
+    event.remove(database.engine, "before_cursor_execute", note)
+    selects = [statement for statement in statements if "api_keys" not in statement and statement != "BEGIN"]
+    assert len(selects) == 5
+    assert all(statement.startswith("SELECT") for statement in selects)
+
+
+def test_two_applications_in_a_process_share_no_figures(stores, settings, database):
+    other = create_app(settings, database=database, wake=lambda: None).state.stores
+    stores.measures.sent("log", 7)
+    with database.read() as session:
+        assert b'gradient_served_bytes_total{content="log"} 7.0' in stores.measures.page(session)
+        assert b'gradient_served_bytes_total{content="log"} 0.0' in other.measures.page(session)
