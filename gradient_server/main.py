@@ -27,7 +27,8 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
         command.add_argument("--port", type=_port, help="port to listen on (default: 8780; 0: any free one)")
     worker = commands.add_parser("worker", help="run only a worker: it claims jobs and runs them on this machine")
-    for command in (up, worker):
+    alive = commands.add_parser("alive", help="say by the exit code whether a worker's heart beats, for health checks")
+    for command in (up, worker, alive):
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
     commands.add_parser("migrate", help="bring the database's schema up to this release")
     keys = commands.add_parser("keys", help="make, list and revoke API keys")
@@ -62,6 +63,10 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server import keys
 
         return keys.run(parsed, settings)
+    if parsed.command == "alive":
+        from gradient_server import alive
+
+        return alive.run(settings, parsed.name)
     from gradient_server import processes
 
     if parsed.command == "migrate":
