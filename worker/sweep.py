@@ -21,6 +21,8 @@ from worker.workspace import scratches
 logger = logging.getLogger(__name__)
 
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
+HOST_GONE_SECONDS = 24 * 3600
+"""A host silent this long does not come back to clear up what it ran."""
 
 
 class Sweep:
@@ -79,10 +81,14 @@ class Sweep:
         return True
 
     def _remove_scratch(self, held: set[str]) -> int:
-        """End and remove attempts on this host that no row speaks of any more."""
+        """End and remove attempts that no row speaks of any more, except what another living host is to clear up.
+
+        Hosts may share the folder, but only the one that ran an attempt can end the processes it left, and it
+        finds them by its scratch.
+        """
         count = 0
         for job_id, attempt in scratches(self._host.attempts):
-            if job_id in held or self._alive(job_id, attempt):
+            if job_id in held or self._needed(job_id, attempt):
                 continue
             scratch = self._host.scratch(job_id, attempt)
             self._destroy(scratch.name)
@@ -90,10 +96,12 @@ class Sweep:
             count += 1
         return count
 
-    def _alive(self, job_id: str, attempt: int) -> bool:
+    def _needed(self, job_id: str, attempt: int) -> bool:
         with self._host.database.read() as session:
             job = queries.row(session, job_id)
-        return job is not None and job.attempt == attempt and job.state in OWNED
+            if job is not None and job.attempt == attempt and job.state in OWNED:
+                return True
+            return queries.belongs_elsewhere(session, job_id, attempt, self._host.host, seconds=HOST_GONE_SECONDS)
 
     def _destroy(self, name: str) -> None:
         for offered in self._host.offered:
