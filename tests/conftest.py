@@ -1,5 +1,6 @@
 """What tests stand on: databases, a service in processes of its own, and what happens where the machine lacks it."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from core.jobs.spec import JobSpec
 from core.machines import Catalogue
 
 
+@functools.cache
 def find_compose() -> list[str] | None:
     """The words that begin a command of Docker Compose, its plugin or the older program; None if there is none."""
     for words in (["docker", "compose"], ["docker-compose"]):
