@@ -38,7 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Claims jobs and runs them on this machine. When it stops its jobs go on; a worker of the same "
         "name takes them up again.",
     )
-    for command in (up, worker):
+    alive = commands.add_parser("alive", help="say by the exit code whether a worker's heart beats, for health checks")
+    for command in (up, worker, alive):
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
     doctor = commands.add_parser(
         "doctor",
@@ -90,6 +91,10 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server import doctor
 
         return doctor.run(settings, as_json=parsed.json)
+    if parsed.command == "alive":
+        from gradient_server import alive
+
+        return alive.run(settings, parsed.name)
     from gradient_server import processes
 
     if parsed.command == "migrate":

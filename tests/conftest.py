@@ -1,6 +1,9 @@
 """What tests stand on: databases, a service in processes of its own, and what happens where the machine lacks it."""
 
+import functools
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 from browser import find_chromium
 from deployment import Deployment
 from postgres import PostgresServer, find_binaries
+from redisserver import RedisServer, find_redis
 
 from core import schema
 from core.db import Database
@@ -17,8 +21,23 @@ from core.jobs.models import Job
 from core.jobs.spec import JobSpec
 from core.machines import Catalogue
 
+
+@functools.cache
+def find_compose() -> list[str] | None:
+    """The words that begin a command of Docker Compose, its plugin or the older program; None if there is none."""
+    for words in (["docker", "compose"], ["docker-compose"]):
+        if (
+            shutil.which(words[0])
+            and subprocess.run([*words, "version"], capture_output=True, check=False).returncode == 0
+        ):
+            return words
+    return None
+
+
 NEEDS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
+    "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
+    "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
 }
 """What some tests need of the machine, by the fixture that offers it: how it is found, and what to say if it is not."""
@@ -73,6 +92,25 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A private Redis, empty, gone when the test ends."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def compose_program() -> list[str]:
+    """The words that begin a command of Docker Compose."""
+    words = find_compose()
+    assert words is not None
+    return words
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

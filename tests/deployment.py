@@ -74,6 +74,10 @@ class Deployment:
         self._processes: list[Process] = []
         self._api: Process | None = None
 
+    @property
+    def database_url(self) -> str:
+        return self._settings["GRADIENT_DATABASE__URL"]
+
     def start(self, *arguments: str, **settings: str) -> Process:
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
         env |= {"GRADIENT_HOME": str(self.home)} | self._settings | settings

@@ -21,6 +21,8 @@ from worker.workspace import scratches
 logger = logging.getLogger(__name__)
 
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
+HOST_GONE_SECONDS = 24 * 3600
+"""A host silent this long does not come back to clear up what it ran."""
 
 
 class Sweep:
@@ -79,9 +81,11 @@ class Sweep:
         return True
 
     def _remove_scratch(self, held: set[str]) -> int:
-        """End and remove attempts on this host that are over by their row.
+        """End and remove attempts that are over by their row, except what another living host is to clear up.
 
-        One whose job this database does not know is left alone: the folder may be another database's.
+        One whose job this database does not know is left alone: the folder may be another database's. Hosts may share
+        the folder, but only the one that ran an attempt can end the processes it left, and it finds them by its
+        scratch.
         """
         count = 0
         for job_id, attempt in scratches(self._host.attempts):
@@ -97,7 +101,10 @@ class Sweep:
     def _over(self, job_id: str, attempt: int) -> bool:
         with self._host.database.read() as session:
             job = queries.row(session, job_id)
-        return job is not None and (job.attempt != attempt or job.state not in OWNED)
+            if job is None or (job.attempt == attempt and job.state in OWNED):
+                return False
+            here = self._host.host
+            return not queries.belongs_elsewhere(session, job_id, attempt, here, seconds=HOST_GONE_SECONDS)
 
     def _destroy(self, name: str) -> None:
         for offered in self._host.offered:

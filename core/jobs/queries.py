@@ -89,6 +89,21 @@ def row(session: Session, job_id: str) -> Job | None:
     return session.scalar(select(Job).where(Job.id == job_id))
 
 
+def belongs_elsewhere(session: Session, job_id: str, attempt: int, host: str, *, seconds: float) -> bool:
+    """Whether the attempt ran on another host, one that a worker was heard from within `seconds`."""
+    on_living_host = (
+        select(Attempt.job_id)
+        .join(Worker, Worker.host == Attempt.host)
+        .where(
+            Attempt.job_id == job_id,
+            Attempt.attempt == attempt,
+            Attempt.host != host,
+            Worker.seen_at >= now(-seconds),
+        )
+    )
+    return session.scalar(on_living_host.limit(1)) is not None
+
+
 def page(session: Session, wanted: JobFilter, *, limit: int, after: str | None = None) -> Page:
     """One page of jobs, newest first.
 

@@ -5,11 +5,11 @@ from sqlalchemy import update
 
 from core.db import now
 from core.jobs import lifecycle, queries
-from core.jobs.models import Job
+from core.jobs.models import Job, Worker
 from core.jobs.states import JobState
 from core.settings import Settings
 from worker.host import Host
-from worker.sweep import Sweep
+from worker.sweep import HOST_GONE_SECONDS, Sweep
 from worker.workspace import scratches
 
 
@@ -63,6 +63,19 @@ def test_scratch_of_ended_attempts_is_removed_and_of_unknown_jobs_kept(host, dat
         host.scratch(job_id, attempt).make(host.artifacts)
     assert Sweep(host).run({held.id})["scratch"] == 1
     assert sorted(scratches(host.attempts)) == sorted([(alive.id, 1), (held.id, 1), ("jgone", 1)])
+
+
+def test_scratch_of_another_host_is_its_own_to_clear_up_while_it_lives(host, database, submit):
+    job = claimed(database, submit, "there", silent=1000)
+    host.scratch(job.id, 1).make(host.artifacts)
+    with database.write() as session:
+        lifecycle.register_worker(session, "other", "there", boot_id="b", backends=["mock"], slots=1)
+    swept = Sweep(host).run(set())
+    assert (swept["lost_jobs"], swept["scratch"]) == (1, 0)
+    with database.write() as session:
+        session.execute(update(Worker).values(seen_at=now(-HOST_GONE_SECONDS - 1)))
+    assert Sweep(host).run(set())["scratch"] == 1
+    assert list(scratches(host.attempts)) == []
 
 
 def test_files_that_are_no_scratch_are_left_alone(host, database):

@@ -1,0 +1,132 @@
+"""docker-compose.yml and the images: what they must never say, and what every part of them must."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+COMPOSE = ROOT / "docker-compose.yml"
+DOCKERFILES = [ROOT / "images" / name / "Dockerfile" for name in ("service", "worker")]
+SECRETS = {"POSTGRES_PASSWORD": "canary-one", "REDIS_PASSWORD": "canary-two"}
+ONE_SHOT = {"migrate"}
+OURS = {"migrate", "service", "worker"}
+
+
+@pytest.fixture(scope="module")
+def compose():
+    return yaml.safe_load(COMPOSE.read_text())
+
+
+@pytest.fixture(scope="module")
+def services(compose):
+    return compose["services"]
+
+
+def test_the_parts_are_there(services):
+    assert set(services) == {"database", "broker"} | OURS
+    assert "container_name" not in services["worker"], "it could not be scaled"
+    assert "hostname" not in services["worker"], "two of them would share a name"
+
+
+def test_every_service_is_watched_restarted_and_given_time_to_end(services):
+    for name, service in services.items():
+        assert service["restart"] == ("on-failure" if name in ONE_SHOT else "unless-stopped"), name
+        assert ("test" in service["healthcheck"]) != (name in ONE_SHOT), name
+        assert service["stop_grace_period"], name
+        assert service["init"] is True, name
+
+
+def test_every_service_has_few_rights(services):
+    for name, service in services.items():
+        assert service["user"] not in ("", "root", "0", "0:0"), name
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not {"privileged", "cap_add", "devices", "pid", "ipc", "network_mode"} & set(service), name
+        assert "docker.sock" not in str(service), name
+
+
+def test_only_the_service_is_published_and_only_to_this_machine(compose, services):
+    assert [name for name, service in services.items() if "ports" in service] == ["service"]
+    assert services["service"]["ports"] == ["${PUBLISH:-127.0.0.1:8780}:8780"]
+    assert compose["networks"]["inside"] == {"internal": True}
+    assert services["database"]["networks"] == services["broker"]["networks"] == ["inside"]
+
+
+def test_every_volume_is_declared_and_the_stores_are_shared(compose, services):
+    used = {volume.partition(":")[0] for service in services.values() for volume in service["volumes"]}
+    assert used == set(compose["volumes"])
+    assert {name for name, s in services.items() if "stores:/var/lib/gradient" in s["volumes"]} == OURS
+
+
+def test_images_are_pinned(services):
+    bases = re.findall(r"^ARG PYTHON=(.+)$", "\n".join(file.read_text() for file in DOCKERFILES), re.MULTILINE)
+    assert len(bases) == len(DOCKERFILES)
+    for image in [*bases, *(service["image"] for service in services.values())]:
+        assert re.fullmatch(r"[\w/.-]+:\d+\.\d+[.\w-]*(@sha256:[0-9a-f]{64})?", image), image
+
+
+def test_no_password_is_written_down():
+    text = COMPOSE.read_text()
+    for name in SECRETS:
+        references = re.findall(r"(?<!\$)\$\{?" + name + r"[^}]*\}?", text)
+        assert references
+        assert set(references) == {f"${{{name}:?run deploy/init first}}"}, "no default, and a word on what to do"
+    assert not re.search(r"(?i)password: *[\"']?(?!\$\{)\w", text)
+    assert not re.search(r"://\w*:(?!\$\{)\w", text)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda file: file.parent.name)
+def test_images_run_without_root_from_locked_packages(dockerfile):
+    text = dockerfile.read_text()
+    last = text.rpartition("\nFROM ")[2]
+    assert text.count("\nFROM ") == 2
+    assert "USER 10001:10001" in last
+    assert "HEALTHCHECK" in last
+    assert len(re.findall(r"uv sync --frozen", text)) == 2
+    wanted = re.search(r"uv_version=(\S+)", (ROOT / ".ci" / "environment").read_text())[1]
+    assert f"uv=={wanted}" in text
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)
+    assert copied == ["pyproject.toml uv.lock README.md LICENSE", "."]
+
+
+def test_what_is_built_from_leaves_secrets_and_history_out():
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "*", "nothing, unless it is named"
+    allowed = {line[1:].rstrip("/") for line in lines if line.startswith("!")}
+    assert not {".env", ".git", ".venv", "deploy", "tests"} & allowed
+    for place in allowed:
+        assert (ROOT / place).exists()
+
+
+def test_compose_itself_accepts_the_file(compose_program, tmp_path):
+    done = run_config(compose_program, tmp_path, SECRETS)
+    assert done.returncode == 0, done.stderr
+    shown = yaml.safe_load(done.stdout)
+    environment = shown["services"]["worker"]["environment"]
+    assert environment["GRADIENT_DATABASE__URL"] == "postgresql://gradient:canary-one@database/gradient"
+    assert environment["GRADIENT_QUEUE__BROKER_URL"] == "redis://:canary-two@broker:6379/0"
+    assert "canary" not in json.dumps(shown["services"]["broker"]["command"])
+
+
+def test_compose_refuses_to_start_without_secrets(compose_program, tmp_path):
+    done = run_config(compose_program, tmp_path, {})
+    assert done.returncode != 0
+    assert "run deploy/init first" in done.stderr
+
+
+def run_config(program, folder, secrets):
+    nothing = folder / "env"  # else it would read the .env of whoever runs the tests
+    nothing.touch()
+    return subprocess.run(
+        [*program, "--file", str(COMPOSE), "--env-file", str(nothing), "config"],
+        env={"PATH": str(Path(shutil.which(program[0])).parent) + ":/usr/bin:/bin", "HOME": "/nonexistent"} | secrets,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,128 @@
+"""The service in parts, as docker-compose.yml starts it: PostgreSQL, Redis with a password, an API and workers."""
+
+import signal
+
+import psutil
+import pytest
+from deployment import Deployment, wait_until
+
+from core.queue import QUEUE
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+
+ONCE = 'echo started >>"$GRADIENT_STORAGE_DIR/starts-$GRADIENT_JOB_ID"'
+GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'
+
+
+@pytest.fixture
+def parts(tmp_path, postgres, redis):
+    deployment = Deployment(
+        tmp_path / "home",
+        GRADIENT_DATABASE__URL=postgres.new_database(),
+        GRADIENT_QUEUE__BROKER_URL=redis.url,
+        GRADIENT_WORKER__SLOTS="2",
+        GRADIENT_WORKER__LEASE_SECONDS="3",
+        GRADIENT_WORKER__HEARTBEAT_SECONDS="0.5",
+        GRADIENT_WORKER__SWEEP_SECONDS="0.5",
+    )
+    deployment.migrate()
+    deployment.start_api()
+    (deployment.home / "storage").mkdir(exist_ok=True)
+    yield deployment
+    deployment.stop()
+
+
+def all_end_once(deployment, jobs):
+    for job_id in jobs:
+        job = deployment.wait_ended(job_id)
+        assert (job["state"], job["exitCode"], job["attempt"]) == ("Stopped", 0, 1), job
+        assert (deployment.home / "storage" / f"starts-{job_id}").read_text() == "started\n", "it ran once"
+        assert deployment.raw_log(job_id) == b"done\n"
+
+
+def running(deployment):
+    return deployment.request("GET", "/jobs?state=Running&limit=500").json()["jobs"]
+
+
+def open_gate(deployment):
+    (deployment.home / "storage" / "go").touch()
+
+
+def test_twenty_jobs_run_once_on_two_workers(parts):
+    workers = [parts.start_worker(name) for name in ("one", "two")]
+    jobs = [parts.submit(f"{ONCE}; {GATE}; echo done") for _ in range(20)]
+    wait_until(lambda: len(running(parts)) == 4, "both slots of both workers to be taken")
+    parents = {process.ppid() for process in parts.job_processes()}
+    assert {worker.pid for worker in workers} <= parents, "both take part"
+    open_gate(parts)
+    all_end_once(parts, jobs)
+    assert parts.scratch() == []
+
+
+def test_a_worker_that_is_asked_to_end_leaves_its_job_to_the_next(parts):
+    first = parts.start_worker("one")
+    job_id = parts.submit(f"{ONCE}; {GATE}; echo done")
+    wait_until(lambda: running(parts), "the job to run")
+    leader = parts.job_processes(job_id)[0].pid
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0, first.said()
+    assert psutil.pid_exists(leader)
+    assert parts.job(job_id)["state"] == "Running"
+    parts.start_worker("two")
+    wait_until(lambda: [e for e in parts.events(job_id) if e["kind"] == "adopted"], "the job to be adopted")
+    open_gate(parts)
+    all_end_once(parts, [job_id])
+    assert parts.job_processes(job_id) == []
+
+
+def test_a_broker_that_crashes_and_forgets_everything_loses_no_job(parts, redis):
+    workers = [parts.start_worker(name) for name in ("one", "two")]
+    jobs = [parts.submit(f"{ONCE}; {GATE}; echo done") for _ in range(10)]
+    wait_until(lambda: len(running(parts)) == 4, "both workers to be full")
+    redis.kill()
+    jobs += [parts.submit(f"{ONCE}; {GATE}; echo done") for _ in range(5)]
+    redis.start()
+    with redis.client() as client:
+        client.flushall()
+    jobs += [parts.submit(f"{ONCE}; {GATE}; echo done") for _ in range(5)]
+    open_gate(parts)
+    all_end_once(parts, jobs)
+    assert [worker.alive() for worker in workers] == [True, True]
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0, worker.said()
+
+
+def test_a_worker_on_another_machine_hears_through_the_broker(parts, redis, tmp_path):
+    """It shares the stores, not the bell's file: told by nobody, it would look only once in two minutes."""
+    far = tmp_path / "far"
+    far.mkdir()
+    for store in ("workspaces", "logs", "artifacts", "attempts", "storage"):
+        (parts.home / store).mkdir(exist_ok=True)
+        (far / store).symlink_to(parts.home / store)
+    worker = parts.start("worker", "--name", "far", GRADIENT_HOME=str(far), GRADIENT_WORKER__POLL_SECONDS="120")
+    wait_until(lambda: "ready." in worker.said(), "it to listen")
+    open_gate(parts)
+    for _ in range(3):
+        all_end_once(parts, [parts.submit(f"{ONCE}; {GATE}; echo done")])
+        # The connection is lost and comes back: the worker hears the next ring as well.
+        redis.kill()
+        redis.start()
+    with redis.client() as client:
+        assert client.llen(f"gradient:{QUEUE}") == 0
+
+
+def test_a_worker_that_went_deaf_is_seen(parts):
+    worker = parts.start_worker("one")
+    settings = {"GRADIENT_WORKER__HEARTBEAT_SECONDS": "0.5"}
+
+    def alive(name="one"):
+        return parts.start("alive", "--name", name, **settings).wait() == 0
+
+    assert not alive("nobody")
+    wait_until(alive, "the worker to report")
+    worker.signal(signal.SIGSTOP)
+    wait_until(lambda: not alive(), "its silence to be noticed")
+    worker.signal(signal.SIGCONT)
+    wait_until(alive, "it to be heard again")
+    assert worker.alive()
