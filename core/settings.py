@@ -4,12 +4,13 @@
 """
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 GIB = 1024**3
-_DATABASES = ("sqlite:///", "postgresql://", "postgres://")
+_DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
 
 
 class ApiSettings(BaseModel):
@@ -33,7 +34,10 @@ class DatabaseSettings(BaseModel):
     @classmethod
     def _known(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(_DATABASES):
-            raise ValueError(f"must begin with {' or '.join(_DATABASES)}")
+            # What was given is not repeated: it may hold a password.
+            raise ValueError(f"must begin with {' or '.join(_DATABASES[:2])}")
+        if url is not None:
+            _ = urlsplit(url).port  # raises for a port that is no number
         return url
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 
 from core.db import Database
 from core.errors import StoreUnavailable
@@ -36,11 +36,7 @@ def examine(settings: Settings) -> list[Finding]:
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
-    try:
-        where = database_checks.where(settings)
-    except ArgumentError as error:
-        yield problem("database", f"{error}.", "Mend GRADIENT_DATABASE__URL; .env.example shows how one looks.")
-        return
+    where = database_checks.where(settings)
     missing = _missing_file(settings.database_url)
     if missing is not None:
         yield problem(

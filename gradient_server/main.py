@@ -48,6 +48,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("migrate", help="bring the database's schema up to this release")
+    _add_keys(commands)
+    return parser
+
+
+def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     keys = commands.add_parser("keys", help="make, list and revoke API keys")
     verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
     create = verbs.add_parser("create", help="make a key and print it, once")
@@ -57,7 +62,6 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print JSON")
     revoke = verbs.add_parser("revoke", help="take a key out of use, within 5 seconds")
     revoke.add_argument("id", help="the key's id, as `keys list` shows it")
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace, settings: Settings) -> int:
+    """Run what the command line asks for; each command loads only what it needs."""
     if parsed.command == "keys":
         from gradient_server import keys
 
@@ -95,15 +100,18 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server import alive
 
         return alive.run(settings, parsed.name)
+    return _run_process(parsed, settings)
+
+
+def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
     from gradient_server import processes
 
     if parsed.command == "migrate":
         return processes.migrate(settings)
     if parsed.command == "worker":
         return processes.worker(settings, parsed.name)
-    api = settings.api.model_copy(
-        update={k: v for k, v in (("host", parsed.host), ("port", parsed.port)) if v is not None}
-    )
+    given = {"host": parsed.host, "port": parsed.port}
+    api = settings.api.model_copy(update={name: value for name, value in given.items() if value is not None})
     settings = settings.model_copy(update={"api": api})
     if parsed.command == "api":
         return processes.api(settings)

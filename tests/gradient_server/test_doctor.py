@@ -24,6 +24,7 @@ from gradient_server.checks import database as database_checks
 from gradient_server.checks import host
 from gradient_server.checks.finding import Status, duration
 from gradient_server.first_key import ensure_local_key
+from gradient_server.main import main
 
 OK, WARNING, PROBLEM = Status.OK, Status.WARNING, Status.PROBLEM
 
@@ -275,9 +276,15 @@ def test_a_database_that_does_not_answer(tmp_path):
     assert "secret-word" not in finding.message
 
 
-def test_an_address_that_is_none(tmp_path):
-    finding = found(Settings(home=tmp_path, database=DatabaseSettings(url="my database")), "database")
-    assert (finding.status, "GRADIENT_DATABASE__URL" in finding.fix) == (PROBLEM, True)
+@pytest.mark.parametrize(
+    "url", ["my database", "mysql://me:secret-word@host/name", "postgresql://host:not-a-port/name"]
+)
+def test_an_address_that_is_none_is_refused_before_anything_is_done(url, monkeypatch, capsys):
+    monkeypatch.setenv("GRADIENT_DATABASE__URL", url)
+    assert main(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert "GRADIENT_DATABASE__URL" in said
+    assert "secret-word" not in said
 
 
 def test_a_file_that_is_no_database(embedded):
