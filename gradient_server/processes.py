@@ -20,10 +20,10 @@ from service.main import create_app
 from service.server import Server
 from service.sessions import TICKET_SECONDS
 from worker.host import Host
-from worker.machine import host_id
 from worker.supervisor import Supervisor
 
 _BACKLOG = 2048
+_ONLY_HOST = "this machine"
 
 
 class PortTaken(GradientError):
@@ -94,8 +94,10 @@ def _open_current(settings: Settings) -> Database:
 
 
 def _supervisor(settings: Settings, database: Database, name: str | None) -> Supervisor:
-    host = Host.open(settings, database, name=name or socket.gethostname(), host=host_id())
-    return Supervisor(host, _bell(settings))
+    hostname = socket.gethostname()
+    # Over SQLite there is one machine, whatever it is called today: a laptop's name changes with its network.
+    host = _ONLY_HOST if database.is_sqlite else hostname
+    return Supervisor(Host.open(settings, database, name=name or hostname, host=host), _bell(settings))
 
 
 def _bell(settings: Settings) -> Bell:

@@ -1,15 +1,6 @@
-"""Which computer this is, and which of its starts."""
+"""Which start of this computer it is."""
 
-import socket
 from pathlib import Path
-
-
-def host_id() -> str:
-    """Stays the same over restarts and changes of the host's name: a job must find its machine again by it."""
-    try:
-        return Path("/etc/machine-id").read_text(encoding="ascii").strip() or socket.gethostname()
-    except OSError:
-        return socket.gethostname()
 
 
 def boot_id() -> str:
