@@ -55,7 +55,10 @@ def reach(broker_url: str, *, seconds: float = 3.0) -> None:
 
 
 class Ringer:
-    """Rings the doorbell of every host: for the dispatcher of a process that has a broker."""
+    """Rings the doorbell of some host: for the dispatcher of a process that has a broker.
+
+    One worker hears each message; where it has no room, the others find the job at their next look.
+    """
 
     def __init__(self, broker_url: str) -> None:
         self._app = make_app(broker_url)

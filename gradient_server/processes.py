@@ -105,7 +105,7 @@ def _bell(settings: Settings) -> Bell:
 
 
 def _ring(settings: Settings) -> Callable[[], None]:
-    """What rings: this host's bell, and where there is a broker, every host's. Celery is loaded only then."""
+    """What rings: this host's bell, and where there is a broker, another host's. Celery is loaded only then."""
     local = _bell(settings).ring
     if settings.queue.broker_url is None:
         return local
