@@ -109,7 +109,8 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     attempt = AttemptRun(host, job, signals)
     attempt._start()
     backend, handle = host.backend("mock"), attempt.job.handle
-    wait_until(lambda: b"up" in (host.scratch(job.id, 1).control / "log").read_bytes(), "the job to listen")
+    log = host.scratch(job.id, 1).control / "log"
+    wait_until(lambda: log.exists() and b"up" in log.read_bytes(), "the job to listen")
     host.write(lambda session: lifecycle.request_stop(session, job.id))
     backend.stop(handle, grace=True)
     signals.detach()
