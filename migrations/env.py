@@ -15,7 +15,9 @@ def _render(kind: str, item: object, _context: object) -> str | bool:
 
 def _include(_item: object, name: str | None, kind: str, *_: object) -> bool:
     """Leave out the index that SQLite cannot describe: it goes by an expression, and would be made anew each time."""
-    return not (kind == "index" and name == "ix_jobs_queue" and connection.dialect.name == "sqlite")
+    return not (
+        kind == "index" and name in {"ix_jobs_queue", "ix_jobs_project_queue"} and connection.dialect.name == "sqlite"
+    )
 
 
 connection = context.config.attributes["connection"]

@@ -28,6 +28,14 @@ class Project(Base):
     """`pr` and 13 of [a-z0-9]."""
     name: Mapped[str] = mapped_column(String(200), unique=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    max_running: Mapped[int | None]
+    """Jobs of it that run at once, at most; None: no limit of its own."""
+    last_claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """When a job of it was last given a machine: among projects that run equally many, the longest unserved is next."""
+    keep_logs_days: Mapped[int | None]
+    """How long the logs of its ended jobs are kept; None: for good."""
+    keep_artifacts_days: Mapped[int | None]
+    """How long the artifacts of its ended jobs are kept; None: for good."""
 
 
 class ApiKey(Base):
@@ -73,6 +81,16 @@ class Job(Base):
     """US dollars, at the time of submission."""
     priority: Mapped[int]
     max_attempts: Mapped[int]
+    cards: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Accelerator cards it needs of its host, for itself alone."""
+    cpus: Mapped[float | None]
+    """CPUs it asks for; None: what its slot gives."""
+    memory_mb: Mapped[int | None]
+    """MiB of memory it asks for; None: what its slot gives."""
+    request_id: Mapped[str | None] = mapped_column(String(64))
+    """Of the request that made it: our own logs carry it on the service's side and on the worker's."""
+    trace_parent: Mapped[str | None] = mapped_column(String(64))
+    """W3C traceparent of that request, which the attempts' traces continue."""
 
     state: Mapped[JobState] = mapped_column(StateColumn)
     reason: Mapped[str | None] = mapped_column(String(32))
@@ -85,6 +103,8 @@ class Job(Base):
 
     attempt: Mapped[int] = mapped_column(default=0)
     """How often it ran."""
+    machine_faults: Mapped[int] = mapped_column(default=0, server_default="0")
+    """How many of its attempts ended by a fault of the machine or the service: those use up none of `max_attempts`."""
     lease: Mapped[int] = mapped_column(default=0)
     """Who may write: counts up with every claim, adoption and requeue."""
     worker: Mapped[str | None] = mapped_column(String(255))
@@ -105,9 +125,19 @@ class Job(Base):
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """When the record was closed."""
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    logs_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """When its logs went, by its project's policy or because it was deleted."""
 
     __table_args__ = (
         Index("ix_jobs_queue", text("priority DESC"), "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
+        Index(
+            "ix_jobs_project_queue",
+            "project_id",
+            text("priority DESC"),
+            "seq",
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
         Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),
@@ -149,6 +179,22 @@ class Attempt(Base):
     exit_code: Mapped[int | None]
     reason: Mapped[str | None] = mapped_column(String(32))
     reason_detail: Mapped[str | None] = mapped_column(Text)
+    log_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Output kept of it, bytes; None until it is collected."""
+    artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Artifacts kept of it, bytes; None until they are collected."""
+
+
+class HeldCard(Base):
+    """A card that a job has for itself. Its key is why two jobs never share one."""
+
+    __tablename__ = "held_cards"
+
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    card: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """The device's index or UUID on that host."""
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    attempt: Mapped[int]
 
 
 class Event(Base):
@@ -209,5 +255,36 @@ class Worker(Base):
     boot_id: Mapped[str] = mapped_column(String(64))
     backends: Mapped[list[str]] = mapped_column(JSON)
     slots: Mapped[int]
+    machine_types: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Names of the machine types it takes; None: all that its backends run."""
+    cards: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Its host's cards; None: cards are not counted there (simulated machines)."""
+    cpus: Mapped[float | None]
+    memory_mb: Mapped[int | None]
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    heard_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """When a message last came to it through the broker; None: it has no broker, or never heard any."""
+    drained_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Since when it claims nothing, by an administrator's wish, which outlives its restarts."""
+
+
+class Turn(Base):
+    """Whose turn it is to do what only one worker does at a time."""
+
+    __tablename__ = "turns"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    holder: Mapped[str] = mapped_column(String(255))
+    until: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Repair(Base):
+    """How often the sweep repaired one kind of damage."""
+
+    __tablename__ = "repairs"
+
+    kind: Mapped[str] = mapped_column(String(64), primary_key=True)
+    total: Mapped[int] = mapped_column(BigInteger)
+    last_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    last_worker: Mapped[str] = mapped_column(String(255))

@@ -12,9 +12,21 @@ from core.db import Base, Database
 from core.errors import DatabaseOutdated
 from core.jobs.models import Job
 
-TABLES = {"api_keys", "attempts", "events", "jobs", "metrics", "outbox", "projects", "workers"}
+TABLES = {
+    "api_keys",
+    "attempts",
+    "events",
+    "held_cards",
+    "jobs",
+    "metrics",
+    "outbox",
+    "projects",
+    "repairs",
+    "turns",
+    "workers",
+}
 # SQLite tells an index over an expression without the expression, so it would always look changed there.
-EXPRESSION_INDEXES = {"ix_jobs_queue"}
+EXPRESSION_INDEXES = {"ix_jobs_queue", "ix_jobs_project_queue"}
 
 
 def differences(database):
