@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,8 @@ def _missing() -> dict[str, str]:
 
 
 def pytest_sessionstart() -> None:
+    # A shell starts what runs in the background with Ctrl-C ignored, and every child would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") == "true" and _missing():
         raise pytest.UsageError("; ".join(_missing().values()))
 
