@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from browser import find_chromium
 from deployment import Deployment
+from faults import table
 from postgres import PostgresServer, find_binaries
 from redisserver import RedisServer, find_redis
 
@@ -48,6 +49,10 @@ _not_run: dict[str, str] = {}
 
 def _missing() -> dict[str, str]:
     return {fixture: words for fixture, (find, words) in NEEDS.items() if find() is None}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(table, "faults-table")
 
 
 def pytest_sessionstart() -> None:

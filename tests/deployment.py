@@ -73,10 +73,17 @@ class Deployment:
         self._settings = settings
         self._processes: list[Process] = []
         self._api: Process | None = None
+        # One for all requests: each new one would read the machine's certificates first.
+        self._client = httpx.Client(timeout=30)
 
     @property
     def database_url(self) -> str:
-        return self._settings["GRADIENT_DATABASE__URL"]
+        return self._settings.get("GRADIENT_DATABASE__URL") or f"sqlite:///{self.home / 'gradient.db'}"
+
+    @property
+    def logs(self) -> list[Path]:
+        """Files with what the service's own processes said."""
+        return sorted(self.home.parent.glob(f"{self.home.name}-*.log"))
 
     def start(self, *arguments: str, **settings: str) -> Process:
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
@@ -120,6 +127,7 @@ class Deployment:
         wait_until(ready, "the API to be ready")
 
     def stop(self) -> None:
+        self._client.close()
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -130,10 +138,12 @@ class Deployment:
     def job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
         """What runs of this deployment's jobs, wherever it hides."""
         found = []
+        storage = os.path.realpath(self.home / "storage")
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 env = process.environ()
-                ours = env.get("GRADIENT_STORAGE_DIR") == str(self.home / "storage")
+                # A worker with a home of its own reaches the same storage by another name.
+                ours = os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")) == storage
                 if ours and process.status() != psutil.STATUS_ZOMBIE and job_id in (None, env["GRADIENT_JOB_ID"]):
                     found.append(process)
         return found
@@ -145,11 +155,12 @@ class Deployment:
     def request(self, method: str, path: str, *, retry: bool = True, **options: Any) -> httpx.Response:
         """One request; while the API is away (it was killed) it is sent again."""
         deadline = time.monotonic() + PATIENCE
+        given = options.pop("headers", {})
         while True:
             try:
                 where = self.cli_json
-                headers = {"x-api-key": where["apiKey"]} | options.pop("headers", {})
-                return httpx.request(method, where["url"] + path, headers=headers, timeout=30, **options)
+                headers = {"x-api-key": where["apiKey"]} | given
+                return self._client.request(method, where["url"] + path, headers=headers, **options)
             except (httpx.TransportError, OSError, ValueError, KeyError):
                 if not retry or time.monotonic() > deadline:
                     raise

@@ -33,6 +33,11 @@ class PostgresServer:
             os.chown(self._folder, account.pw_uid, account.pw_gid)
         data = str(self._folder / "data")
         self._run("initdb", "-D", data, "-U", "gradient", "-A", "trust", "-E", "UTF8", "--no-sync")
+        self.resume()
+
+    def resume(self) -> None:
+        """Start the server over the data that is there."""
+        data = str(self._folder / "data")
         options = f"-c listen_addresses='' -k {self._folder} -c fsync=off -c max_connections=200"
         self._run("pg_ctl", "-D", data, "-o", options, "-l", str(self._folder / "log"), "-w", "start")
 
@@ -42,8 +47,17 @@ class PostgresServer:
         self._run("createdb", "-h", str(self._folder), "-U", "gradient", name)
         return f"postgresql://gradient@/{name}?host={self._folder}"
 
-    def stop(self) -> None:
+    def crash(self) -> None:
+        """What a failure does: no connection is told, nothing is written down."""
         self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
+
+    @property
+    def socket(self) -> str:
+        """Path of the Unix socket it listens at."""
+        return str(self._folder / ".s.PGSQL.5432")
+
+    def stop(self) -> None:
+        self.crash()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:

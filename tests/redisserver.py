@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -58,6 +59,14 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def written(self) -> bytes:
+        """Every command that changed something, whatever became of it later."""
+        return b"".join(file.read_bytes() for file in sorted((self._folder / "appendonlydir").glob("*")))
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def _answers(self) -> bool:
         with contextlib.suppress(redis.RedisError), self.client() as client:

@@ -1,0 +1,71 @@
+"""What jobs themselves write down about their runs, to be held against what the service says of them.
+
+`recorded(body)` is a command whose files lie in `$GRADIENT_STORAGE_DIR/truth/`, named `<job id>-<attempt>.<what>`:
+
+- `starts`: a line for each start, the pid of the shell;
+- `overlaps`: a line for each other run of the job that lived when this one began;
+- `out`: every byte it printed by `say`, or `digest`: sha256 and size, of a program too loud to keep a copy;
+- `artifacts`: a line for each file it left by `leave`, sha256 and name;
+- `term`: a line for each SIGTERM it heard;
+- `exit`: its exit code, the last thing it writes.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_BEGIN = r"""
+truth="$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID-$GRADIENT_ATTEMPT"
+say() { printf '%s\n' "$1"; printf '%s\n' "$1" >>"$truth.out"; }
+leave() {
+  printf '%s' "$2" >"$GRADIENT_ARTIFACTS_DIR/$1"
+  printf '%s' "$2" | sha256sum | { read -r sum _; printf '%s %s\n' "$sum" "$1" >>"$truth.artifacts"; }
+}
+finish() { echo "$1" >"$truth.exit"; exit "$1"; }
+for other in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"-*.starts; do
+  [ -e "$other" ] && while read -r pid; do
+    [ -e "/proc/$pid/stat" ] && read -r _ _ mode _ <"/proc/$pid/stat" && [ "$mode" != Z ] && echo "$pid" >>"$truth.overlaps"
+  done <"$other"
+done
+echo $$ >>"$truth.starts"
+"""
+GATE = 'until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.2; done'
+
+
+def recorded(body: str = "say done", code: int = 0) -> str:
+    """A command that keeps its own record; `body` may use say, leave and finish."""
+    return f"{_BEGIN}\n{body}\nfinish {code}\n"
+
+
+@dataclass
+class Truth:
+    """What one attempt wrote down itself."""
+
+    starts: list[int] = field(default_factory=list)
+    overlaps: list[int] = field(default_factory=list)
+    out: bytes | None = None
+    digest: tuple[str, int] | None = None
+    artifacts: dict[str, str] = field(default_factory=dict)
+    exit: int | None = None
+
+
+def read(storage: Path) -> dict[tuple[str, int], Truth]:
+    """What every attempt wrote down, by job id and attempt."""
+    found: dict[tuple[str, int], Truth] = {}
+    folder = storage / "truth"
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name, _, what = file.name.partition(".")
+        job_id, _, attempt = name.rpartition("-")
+        truth = found.setdefault((job_id, int(attempt)), Truth())
+        data = file.read_bytes()
+        if what in {"starts", "overlaps"}:
+            setattr(truth, what, [int(pid) for pid in data.split()])
+        elif what == "out":
+            truth.out = data
+        elif what == "digest":
+            sha256, size = data.decode().split()
+            truth.digest = sha256, int(size)
+        elif what == "artifacts":
+            truth.artifacts = {name: sha256 for sha256, name in (line.split(" ", 1) for line in data.decode().splitlines())}
+        elif what == "exit" and data.strip():
+            truth.exit = int(data)
+    return found
