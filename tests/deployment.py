@@ -13,11 +13,13 @@ from typing import Any
 
 import httpx
 import psutil
+from nursery import Nursery
 
 SERVER = Path(sys.executable).parent / "gradient-server"
 CLI = Path(sys.executable).parent / "gradient-cli"
 ENDED = {"Stopped", "Failed", "Error", "Cancelled"}
 PATIENCE = float(os.environ.get("GRADIENT_TEST_PATIENCE", "60"))
+_NURSERY = Nursery()
 
 
 def wait_until(look: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -36,33 +38,43 @@ class Process:
 
     def __init__(self, arguments: list[str], env: dict[str, str], log: Path) -> None:
         self.log = log
+        self._code: int | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        if "LD_PRELOAD" not in env:
+            self.pid = _NURSERY.start(arguments, env, log)
+            return
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 [str(SERVER), *arguments], env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
+        self.pid = self._popen.pid
 
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
+    def exit_code(self) -> int | None:
+        if self._code is None:
+            self._code = _NURSERY.exit_code(self.pid) if self._popen is None else self._popen.poll()
+        return self._code
 
     def alive(self) -> bool:
-        return self._popen.poll() is None
+        return self.exit_code() is None
 
     def frozen(self) -> bool:
         return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
 
     def signal(self, number: signal.Signals) -> None:
-        self._popen.send_signal(number)
+        if self.alive():
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self._popen.kill()
-        self._popen.wait()
+        self.signal(signal.SIGKILL)
+        self.wait()
 
     def wait(self) -> int:
-        return self._popen.wait(PATIENCE)
+        wait_until(lambda: not self.alive(), f"process {self.pid} to end")
+        assert self._code is not None
+        return self._code
 
     def said(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
 class Deployment:

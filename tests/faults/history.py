@@ -389,7 +389,8 @@ def _artifacts(row: dict[str, Any], one: Truth | None, served: Served) -> list[s
     found = [f"I7 {where}: {path} is not what its manifest says" for path in wrong]
     if row["state"] not in TERMINAL or row["artifacts_state"] == "removed":
         return found
-    if served.artifacts_state != row["artifacts_state"] and row["artifacts_state"] != "failed":
+    empty = row["artifacts_state"] == "none" and not served.artifacts
+    if served.artifacts_state != row["artifacts_state"] and row["artifacts_state"] != "failed" and not empty:
         found.append(f"I7 {where}: row {row['artifacts_state']}, manifest {served.artifacts_state}")
     if row["artifacts_state"] == "complete":
         found += [f"I7 {where}: {path} has no hash" for path, (listed, _) in served.artifacts.items() if listed is None]

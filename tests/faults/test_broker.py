@@ -1,14 +1,166 @@
+"""Redis forgets, dies, hangs, repeats itself, or loses every message: jobs are slower to begin, and that is all."""
+
+import random
+import signal
+import threading
+import time
+
 import pytest
-from faults.table import trial
-from faults.truth import GATE, recorded
+import redis as client
+from faults.table import FULL, trial, tries
+from faults.truth import gate, recorded
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+
+QUICKLY = 2.0
+"""Seconds for an answer, on a machine that is busy with other tests: far below any timeout of a broker's client."""
 
 
-def test_smoke(shared):
-    shared.start_api()
-    shared.start_worker()
-    with trial("F6", shared) as one:
-        shared.submit(recorded("say hello; leave model weights", 3))
+def start_workers(deployment, count=2, **settings):
+    return [deployment.start_far_worker(f"far{number}", **settings) for number in range(count)]
+
+
+@pytest.mark.parametrize("_", range(tries(1, 20)))
+def test_redis_is_flushed_and_restarted_while_100_jobs_wait_and_20_run(parts, redis, _):
+    parts.start_api()
+    start_workers(parts, GRADIENT_WORKER__SLOTS="10")
+    with trial("F6", parts, seconds=900) as one:
+        for _ in range(tries(120, 1020)):
+            parts.submit(recorded(f"{gate()}; say done"))
+        parts.wait_states(running=20)
+        with redis.client() as connection:
+            connection.flushall()
+        redis.kill()
+        redis.start()
+        with redis.client() as connection:
+            connection.flushall()
+        parts.open_gate()
         one.lifted()
-    assert one.jobs == 1
+    assert one.jobs == tries(120, 1020)
+
+
+@pytest.mark.parametrize("how", ["down", "frozen"])
+@pytest.mark.parametrize("_", range(tries(1, 10)))
+def test_redis_is_gone_and_jobs_are_accepted_and_run(parts, redis, how, _):
+    parts.start_api()
+    start_workers(parts, 1)
+    with trial("F7", parts) as one:
+        parts.submit(recorded())
+        parts.wait_all_ended()
+        redis.kill() if how == "down" else redis.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        # The dispatcher has to meet the silence, not only the request.
+        answers = [parts.post(recorded()) for _ in range(20)]
+        parts.wait_all_ended()
+        while time.monotonic() < began + tries(4, 60):
+            answers.append(parts.post(recorded()))
+            time.sleep(0.2)
+        parts.wait_all_ended()
+        redis.start() if how == "down" else redis.signal(signal.SIGCONT)
+        one.lifted()
+        parts.submit(recorded())
+    assert max(answers) < QUICKLY, f"an answer waited for the broker: {max(answers):.2f} s"
+
+
+def test_redis_is_killed_again_and_again_under_load(parts, redis):
+    parts.start_api()
+    workers = start_workers(parts, GRADIENT_WORKER__SLOTS="4")
+    kills = tries(3, 100)
+    with trial("F8", parts, seconds=900) as one:
+        one.tries = kills
+        for _ in range(kills):
+            for _ in range(10):
+                parts.submit(recorded("sleep 0.1; say done"))
+            redis.kill()
+            for _ in range(5):
+                parts.submit(recorded())
+            redis.start()
+        one.lifted()
+    assert [worker.alive() for worker in workers] == [True, True]
+
+
+class Echo(threading.Thread):
+    """Hears every message that goes to a queue of ours, and sends it again, several times, in any order."""
+
+    def __init__(self, server, chance):
+        super().__init__(daemon=True)
+        self._server = server
+        self._chance = chance
+        self._stopping = False
+        self._heard: list[tuple[str, str]] = []
+        self._past: list[tuple[str, str]] = []
+        self._sent: set[str] = set()
+        self.ready = threading.Event()
+        self.repeats = 0
+
+    def run(self):
+        # Without a timeout, which would end the monitoring: the last command it hears is ours.
+        with client.Redis.from_url(self._server.url) as listener, listener.monitor() as monitor:
+            self.ready.set()
+            while not self._stopping:
+                self._hear(monitor.next_command()["command"])
+                if len(self._heard) > 5 or self._chance.random() < 0.3:
+                    self._repeat()
+
+    def _hear(self, command):
+        verb, _, rest = command.partition(" ")
+        queue, _, message = rest.partition(" ")
+        if verb == "LPUSH" and "gradient.ring" in message and message not in self._sent:
+            self._sent.add(message)
+            self._heard.append((queue, message))
+
+    def _repeat(self):
+        with self._server.client() as sender:
+            copies = [one for one in self._heard for _ in range(self._chance.randint(1, 4))]
+            self._chance.shuffle(copies)
+            for queue, message in copies:
+                sender.lpush(queue, message)
+                self.repeats += 1
+        self._past += self._heard
+        self._heard = []
+
+    def replay(self):
+        """Everything once more, when nobody expects it."""
+        self._stopping = True
+        with self._server.client() as sender:
+            sender.ping()
+            self.join()
+            for queue, message in [*self._past, *self._heard]:
+                sender.lpush(queue, message)
+                self.repeats += 1
+
+
+def test_every_message_comes_several_times_and_once_more_later(parts, redis):
+    parts.start_api()
+    start_workers(parts, GRADIENT_WORKER__SLOTS="4")
+    echo = Echo(redis, random.Random(9))  # noqa: S311 - repeatable, not secret
+    echo.start()
+    assert echo.ready.wait(10)
+    with trial("F9", parts, seconds=600) as one:
+        for number in range(tries(30, 2000)):
+            parts.submit(recorded("sleep 0.05; say done", number % 3))
+        parts.wait_all_ended(600)
+        echo.replay()
+        one.tries = echo.repeats
+        one.lifted()
+        parts.submit(recorded())
+    assert echo.repeats > 10
+
+
+def test_every_message_is_lost_and_jobs_begin_at_the_next_look(parts, redis):
+    """The API rings where nobody listens."""
+    nowhere = redis.url.removesuffix("/0") + "/1"
+    parts.start_api(GRADIENT_QUEUE__BROKER_URL=nowhere)
+    start_workers(parts, GRADIENT_WORKER__POLL_SECONDS="1")
+    waits = []
+    with trial("F10", parts, seconds=600) as one:
+        for _ in range(tries(8, 200)):
+            began = time.monotonic()
+            job_id = parts.submit(recorded())
+            parts.wait_ended(job_id)
+            waits.append(time.monotonic() - began)
+        one.lifted()
+        one.tries = len(waits)
+    with client.Redis.from_url(nowhere) as connection:
+        assert connection.keys("*gradient*"), "the messages were sent"
+    assert sorted(waits)[len(waits) // 2] < 1 + QUICKLY, waits

@@ -28,7 +28,11 @@ for other in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"-*.starts; do
 done
 echo $$ >>"$truth.starts"
 """
-GATE = 'until [ -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.2; done'
+
+
+def gate(name: str = "go") -> str:
+    """Waits until a file of this name is in the storage."""
+    return f'until [ -e "$GRADIENT_STORAGE_DIR/{name}" ]; do sleep 0.2; done'
 
 
 def recorded(body: str = "say done", code: int = 0) -> str:

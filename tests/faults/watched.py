@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import psutil
-from deployment import PATIENCE, Deployment, wait_until
+from deployment import PATIENCE, Deployment, Process, wait_until
 from redisserver import RedisServer
 from sqlalchemy import func, inspect, select
 
@@ -43,6 +43,25 @@ class Watched(Deployment):
         job_id = super().submit(command, key=key, **spec)
         self.accepted.append((job_id, key))
         return job_id
+
+    def start_far_worker(self, name: str, **settings: str) -> Process:
+        """A worker as on another machine: it shares the stores, but hears nothing except through the broker."""
+        home = self.home.with_name(f"{self.home.name}-{name}")
+        home.mkdir(exist_ok=True)
+        for store in ("workspaces", "logs", "artifacts", "attempts", "storage"):
+            (self.home / store).mkdir(exist_ok=True)
+            if not (home / store).exists():
+                (home / store).symlink_to(self.home / store)
+        return self.start_worker(name, GRADIENT_HOME=str(home), **settings)
+
+    def post(self, command: str, **spec: Any) -> float:
+        """Submit without another try; how long the answer took, seconds."""
+        began = time.monotonic()
+        body = {"machineType": "CPU", "command": command, **spec}
+        answer = self.request("POST", "/jobs", json=body, retry=False)
+        assert answer.status_code == 201, answer.text
+        self.accepted.append((answer.json()["id"], None))
+        return time.monotonic() - began
 
     def wait_ended(self, job_id: str, seconds: float = PATIENCE) -> dict[str, Any]:
         job = super().wait_ended(job_id, seconds)
@@ -80,9 +99,9 @@ class Watched(Deployment):
             seconds,
         )
 
-    def open_gate(self) -> None:
+    def open_gate(self, name: str = "go") -> None:
         """Let the jobs end that wait for it."""
-        (self.home / "storage" / "go").touch()
+        (self.home / "storage" / name).touch()
 
     def rows(self, *tables: type[Base]) -> list[list[dict[str, Any]]]:
         """All rows of each table, as the database holds them."""

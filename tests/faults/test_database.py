@@ -1,0 +1,188 @@
+"""The database dies, hangs, is slow, or is fought over: jobs run on, nobody else's job is taken, nothing is lost."""
+
+import statistics
+import threading
+import time
+
+import pytest
+from deployment import wait_until
+from faults.proxy import Proxy
+from faults.table import FULL, trial, tries
+from faults.truth import gate, recorded
+from postgres import PostgresServer
+
+from core.jobs.models import Event
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+
+
+@pytest.fixture
+def fragile(tmp_path):
+    """A PostgreSQL of this test's own."""
+    server = PostgresServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(postgres):
+    proxy = Proxy(postgres.socket)
+    yield proxy
+    proxy.close()
+
+
+def adoptions(deployment):
+    return [event for event in deployment.rows(Event)[0] if event["kind"] == "adopted"]
+
+
+def test_postgresql_crashes_and_comes_back(make_deployment, fragile):
+    deployment = make_deployment(GRADIENT_DATABASE__URL=fragile.new_database(), GRADIENT_WORKER__SLOTS="4")
+    deployment.migrate()
+    deployment.start_api()
+    deployment.start_worker("one")
+    crashes = tries(2, 20)
+    statuses = set()
+    with trial("F14", deployment, seconds=600) as one:
+        one.tries = crashes
+        for crash in range(crashes):
+            runs = [deployment.submit(recorded(f"{gate(f'go{crash}')}; say done", 3)) for _ in range(3)]
+            wait_until(lambda runs=runs: {job for job, _, _ in deployment.running()} >= set(runs), "them to run")
+            before = {pid for _, _, pid in deployment.running()}
+            fragile.crash()
+            refused = deployment.request("POST", "/jobs", json={"machineType": "CPU", "command": "true"}, retry=False)
+            statuses.add(refused.status_code)
+            assert {pid for _, _, pid in deployment.running()} & before, "the jobs run on"
+            # Some end while nobody can write it down.
+            deployment.open_gate(f"go{crash}")
+            fragile.resume()
+            one.lifted()
+            for number in range(3):
+                again(deployment, f"key{crash}-{number}")
+            deployment.wait_all_ended()
+            one.repaired()
+    assert statuses == {503}, "a request is refused, never lost"
+
+
+def again(deployment, key):
+    """Submit as a client does who is told to try again."""
+    body = {"machineType": "CPU", "command": recorded()}
+
+    def taken():
+        answer = deployment.request("POST", "/jobs", json=body, headers={"Idempotency-Key": key})
+        return answer.json()["id"] if answer.status_code in {200, 201} else None
+
+    deployment.accepted.append((wait_until(taken, "the job to be accepted"), key))
+
+
+def test_a_worker_that_cannot_reach_postgresql_harms_nothing(shared, proxy):
+    """Its jobs go on, a neighbour takes them over, and it lets go of them when it is back."""
+    shared.start_api()
+    cut_off = shared.start_worker("one", GRADIENT_DATABASE__URL=proxy.url(shared.database_url))
+    with trial("F15", shared, seconds=300) as one:
+        one.tries = tries(1, 10)
+        for outage in range(one.tries):
+            job_id = shared.submit(recorded(f"say before; {gate(f'go{outage}')}; say after", 5))
+            wait_until(lambda job_id=job_id: b"before" in shared.raw_log(job_id), "its first line")
+            (held,) = {attempt for job, attempt, _ in shared.running() if job == job_id}
+            proxy.shut()
+            neighbour = shared.start_worker("two")
+            wait_until(lambda job_id=job_id: of(shared, job_id), "the neighbour to take the job over")
+            assert [attempt for job, attempt, _ in shared.running() if job == job_id][0] == held
+            assert shared.job(job_id)["state"] == "Running"
+            shared.open_gate(f"go{outage}")
+            shared.wait_ended(job_id)
+            proxy.open()
+            one.lifted()
+            neighbour.signal(15)
+            assert neighbour.wait() == 0
+            shared.wait_ended(shared.submit(recorded()))
+            one.repaired()
+    assert cut_off.alive()
+    cut_off.signal(15)
+    assert cut_off.wait() == 0
+
+
+def of(deployment, job_id):
+    return [event for event in adoptions(deployment) if event["job_id"] == job_id]
+
+
+def test_nobody_calls_a_job_lost_because_all_lost_the_database(shared, proxy):
+    """Out of reach for longer than the time after which a silent host is given up."""
+    through = proxy.url(shared.database_url)
+    settings = {"GRADIENT_DATABASE__URL": through, "GRADIENT_WORKER__LOST_AFTER_SECONDS": "2"}
+    shared.start_api()
+    shared.start_worker("one", **settings)
+    shared.start_worker("two", **settings)
+    with trial("F15", shared) as one:
+        jobs = [shared.submit(recorded(f"say before; {gate()}; say after")) for _ in range(3)]
+        wait_until(lambda: len({job for job, _, _ in shared.running()}) == 3, "all to run")
+        proxy.shut()
+        shut = time.monotonic()
+        shared.open_gate()
+        wait_until(lambda: not shared.running() and time.monotonic() > shut + 4, "the jobs to end in the dark")
+        assert {shared.job(job_id)["state"] for job_id in jobs} <= {"Running", "Pending"}
+        proxy.open()
+        one.lifted()
+        shared.wait_all_ended()
+        assert {shared.job(job_id)["state"] for job_id in jobs} == {"Stopped"}
+
+
+def test_a_slow_database_costs_no_lease(shared, proxy):
+    """Every statement takes half a second longer."""
+    through = proxy.url(shared.database_url)
+    settings = {"GRADIENT_DATABASE__URL": through, "GRADIENT_WORKER__LEASE_SECONDS": "30"}
+    shared.start_api(GRADIENT_DATABASE__URL=through)
+    shared.start_worker("one", **settings)
+    shared.start_worker("two", **settings)
+    answers = []
+    with trial("F16", shared, seconds=300) as one:
+        for _ in range(tries(1, 10)):
+            proxy.delay = 0.5
+            answers += [shared.post(recorded("say one; sleep 2; say two")) for _ in range(2)]
+            shared.wait_all_ended(300)
+            proxy.delay = 0.0
+        one.lifted()
+    assert adoptions(shared) == []
+    assert statistics.median(answers) < 10
+
+
+def test_writers_that_starve_each_other_over_sqlite(deployment):
+    writers, jobs = 4, tries(120, 10_000)
+    addresses = []
+    for _ in range(writers):
+        deployment.start_api()
+        addresses.append(deployment.cli_json["url"])
+    deployment.start_worker(GRADIENT_WORKER__SLOTS="4")
+    seconds, refused = [], []
+    with trial("F17", deployment, seconds=1800) as one:
+        burst(deployment, addresses, jobs, seconds, refused)
+        one.lifted()
+    assert refused == []
+    assert len(seconds) == jobs
+    assert not any("database is locked" in log.read_text(errors="replace") for log in deployment.logs)
+
+
+def burst(deployment, addresses, jobs, seconds, refused):
+    """Post through all APIs at once, from two clients each."""
+    key = deployment.cli_json["apiKey"]
+
+    def client(number):
+        for one in range(number, jobs, 2 * len(addresses)):
+            began = time.monotonic()
+            answer = deployment._client.post(
+                addresses[number % len(addresses)] + "/jobs",
+                json={"machineType": "CPU", "command": recorded(), "envVars": {"CANARY_TOKEN": deployment.canary}},
+                headers={"x-api-key": key, "Idempotency-Key": f"key{one}"},
+            )
+            seconds.append(time.monotonic() - began)
+            if answer.status_code == 201:
+                deployment.accepted.append((answer.json()["id"], f"key{one}"))
+            else:
+                refused.append(answer.text)
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(2 * len(addresses))]
+    for one in clients:
+        one.start()
+    for one in clients:
+        one.join()
