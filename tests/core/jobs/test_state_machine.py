@@ -11,7 +11,8 @@ from sqlalchemy import select, update
 
 from core.db import Database, now
 from core.errors import LeaseLost
-from core.jobs import lifecycle, queries
+from core.jobs import claims, lifecycle, queries, workers
+from core.jobs.claims import Offer
 from core.jobs.models import Job
 from core.jobs.spec import JobSpec
 from core.jobs.states import MOVES, OWNED, TERMINAL, JobState
@@ -68,7 +69,7 @@ class JobRecord(RuleBasedStateMachine):
     def claim(self, worker):
         with self.database.write() as session:  # the pause before a retry is over
             session.execute(update(Job).where(Job.state == JobState.QUEUED).values(run_after=None))
-        job = self.write(lifecycle.claim, worker, "h", ["mock"])
+        job = self.write(claims.claim, Offer(worker, "h", ("mock",)))
         waiting = [known for known in self.known.values() if known.state is JobState.QUEUED]
         assert (job is not None) == bool(waiting)
         if job is None:
@@ -158,7 +159,7 @@ class JobRecord(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def beat(self, worker):
-        hearts = self.write(lifecycle.beat, worker, "h")
+        hearts = self.write(workers.beat, worker, "h")
         for job_id, heart in hearts.items():
             known = self.known[job_id]
             assert known.state in OWNED
