@@ -218,7 +218,8 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     """
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
-    if may_retry(job, reason):
+    # The caller's row may be older than a wish to stop.
+    if may_retry(job, reason) and not _stop_wished(session, job):
         return _retry(session, job, reason, _FINISHING, artifacts_state=artifacts_state)
     target = reason.final or JobState.FAILED
     moved = move(
@@ -274,6 +275,12 @@ def may_retry(job: Job, reason: Reason) -> bool:
         return job.attempt - job.machine_faults < job.max_attempts
     allowed = job.max_attempts > 1 or job.started_at is None
     return allowed and (reason.unlimited or job.machine_faults < MAX_MACHINE_FAULTS)
+
+
+def _stop_wished(session: Session, job: Job) -> bool:
+    """Whether the job should stop; the row is locked, so that no wish comes between this and the move."""
+    wished = select(Job.stop_requested_at).where(Job.id == job.id).with_for_update()
+    return session.scalar(wished) is not None
 
 
 def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobState], *, artifacts_state: str) -> Job:

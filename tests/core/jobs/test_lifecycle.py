@@ -363,3 +363,13 @@ def test_the_pause_before_the_next_attempt_grows(database, submit):
             session.execute(update(Job).values(run_after=None))
     first = lifecycle.RETRY_FIRST_SECONDS
     assert pauses == [first, 2 * first, 4 * first]
+
+
+def test_a_stop_that_comes_while_outputs_are_completed_is_not_forgotten(database, submit):
+    submit(max_attempts=3)
+    job = claim(database)
+    job = move(database, lifecycle.started, job, HANDLE)
+    job = move(database, lifecycle.ended, job, "exit_nonzero", exit_code=1)
+    move(database, lifecycle.request_stop, job.id)
+    job = move(database, lifecycle.finish, job, artifacts_state="none")  # by a row that is older than the wish
+    assert job.state is JobState.FAILED
