@@ -155,14 +155,16 @@ class Submitter:
         self._database = database
         self._catalogue = catalogue
 
-    def __call__(self, command: str = "true", *, key=None, digest=None, **spec) -> Job:
+    def __call__(
+        self, command: str = "true", *, machine="CPU", project="default", key=None, digest=None, **spec
+    ) -> Job:
         with self._database.write() as session:
-            project, _ = lifecycle.ensure_project(session, "default")
+            project, _ = lifecycle.ensure_project(session, project)
             job, _ = lifecycle.submit(
                 session,
                 Submission(
-                    spec=JobSpec(machine_type="CPU", command=command, **spec),
-                    machine=self._catalogue.get("CPU"),
+                    spec=JobSpec(machine_type=machine, command=command, **spec),
+                    machine=self._catalogue.get(machine),
                     backend="mock",
                     project=project,
                     submitted_by="tester",

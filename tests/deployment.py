@@ -88,6 +88,11 @@ class Deployment:
         # One for all requests: each new one would read the machine's certificates first.
         self._client = httpx.Client(timeout=30)
 
+    def environment(self, **settings: str) -> dict[str, str]:
+        """What its processes find in their environment."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
+        return env | {"GRADIENT_HOME": str(self.home)} | self._settings | settings
+
     @property
     def database_url(self) -> str:
         return self._settings.get("GRADIENT_DATABASE__URL") or f"sqlite:///{self.home / 'gradient.db'}"
@@ -98,9 +103,11 @@ class Deployment:
         return sorted(self.home.parent.glob(f"{self.home.name}-*.log"))
 
     def start(self, *arguments: str, **settings: str) -> Process:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
-        env |= {"GRADIENT_HOME": str(self.home)} | self._settings | settings
-        process = Process(list(arguments), env, self.home.parent / f"{self.home.name}-{len(self._processes)}.log")
+        process = Process(
+            list(arguments),
+            self.environment(**settings),
+            self.home.parent / f"{self.home.name}-{len(self._processes)}.log",
+        )
         self._processes.append(process)
         return process
 
