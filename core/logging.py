@@ -25,7 +25,13 @@ def configure(log_format: str, level: str) -> None:
         renderer = structlog.processors.JSONRenderer()
         last: list[structlog.types.Processor] = [structlog.processors.format_exc_info, renderer]
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            pad_event_to=0,
+            # Where `rich` is installed the default prints the local variables of every frame: keys and passwords,
+            # and seconds of work for each error while the database is away.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
         last = [renderer]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[*_SHARED, structlog.stdlib.ExtraAdder()],
