@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from deployment import Deployment
 from faults import table
 from postgres import PostgresServer, find_binaries
 from redisserver import RedisServer, find_redis
+from smalldisk import SmallDisk, find_mount
 
 from core import schema
 from core.db import Database
@@ -36,10 +37,18 @@ def find_compose() -> list[str] | None:
     return None
 
 
+def find_faketime() -> str | None:
+    """The library that moves a process's clock; None if it is not installed."""
+    found = sorted(str(path) for path in Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    return found[0] if found else None
+
+
 NEEDS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
+    "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),
+    "faketime": (find_faketime, "libfaketime is not installed (apt-get install faketime)"),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
 }
 """What some tests need of the machine, by the fixture that offers it: how it is found, and what to say if it is not."""
@@ -111,6 +120,29 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[Path, int], SmallDisk]]:
+    """Mounts disks of a few bytes, which are gone when the test ends."""
+    disks: list[SmallDisk] = []
+
+    def mount(folder: Path, size: int) -> SmallDisk:
+        disks.append(SmallDisk(folder))
+        assert disks[-1].mount(size)
+        return disks[-1]
+
+    yield mount
+    for disk in disks:
+        disk.unmount()
+
+
+@pytest.fixture(scope="session")
+def faketime() -> str:
+    """The library that moves a process's clock."""
+    found = find_faketime()
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -51,13 +51,9 @@ class Recorder:
         self._full = False
         self._flushed = time.monotonic()
         self._stack = ExitStack()
+        self._log: LogShipper | None = None
 
     def __enter__(self) -> Self:
-        writer = self._host.logs.open_writer(self._job.id, self._job.attempt)
-        self._stack.callback(writer.close, sync=False)  # what the disk must keep is synced once, by finish
-        output = SourceFile(self._scratch.control / "log")
-        self._stack.callback(output.close)
-        self.log = LogShipper(output, writer, self._host.settings.logs.tail_bytes)
         lines = SourceFile(self._scratch.control / "metrics.jsonl")
         self._stack.callback(lines.close)
         with self._host.database.read() as session:
@@ -77,7 +73,7 @@ class Recorder:
         if self._rows and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
             self.flush()
         try:
-            shipped = self.log.ship()
+            shipped = self._opened_log().ship()
         except OSError:
             if not self._full:
                 logger.warning("output_not_stored", exc_info=True, extra=self._job.log_context())
@@ -104,7 +100,17 @@ class Recorder:
         """Ship and store what is left, once nothing writes any more."""
         self._rows += self.metrics.read()
         self.flush()
-        self.log.finish()
+        self._opened_log().finish()
+
+    def _opened_log(self) -> LogShipper:
+        """The job's log, opened when it is first wanted: on a full disk it cannot be, and the job is watched still."""
+        if self._log is None:
+            writer = self._host.logs.open_writer(self._job.id, self._job.attempt)
+            self._stack.callback(writer.close, sync=False)  # what the disk must keep is synced once, by finish
+            output = SourceFile(self._scratch.control / "log")
+            self._stack.callback(output.close)
+            self._log = LogShipper(output, writer, self._host.settings.logs.tail_bytes)
+        return self._log
 
 
 class ArtifactSync(threading.Thread):

@@ -16,6 +16,7 @@ from worker import git
 from worker.backends.base import BackendError
 
 _COPY_BYTES = 1024**2
+_BLOCK_BYTES = 4096
 _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 
 
@@ -44,6 +45,7 @@ class Scratch:
         A later attempt finds what one before it left, so that it can go on from its last checkpoint.
         """
         self.control.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _need_room(self.control / "room")
         if self.artifacts.is_dir():
             return
         filling = self.root / "artifacts.new"
@@ -101,6 +103,17 @@ class Scratch:
     def remove(self) -> None:
         """Remove everything; removing the missing is success."""
         shutil.rmtree(self.root, onerror=_make_removable)
+
+
+def _need_room(path: Path) -> None:
+    """Fail here if the disk is full: folders can be made on some that hold not one byte more.
+
+    The wrapper could not leave a sign that the command began, and nobody would know why it never did.
+    """
+    try:
+        path.write_bytes(bytes(_BLOCK_BYTES))
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def scratches(attempts: Path) -> list[tuple[str, int]]:

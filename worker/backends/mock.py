@@ -86,7 +86,8 @@ class MockBackend:
             "attempt": spec.attempt,
             "control": str(spec.control),
             "boot_id": boot_id(),
-            "launched_at": time.time(),
+            # The clock that no administrator and no time server moves; one for all processes since the machine's start.
+            "launched": time.monotonic(),
             "memory_bytes": spec.memory_bytes,
             "preempt_after": preempt,
             "stop_grace": spec.stop_grace,
@@ -117,7 +118,7 @@ class MockBackend:
             return Exit(returned, *_marked(Path(handle["control"])))
         if members.leader is not None:
             return Exit(None, "vanished")
-        if time.time() - handle["launched_at"] < _NEVER_STARTED_SECONDS or any(members.all()):
+        if _age(handle) < _NEVER_STARTED_SECONDS or any(members.all()):
             return None
         return Exit(None, "never_started")
 
@@ -216,7 +217,7 @@ class MockBackend:
         after: float | None = handle["preempt_after"]
         if after is None:
             return
-        running = time.time() - handle["launched_at"]
+        running = _age(handle)
         if running >= after + handle["stop_grace"]:
             members.kill(spare_leader=True)
         elif running >= after and read_control(control, "preempted") is None:
@@ -228,6 +229,11 @@ def _members(handle: Handle) -> Members:
     leader = read_control(Path(handle["control"]), "started")
     pid = int(leader) if leader and leader.isdecimal() else None
     return Members(handle["job_id"], handle["attempt"], pid)
+
+
+def _age(handle: Handle) -> float:
+    """Seconds since the launch; a handle that an earlier release stored holds another clock's time, and is old."""
+    return time.monotonic() - handle["launched"] if "launched" in handle else time.time() - handle["launched_at"]
 
 
 def _inherited() -> dict[str, str]:

@@ -1,0 +1,57 @@
+"""Small disks for tests, where the machine lets them be mounted: as root, or with a sudo that asks nothing."""
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def _as_root(*command: str) -> bool:
+    words = [*([] if os.getuid() == 0 else ["sudo", "-n"]), *command]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+@functools.cache
+def find_mount() -> str | None:
+    """How to mount; None if that is not allowed here."""
+    found = shutil.which("mount")
+    if found is None or (os.getuid() != 0 and shutil.which("sudo") is None):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        disk = SmallDisk(Path(folder))
+        if not disk.mount(1024**2):
+            return None
+        disk.unmount()
+    return found
+
+
+class SmallDisk:
+    """A file system of a size of its own, over a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def mount(self, size: int) -> bool:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        options = f"size={size},mode=0700,uid={os.getuid()},gid={os.getgid()}"
+        return _as_root("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder))
+
+    def resize(self, size: int) -> None:
+        assert _as_root("mount", "-o", f"remount,size={size}", str(self.folder))
+
+    def fill(self) -> None:
+        """Take all that is left."""
+        with (self.folder / "filler").open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"\0" * 4096)
+            except OSError:
+                return
+
+    def free(self) -> None:
+        (self.folder / "filler").unlink()
+
+    def unmount(self) -> None:
+        _as_root("umount", "--lazy", str(self.folder))
