@@ -87,7 +87,13 @@ _trials: list[Trial] = []
 
 @contextlib.contextmanager
 def trial(
-    fault: str, deployment: Watched, *, seconds: float = PATIENCE, healthy: bool = True, **options: bool
+    fault: str,
+    deployment: Watched,
+    *,
+    seconds: float = PATIENCE,
+    healthy: bool = True,
+    outputs: bool = True,
+    judged: bool = True,
 ) -> Iterator[Trial]:
     """One trial of a fault: at its end every job has to end, and the whole history has to be right.
 
@@ -96,7 +102,8 @@ def trial(
         deployment: What it is done to.
         seconds: How long the jobs have to end.
         healthy: Whether a stop had nothing in its way.
-        options: For `check_history`.
+        outputs: Whether logs and artifacts are compared, too.
+        judged: Whether the jobs tell the truth about themselves, so that the history can be held against it.
 
     Raises:
         HistoryBroken: An invariant does not hold.
@@ -107,7 +114,10 @@ def trial(
     try:
         deployment.wait_all_ended(seconds)
         one.repaired()
-        one.count(check_history(deployment, healthy=healthy, **options))
+        if judged:
+            one.count(check_history(deployment, healthy=healthy, outputs=outputs))
+        else:
+            one.jobs += len(deployment.accepted)
     except HistoryBroken as broken:
         one.count(broken.report)
         raise

@@ -1,0 +1,68 @@
+"""Whether jobs were claimed in the order that was promised, by the events they left.
+
+Among the jobs that wait: the highest priority; then the project with the fewest jobs under way; then the one that was
+submitted first, within its project.
+"""
+
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+HAZE = timedelta(seconds=2)
+"""Events of different transactions are this uncertain in their order: what is younger may not have been seen."""
+
+
+def disorder(jobs: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
+    """Every claim that passed somebody over who was surely there, and surely before.
+
+    Args:
+        jobs: Rows of jobs that any worker could run: what does not fit may be passed over.
+        events: Rows of their events.
+    """
+    of = {job["id"]: job for job in jobs}
+    ordered = sorted((event for event in events if event["job_id"] in of), key=lambda event: event["id"])
+    given_back = {event["job_id"]: event["at"] for event in ordered if event["kind"] == "finished"}
+    waiting: dict[str, Any] = {}
+    claimed: dict[str, Any] = {}
+    found = []
+    for event in ordered:
+        if event["kind"] == "submitted":
+            waiting[event["job_id"]] = event["at"]
+        if event["kind"] != "claimed":
+            continue
+        taken, at = of[event["job_id"]], event["at"]
+        waiting.pop(taken["id"], None)
+        surely = [of[job_id] for job_id, since in waiting.items() if since < at - HAZE]
+        found += _passed_over(taken, surely)
+        most, least = _under_way(of, claimed, given_back, at)
+        found += [
+            f"{taken['id']} of {taken['project_id']} was claimed before {other['id']} of {other['project_id']}"
+            for other in {job["project_id"]: job for job in surely if job["priority"] == taken["priority"]}.values()
+            if most[other["project_id"]] < least[taken["project_id"]]
+        ]
+        claimed[taken["id"]] = at
+    return found
+
+
+def _passed_over(taken: dict[str, Any], surely: list[dict[str, Any]]) -> list[str]:
+    more = [job["id"] for job in surely if job["priority"] > taken["priority"]]
+    same = [job for job in surely if (job["project_id"], job["priority"]) == (taken["project_id"], taken["priority"])]
+    older = [job["id"] for job in same if job["seq"] < taken["seq"]]
+    found = [f"{taken['id']} was claimed before {other}, whose priority is higher" for other in more]
+    return found + [f"{taken['id']} was claimed before {other}, which was submitted earlier" for other in older]
+
+
+def _under_way(
+    of: dict[str, dict[str, Any]], claimed: dict[str, Any], given_back: dict[str, Any], at: Any
+) -> tuple[Counter[str], Counter[str]]:
+    """Jobs under way of each project, at most and at least, as far as a claim at this time can have known."""
+    most: Counter[str] = Counter()
+    least: Counter[str] = Counter()
+    for job_id in list(claimed):
+        over = given_back.get(job_id)
+        if over is not None and over < at - HAZE:
+            del claimed[job_id]
+            continue
+        most[of[job_id]["project_id"]] += 1
+        least[of[job_id]["project_id"]] += over is None or over > at + HAZE
+    return most, least

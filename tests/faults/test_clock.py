@@ -1,0 +1,50 @@
+"""Clocks that jump under the service's processes, while the database's goes right."""
+
+import time
+
+import pytest
+from deployment import wait_until
+from faults.table import FULL, trial, tries
+from faults.truth import gate, recorded
+
+from core.jobs.models import Event
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+
+HOUR = 3600
+JUMPS = [HOUR, -HOUR, 24 * HOUR, -24 * HOUR, 0]
+LIMIT = 2
+
+
+def test_clocks_jump_while_jobs_run(shared, faketime, tmp_path):
+    clock = tmp_path / "clock"
+    clock.write_text("+0\n")
+    settings = {
+        "LD_PRELOAD": faketime,
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+    shared.start_api(**settings)
+    shared.start_worker("one", GRADIENT_WORKER__SLOTS="4", **settings)
+    with trial("F19", shared, seconds=300) as one:
+        one.tries = tries(1, 10) * len(JUMPS)
+        for number in range(one.tries):
+            running = shared.submit(recorded(f"say before; {gate(f'go{number}')}; say after", 3))
+            limited = shared.submit(recorded("say up; sleep 600"), timeLimit=LIMIT, stopGrace=1)
+            wait_until(lambda both=(running, limited): {job for job, _, _ in shared.running()} >= set(both), "both to run")
+            jumped = time.monotonic()
+            clock.write_text(f"{JUMPS[number % len(JUMPS)]:+d}\n")
+            fresh = shared.submit(recorded("say done"))
+            shared.wait_ended(fresh)
+            job = shared.wait_ended(limited)
+            assert time.monotonic() - jumped >= LIMIT / 2, "not before its time"
+            assert (job["state"], job["reason"]) == ("Failed", "time_limit")
+            assert shared.job(running)["state"] == "Running"
+            one.lifted()
+            shared.open_gate(f"go{number}")
+            job = shared.wait_ended(running)
+            one.repaired()
+            assert (job["exitCode"], job["attempt"]) == (3, 1)
+    assert [event for event in shared.rows(Event)[0] if event["kind"] == "adopted"] == []

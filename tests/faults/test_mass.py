@@ -1,0 +1,83 @@
+"""Many jobs at once from many clients to many workers: all end, none runs twice, and who is next is fair."""
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from faults.order import disorder
+from faults.table import FULL, trial, tries
+from faults.truth import recorded
+
+from core.jobs.models import Event, Job
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
+
+CLIENTS, WORKERS = 8, 4
+JOBS = tries(240, 10_000)
+PRIORITIES = (10, 50, 90)
+PROJECTS = ("alpha", "beta", "gamma")
+
+
+def test_all_jobs_of_a_mass_submission_end_and_their_order_is_fair(parts):
+    parts.start_api()
+    for number in range(WORKERS):
+        parts.start_worker(f"w{number}", GRADIENT_WORKER__SLOTS="4")
+    with trial("F21", parts, seconds=7000) as one:
+        one.tries = tries(1, 3)
+        for round_ in range(one.tries):
+            seconds = submit_all(parts, round_)
+            one.lifted()
+            parts.wait_all_ended(7000)
+            one.repaired()
+            assert sorted(seconds)[int(len(seconds) * 0.5)] < 5, "answers while everybody submits"
+    jobs, events = parts.rows(Job, Event)
+    assert len(jobs) == JOBS * one.tries
+    assert disorder(jobs, events) == []
+
+
+def submit_all(deployment, round_):
+    """As many clients as there are, each with every priority and, in unequal parts, every project."""
+    seconds = []
+
+    def client(number):
+        for job in range(number, JOBS, CLIENTS):
+            began = time.monotonic()
+            deployment.submit(
+                recorded("sleep 0.05; say done", job % 2),
+                key=f"key{round_}-{job}",
+                priority=PRIORITIES[job % 3],
+                project=PROJECTS[min(job % 5, 2)],
+            )
+            seconds.append(time.monotonic() - began)
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    for one in clients:
+        one.start()
+    for one in clients:
+        one.join()
+    assert len(seconds) == JOBS
+    return seconds
+
+
+def history(*claims, priorities=(50, 50, 50, 50), projects=("a", "a", "b", "b")):
+    """Four jobs that were submitted long before, and then claimed in this order, ten seconds apart."""
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    jobs = [
+        {"id": f"j{seq}", "seq": seq, "priority": priority, "project_id": project}
+        for seq, (priority, project) in enumerate(zip(priorities, projects, strict=True))
+    ]
+    events = [{"id": seq, "job_id": f"j{seq}", "kind": "submitted", "at": noon} for seq in range(4)]
+    for place, seq in enumerate(claims):
+        at = noon + timedelta(seconds=10 * (place + 1))
+        events.append({"id": 10 + place, "job_id": f"j{seq}", "kind": "claimed", "at": at})
+    return jobs, events
+
+
+def test_a_fair_order_is_told_from_an_unfair_one():
+    assert disorder(*history(0, 2, 1, 3)) == []
+    assert disorder(*history(2, 0, 3, 1)) == []
+    assert "submitted earlier" in disorder(*history(1, 2, 0, 3))[0]
+    assert "was claimed before j" in disorder(*history(0, 1, 2, 3))[0], "two of one project while another has none"
+    assert "priority is higher" in disorder(*history(0, 2, 1, 3, priorities=(50, 90, 50, 50)))[0]
+    assert disorder(*history(1, 2, 0, 3, priorities=(50, 90, 50, 50))) == []
