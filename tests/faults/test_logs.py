@@ -1,0 +1,162 @@
+"""Jobs that print what no job should, and readers that come and go: the stored log is what was printed, byte by byte."""
+
+import hashlib
+import random
+import socket
+import time
+
+import httpx
+import psutil
+import pytest
+from deployment import wait_until
+from faults.table import FULL, trial, tries
+from faults.truth import gate, recorded
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
+
+MIB = 1024**2
+NEIGHBOUR_SECONDS = 10.0
+MORE_MIB = 200
+"""How much a process may grow while it passes a loud job's output on."""
+# Prints to its output and into a digest at once: it is too loud to keep a copy.
+TORTURE = """
+import hashlib, os, sys
+digest, size = hashlib.sha256(), 0
+def put(data):
+    global size
+    digest.update(data)
+    size += len(data)
+    sys.stdout.buffer.write(data)
+how, amount = sys.argv[1], int(sys.argv[2])
+if how == "line":
+    for _ in range(amount):
+        put(b"x" * 2**20)
+elif how == "random":
+    for _ in range(amount):
+        put(os.urandom(2**20))
+elif how == "many":
+    for number in range(amount):
+        put(b"line %d\\n" % number)
+elif how == "odd":
+    for _ in range(amount):
+        put(b"\\0\\0\\xff\\xfe\\xc3\\x28\\x1b[31mred\\x1b]0;title\\x07\\x9b2J\\r\\n\\r\\r\\n\\xe2\\x80\\xae\\n")
+elif how == "bars":
+    for number in range(amount):
+        put(b"\\r[%s] %d%%" % (b"#" * (number % 50), number % 100))
+    put(b"\\n")
+sys.stdout.flush()
+with open(sys.argv[3] + ".digest", "w") as file:
+    file.write(f"{digest.hexdigest()} {size}")
+"""
+LOUD = {
+    "line": tries(10, 100),
+    "random": tries(20, 1000),
+    "many": tries(100_000, 1_000_000),
+    "odd": tries(10_000, 1_000_000),
+    "bars": tries(20_000, 1_000_000),
+}
+
+
+@pytest.mark.parametrize("how", LOUD)
+def test_a_loud_job_is_stored_byte_by_byte_and_disturbs_nobody(deployment, how):
+    deployment.start_api()
+    worker = deployment.start_worker(GRADIENT_WORKER__SLOTS="2", GRADIENT_LOGS__MAX_BYTES=str(2048 * MIB))
+    (deployment.home / "storage" / "torture.py").write_text(TORTURE)
+    wait_until(lambda: "is ready" in worker.said(), "the worker")
+    before = psutil.Process(worker.pid).memory_info().rss
+    peak = before
+    with trial("F22", deployment, seconds=600) as one:
+        command = f'python "$GRADIENT_STORAGE_DIR/torture.py" {how} {LOUD[how]} "$truth"'
+        job_id = deployment.submit(recorded(command, 2))
+        while deployment.job(job_id)["finishedAt"] is None:
+            peak = max(peak, psutil.Process(worker.pid).memory_info().rss)
+            began = time.monotonic()
+            quiet = deployment.submit(recorded("say quiet"))
+            deployment.wait_ended(quiet, 120)
+            assert deployment.raw_log(quiet) == b"quiet\n"
+            assert time.monotonic() - began < NEIGHBOUR_SECONDS
+        one.lifted()
+        assert deployment.wait_ended(job_id)["exitCode"] == 2
+    assert peak - before < MORE_MIB * MIB
+
+
+def lines_from(deployment, job_id, after, wanted, chance):
+    """Lines that a reader gets who comes in after a line, and leaves after about so many."""
+    where = deployment.cli_json
+    headers = {"x-api-key": where["apiKey"], "accept": "text/event-stream", "last-event-id": str(after)}
+    got, ended = [], False
+    with (
+        httpx.Client(timeout=60) as client,
+        client.stream("GET", f"{where['url']}/jobs/{job_id}/logs", headers=headers) as answer,
+    ):
+        number = None
+        for line in answer.iter_lines():
+            if line.startswith("id: "):
+                number = int(line[4:])
+            elif line.startswith("data: ") and number is not None:
+                got.append((number, line[6:]))
+                number = None
+            elif line == "event: end":
+                ended = True
+                break
+            if len(got) >= wanted * chance.random() * 2 + 1:
+                break
+    return got, ended
+
+
+def test_a_reader_that_breaks_off_again_and_again_misses_nothing(deployment):
+    chance = random.Random(23)  # noqa: S311 - repeatable, not secret
+    breaks = tries(20, 100)
+    deployment.start_up()
+    with trial("F23", deployment) as one:
+        one.tries = breaks
+        body = f'i=0; while [ $i -lt {breaks * 20} ]; do i=$((i+1)); say "line $i"; done; {gate()}; say last'
+        job_id = deployment.submit(recorded(body))
+        got, ended = [], False
+        while not ended:
+            more, ended = lines_from(deployment, job_id, got[-1][0] if got else 0, 20, chance)
+            got += more
+            if len(got) > breaks * 10:
+                deployment.open_gate()
+        one.lifted()
+    assert [number for number, _ in got] == list(range(1, breaks * 20 + 2))
+    assert all(f"line {number}" in data for number, data in got[:-1])
+    assert '"last"' in got[-1][1]
+
+
+def test_many_slow_readers_hold_up_nobody(deployment):
+    api = deployment.start_api()
+    deployment.start_worker()
+    readers = tries(20, 200)
+    (deployment.home / "storage" / "torture.py").write_text(TORTURE)
+    with trial("F23", deployment, seconds=300) as one:
+        command = f'python "$GRADIENT_STORAGE_DIR/torture.py" many 200000 "$truth"; {gate()}'
+        job_id = deployment.submit(recorded(command))
+        wait_until(lambda: len(deployment.raw_log(job_id)) > MIB, "output")
+        before = psutil.Process(api.pid).memory_info().rss
+        sockets = [slow_reader(deployment, job_id) for _ in range(readers)]
+        for _ in range(10):
+            began = time.monotonic()
+            deployment.job(job_id)
+            assert time.monotonic() - began < NEIGHBOUR_SECONDS
+        assert deployment.wait_ended(deployment.submit(recorded()))["state"] == "Stopped"
+        grown = psutil.Process(api.pid).memory_info().rss - before
+        for reader in sockets:
+            reader.close()
+        one.lifted()
+        deployment.open_gate()
+        raw = wait_until(lambda: deployment.job(job_id)["finishedAt"] and deployment.raw_log(job_id), "it to end")
+        expected = b"".join(b"line %d\n" % number for number in range(200_000))
+        assert hashlib.sha256(raw).digest() == hashlib.sha256(expected).digest()
+    assert grown < MORE_MIB * MIB
+
+
+def slow_reader(deployment, job_id):
+    """Asks for the log as it comes, and then does not read it."""
+    where = deployment.cli_json
+    host, _, port = where["url"].removeprefix("http://").partition(":")
+    reader = socket.create_connection((host, int(port)))
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    request = f"GET /jobs/{job_id}/logs HTTP/1.1\r\nHost: {host}:{port}\r\nAccept: text/event-stream\r\n"
+    reader.sendall(f"{request}X-Api-Key: {where['apiKey']}\r\n\r\n".encode())
+    return reader
