@@ -47,8 +47,9 @@ migration: $(ALL) ## write a migration for what changed in models.py: make migra
 bench: $(ALL) ## measure: submit latency, jobs a second, start of the CLI; prints JSON
 	@$(BIN)/python -m bench
 
-faults: $(ALL) ## kill and freeze real processes at every step (part of make test)
-	@$(BIN)/python -m pytest -n $(WORKERS) -m faults
+faults: $(ALL) ## every fault as often as a release asks for (hours); make test tries each a few times
+	@.ci/test-needs
+	@GRADIENT_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m faults
 
 clean: ## remove the environment, caches and the demo's folder
 	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -24,13 +24,13 @@ from datetime import datetime
 from typing import Any
 
 from deployment import PATIENCE
+from faults import truth
+from faults.truth import Truth
+from faults.watched import Watched
 
 from core.db import Base
 from core.jobs.models import Attempt, Event, HeldCard, Job
 from core.jobs.states import MOVES, OWNED, REASONS, TERMINAL, JobState, reason_of_exit
-from faults import truth
-from faults.truth import Truth
-from faults.watched import Watched
 
 GAP = b"[gradient] "
 STOP_SECONDS = 5.0
@@ -182,7 +182,9 @@ def _served(deployment: Watched, job_id: str) -> Served:
             break
     following: str | None = ""
     while following is not None:
-        listed = deployment.request("GET", f"/jobs/{job_id}/artifacts", params={"after": following} if following else {})
+        listed = deployment.request(
+            "GET", f"/jobs/{job_id}/artifacts", params={"after": following} if following else {}
+        )
         body = listed.json()
         served.artifacts_state = body["state"]
         for file in body["files"]:
@@ -424,7 +426,9 @@ def _stopping(row: dict[str, Any], events: list[dict[str, Any]], soon: float | N
         return []
     where = row["id"]
     later = [event for event in events if event["id"] > wish["id"]]
-    found = [f"I10 {where} was {event['kind']} after its stop" for event in later if event["kind"] in {"claimed", "requeued"}]
+    found = [
+        f"I10 {where} was {event['kind']} after its stop" for event in later if event["kind"] in {"claimed", "requeued"}
+    ]
     over: datetime | None = next((event["at"] for event in later if event["kind"] in {"ended", "finished"}), None)
     limit = None if soon is None else soon + row["spec_json"]["stop_grace"]
     if over is not None and limit is not None and (over - wish["at"]).total_seconds() > limit:

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 from deployment import PATIENCE
-
 from faults.history import HistoryBroken, Report, check_history
 from faults.watched import Watched
 

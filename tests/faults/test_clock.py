@@ -33,7 +33,9 @@ def test_clocks_jump_while_jobs_run(shared, faketime, tmp_path):
         for number in range(one.tries):
             running = shared.submit(recorded(f"say before; {gate(f'go{number}')}; say after", 3))
             limited = shared.submit(recorded("say up; sleep 600"), timeLimit=LIMIT, stopGrace=1)
-            wait_until(lambda both=(running, limited): {job for job, _, _ in shared.running()} >= set(both), "both to run")
+            wait_until(
+                lambda both=(running, limited): {job for job, _, _ in shared.running()} >= set(both), "both to run"
+            )
             jumped = time.monotonic()
             clock.write_text(f"{JUMPS[number % len(JUMPS)]:+d}\n")
             fresh = shared.submit(recorded("say done"))

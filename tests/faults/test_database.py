@@ -88,7 +88,7 @@ def test_a_worker_that_cannot_reach_postgresql_harms_nothing(shared, proxy):
             proxy.shut()
             neighbour = shared.start_worker("two")
             wait_until(lambda job_id=job_id: of(shared, job_id), "the neighbour to take the job over")
-            assert [attempt for job, attempt, _ in shared.running() if job == job_id][0] == held
+            assert {attempt for job, attempt, _ in shared.running() if job == job_id} == {held}
             assert shared.job(job_id)["state"] == "Running"
             shared.open_gate(f"go{outage}")
             shared.wait_ended(job_id)

@@ -1,4 +1,4 @@
-"""Disks that are full, and a store of artifacts that is away: the job is told apart from what could not be kept of it."""
+"""Full disks, and a store of artifacts that is away: how a job ended is told apart from what could be kept of it."""
 
 import random
 import sqlite3
@@ -119,7 +119,7 @@ def test_the_store_of_artifacts_is_out_of_order_while_a_job_ends(deployment, sma
     with trial("F31", deployment) as one:
         one.tries = tries(1, 5)
         for number in range(one.tries):
-            body = f"say before; {gate(f'go{number}')}; leave model \"$(seq 20000)\"; leave note small"
+            body = f'say before; {gate(f"go{number}")}; leave model "$(seq 20000)"; leave note small'
             job_id = deployment.submit(recorded(body, 5))
             wait_until(lambda job_id=job_id: b"before" in deployment.raw_log(job_id), "its first line")
             if disk is not None:

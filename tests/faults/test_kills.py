@@ -82,9 +82,7 @@ def adoptions(deployment, job_id):
 def test_training_killed_from_outside_fails_with_what_it_wrote(deployment):
     deployment.start_up()
     script = "echo $$ >pid; exec python -u -c \"print('before', flush=True); import time; time.sleep(600)\""
-    job_id = deployment.submit(
-        recorded(f'leave weights weights; echo $$ >"$GRADIENT_STORAGE_DIR/pid"; {script}')
-    )
+    job_id = deployment.submit(recorded(f'leave weights weights; echo $$ >"$GRADIENT_STORAGE_DIR/pid"; {script}'))
     wait_until(lambda: b"before" in deployment.raw_log(job_id), "its first line")
     leader = int((deployment.home / "storage" / "pid").read_text())
     (training,) = [process for process in deployment.job_processes(job_id) if process.pid == leader]

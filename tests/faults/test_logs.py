@@ -1,4 +1,4 @@
-"""Jobs that print what no job should, and readers that come and go: the stored log is what was printed, byte by byte."""
+"""Jobs that print what no job should, and readers that come and go: the log is what was printed, byte by byte."""
 
 import hashlib
 import random

@@ -29,9 +29,7 @@ RESISTING = {"deaf": (DEAF, 137), "split": (SPLIT, 143), "saving": (SAVING, 9), 
 def test_jobs_that_resist_are_ended_and_tell_how(deployment, _):
     deployment.start_up(GRADIENT_WORKER__SLOTS="4")
     with trial("F28", deployment) as one:
-        jobs = {
-            how: deployment.submit(recorded(command), stopGrace=GRACE) for how, (command, _) in RESISTING.items()
-        }
+        jobs = {how: deployment.submit(recorded(command), stopGrace=GRACE) for how, (command, _) in RESISTING.items()}
         for job_id in jobs.values():
             wait_until(lambda job_id=job_id: b"up" in deployment.raw_log(job_id), "its first line")
         began = time.monotonic()
@@ -53,7 +51,9 @@ def test_a_stop_at_every_step_is_honoured(shared):
         for name in POINTS:
             worker = shared.start_worker("one", GRADIENT_FAILPOINT=f"{name}:stop")
             own_end = name in OVER
-            job_id = shared.submit(recorded(own_end and "say done" or "say up; sleep 600"), maxAttempts=3, stopGrace=1)
+            job_id = shared.submit(
+                recorded((own_end and "say done") or "say up; sleep 600"), maxAttempts=3, stopGrace=1
+            )
             wait_until(worker.frozen, f"the worker to freeze: {name}")
             shared.request("POST", f"/jobs/{job_id}/stop")
             worker.signal(signal.SIGCONT)

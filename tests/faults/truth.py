@@ -23,7 +23,8 @@ leave() {
 finish() { echo "$1" >"$truth.exit"; exit "$1"; }
 for other in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"-*.starts; do
   [ -e "$other" ] && while read -r pid; do
-    [ -e "/proc/$pid/stat" ] && read -r _ _ mode _ <"/proc/$pid/stat" && [ "$mode" != Z ] && echo "$pid" >>"$truth.overlaps"
+    [ -e "/proc/$pid/stat" ] && read -r _ _ mode _ <"/proc/$pid/stat" && [ "$mode" != Z ] &&
+      echo "$pid" >>"$truth.overlaps"
   done <"$other"
 done
 echo $$ >>"$truth.starts"
@@ -69,7 +70,9 @@ def read(storage: Path) -> dict[tuple[str, int], Truth]:
             sha256, size = data.decode().split()
             truth.digest = sha256, int(size)
         elif what == "artifacts":
-            truth.artifacts = {name: sha256 for sha256, name in (line.split(" ", 1) for line in data.decode().splitlines())}
+            truth.artifacts = {
+                name: sha256 for sha256, name in (line.split(" ", 1) for line in data.decode().splitlines())
+            }
         elif what == "exit" and data.strip():
             truth.exit = int(data)
     return found

@@ -106,9 +106,7 @@ class Watched(Deployment):
     def rows(self, *tables: type[Base]) -> list[list[dict[str, Any]]]:
         """All rows of each table, as the database holds them."""
         with self.database() as database, database.read() as session:
-            return [
-                [dict(row._mapping) for row in session.execute(select(*_columns(table)))] for table in tables
-            ]
+            return [[dict(row._mapping) for row in session.execute(select(*_columns(table)))] for table in tables]
 
     @contextlib.contextmanager
     def database(self) -> Iterator[Database]:
