@@ -233,7 +233,8 @@ def _members(handle: Handle) -> Members:
 
 def _age(handle: Handle) -> float:
     """Seconds since the launch; a handle that an earlier release stored holds another clock's time, and is old."""
-    return time.monotonic() - handle["launched"] if "launched" in handle else time.time() - handle["launched_at"]
+    launched: float | None = handle.get("launched")
+    return time.time() - handle["launched_at"] if launched is None else time.monotonic() - launched
 
 
 def _inherited() -> dict[str, str]:
