@@ -1,8 +1,11 @@
 """Projects: jobs that belong together."""
 
+from typing import Any
+
 from fastapi import APIRouter, Response
 
 from core.jobs import lifecycle, queries
+from service import links
 from service.auth import Caller
 from service.deps import Reading, Writing
 from service.submission import check_project_name
@@ -11,6 +14,11 @@ from service.wire import CreateProject, Projects, ProjectView
 
 router = APIRouter(prefix="/projects", tags=["projects"])
 
+_MADE: dict[int | str, dict[str, Any]] = {
+    200: {"model": ProjectView, "description": "It was there already.", "links": links.OF_PROJECT},
+    201: {"links": links.OF_PROJECT},
+}
+
 
 @router.get("")
 def list_projects(session: Reading) -> Projects:
@@ -18,7 +26,7 @@ def list_projects(session: Reading) -> Projects:
     return Projects(projects=[project_view(project, jobs) for project, jobs in queries.projects(session)])
 
 
-@router.post("", status_code=201, responses={200: {"model": ProjectView, "description": "It was there already."}})
+@router.post("", status_code=201, responses=_MADE)
 def create_project(response: Response, _caller: Caller, session: Writing, asked: CreateProject) -> ProjectView:
     """Make a project, or find the one of this name."""
     project, made = lifecycle.ensure_project(session, check_project_name(asked.name))
