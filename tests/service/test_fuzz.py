@@ -1,12 +1,13 @@
 """Whatever is sent, no request makes the service fail, and every answer is one that its description promises."""
 
-import os
+import itertools
+import shutil
 from pathlib import Path
 
 import pytest
 import schemathesis
-from fuzzing import Fuzzed
-from hypothesis import HealthCheck, Phase, settings
+from fuzzing import Fuzzed, examples
+from hypothesis import settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.python.asgi import shutdown_lifespans
 from schemathesis.specs.openapi.checks import (
@@ -17,10 +18,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from core import schema
+
 from core.db import Database
 
-EXAMPLES = int(os.environ.get("GRADIENT_FUZZ_EXAMPLES", "0"))
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -28,36 +28,57 @@ CHECKS = [
     response_schema_conformance,
     response_headers_conformance,
 ]
-API = schemathesis.openapi.from_path(Path(__file__).with_name("openapi.json"))
+DESCRIPTION = Path(__file__).with_name("openapi.json")  # the application's own: test_openapi.py
+API = schemathesis.openapi.from_path(DESCRIPTION)
 API.config.analysis.constants.enabled = False
 API.config.generation.with_security_parameters = False
-
-
-def examples(few: int):
-    return settings(
-        max_examples=EXAMPLES or few,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def fuzzed(request, tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    url = f"sqlite:///{home / 'gradient.db'}"
-    if request.param == "postgresql":
-        url = request.getfixturevalue("postgres").new_database()
-    database = Database(url)
-    schema.upgrade(database)
-    yield Fuzzed(home, database)
-    shutdown_lifespans()
-    database.close()
+WITHOUT_KEY = schemathesis.openapi.from_path(DESCRIPTION)  # sends keys too, but none that is good
+WITHOUT_KEY.config.analysis.constants.enabled = False
+OPEN = {"GET /health", "GET /readiness"}
 
 
 @API.parametrize()
 @examples(30)
 def test_every_answer_is_as_described(case, fuzzed):
     case.validate_response(fuzzed.call(case), checks=[*CHECKS, negative_data_rejection])
+
+
+@WITHOUT_KEY.parametrize()
+@examples(10)
+def test_without_a_key_nothing_is_answered(case, fuzzed):
+    answer = fuzzed.call(case, key=False)
+    case.validate_response(answer, checks=CHECKS)
+    if case.operation.label not in OPEN:
+        assert answer.status_code == (401 if case.method == case.operation.method.upper() else 405)
+
+
+@pytest.fixture
+def walk(tmp_path, empty_database):
+    """From answer to answer along the links of the description; each walk starts from the same jobs."""
+    number = itertools.count()
+
+    class Walk(API.as_state_machine()):
+        def setup(self):
+            super().setup()
+            home = tmp_path / str(next(number))
+            home.mkdir()
+            shutil.copy(empty_database, home / "gradient.db")
+            self._database = Database(f"sqlite:///{home / 'gradient.db'}")
+            self._fuzzed = Fuzzed(home, self._database)
+
+        def teardown(self):
+            shutdown_lifespans()
+            self._database.close()
+            super().teardown()
+
+        def call(self, case, **_kwargs):
+            return self._fuzzed.call(case, aim_path=False)
+
+        def validate_response(self, response, case, **_kwargs):
+            case.validate_response(response, checks=CHECKS)
+
+    return Walk
+
+
+def test_every_answer_along_the_links_is_as_described(walk):
+    walk.run(settings=settings(examples(20), stateful_step_count=12))
