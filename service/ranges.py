@@ -38,7 +38,7 @@ INLINE_TYPES = {
 
 _ANY = {"schema": {"type": "string", "format": "binary"}}
 _TEXT = {"type": "string"}
-_BODIES = {"content": {kind: _ANY for kind in ("application/octet-stream", "text/plain", "image/*")}}
+_BODIES = {"content": dict.fromkeys(("application/octet-stream", "text/plain", "image/*"), _ANY)}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {**_BODIES, "headers": {"Accept-Ranges": {"schema": _TEXT}, "Content-Disposition": {"schema": _TEXT}}},
     206: {

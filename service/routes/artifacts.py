@@ -13,9 +13,11 @@ from service.deps import Reading, Stores
 from service.wire import ArtifactsPage, ArtifactView, SkippedView
 from service.zips import zip_blocks
 
-MAX_ATTEMPT = 2**31 - 1
+_MAX_ATTEMPT = 2**31 - 1
 
-WhichAttempt = Annotated[int | None, Query(ge=1, le=MAX_ATTEMPT, description="an earlier attempt's; default: the latest's")]
+WhichAttempt = Annotated[
+    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="an earlier attempt's; default: the latest's")
+]
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
 

@@ -101,8 +101,6 @@ def fuzzed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         url = request.getfixturevalue("postgres").new_database()
     database = Database(url)
     schema.upgrade(database)
-    fuzzed = Fuzzed(home, database)
-    yield fuzzed
-    print(sorted(fuzzed.answered.items()), sum(fuzzed.answered.values()))
+    yield Fuzzed(home, database)
     shutdown_lifespans()
     database.close()

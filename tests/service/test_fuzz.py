@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-
 from core.db import Database
 
 CHECKS = [
@@ -34,6 +34,10 @@ API.config.analysis.constants.enabled = False
 API.config.generation.with_security_parameters = False
 WITHOUT_KEY = schemathesis.openapi.from_path(DESCRIPTION)  # sends keys too, but none that is good
 WITHOUT_KEY.config.analysis.constants.enabled = False
+LINKED = schemathesis.openapi.from_path(DESCRIPTION).include(path_regex="^/jobs")
+LINKED.config.analysis.constants.enabled = False
+LINKED.config.generation.with_security_parameters = False
+LINKED.config.generation.update(modes=[schemathesis.GenerationMode.POSITIVE])
 OPEN = {"GET /health", "GET /readiness"}
 
 
@@ -56,8 +60,11 @@ def test_without_a_key_nothing_is_answered(case, fuzzed):
 def walk(tmp_path, empty_database):
     """From answer to answer along the links of the description; each walk starts from the same jobs."""
     number = itertools.count()
+    reached = Counter()
 
-    class Walk(API.as_state_machine()):
+    class Walk(LINKED.as_state_machine()):
+        answered = reached
+
         def setup(self):
             super().setup()
             home = tmp_path / str(next(number))
@@ -67,12 +74,13 @@ def walk(tmp_path, empty_database):
             self._fuzzed = Fuzzed(home, self._database)
 
         def teardown(self):
+            self.answered.update(self._fuzzed.answered)
             shutdown_lifespans()
             self._database.close()
             super().teardown()
 
         def call(self, case, **_kwargs):
-            return self._fuzzed.call(case, aim_path=False)
+            return self._fuzzed.call(case)
 
         def validate_response(self, response, case, **_kwargs):
             case.validate_response(response, checks=CHECKS)
@@ -81,4 +89,7 @@ def walk(tmp_path, empty_database):
 
 
 def test_every_answer_along_the_links_is_as_described(walk):
-    walk.run(settings=settings(examples(20), stateful_step_count=12))
+    walk.run(settings=settings(examples(15), stateful_step_count=12))
+    for wanted in ("GET /jobs/{job_id}", "POST /jobs/{job_id}/stop", "GET /jobs/{job_id}/logs"):
+        assert walk.answered[wanted, 200], walk.answered
+    assert walk.answered["POST /jobs/{job_id}/clone", 201], walk.answered

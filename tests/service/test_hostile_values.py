@@ -11,13 +11,13 @@ from schemathesis.python.asgi import get_client
 from service.dashboard import access, artifact_pages, assets, job_pages
 from service.routes import artifacts, health, jobs, logs, machine_types, metrics, operations, projects, workspaces
 
-ROUTERS = (access, job_pages, artifact_pages, assets, artifacts, health, jobs, logs, machine_types, metrics) + (
-    operations,
-    projects,
-    workspaces,
-)
+PAGES = (access, job_pages, artifact_pages, assets)
+API = (artifacts, health, jobs, logs, machine_types, metrics, operations, projects, workspaces)
 ROUTES = sorted(
-    (method, route.path) for module in ROUTERS for route in module.router.routes for method in sorted(route.methods)
+    (method, route.path)
+    for module in (*PAGES, *API)
+    for route in module.router.routes
+    for method in sorted(route.methods)
 )
 HOSTILE = (
     *("", "\0", "a\0b", "%00", "%", "%2e%2e/%2e%2e", "../../etc/passwd", "..\\", "/", "//", ".", "\r\nX: y", "\u202e"),
@@ -25,7 +25,19 @@ HOSTILE = (
     *("\ud800", "é" * 300, "a" * 5000, "http://[", "[", "//evil.example", "javascript:0", "' OR 1=1 --", "*", '"*"'),
 )
 BYTES = ("%ff", "%c0%af", "%ed%a0%80", "%f4%90%80%80", "%zz", "+", "%2F")
-QUERIES = ("after", "attempt", "dryRun", "ended", "folder", "inline", "limit", "line", "machineType", "maxPoints", "name")
+QUERIES = (
+    "after",
+    "attempt",
+    "dryRun",
+    "ended",
+    "folder",
+    "inline",
+    "limit",
+    "line",
+    "machineType",
+    "maxPoints",
+    "name",
+)
 QUERIES += ("next", "part", "path", "prefix", "project", "projectId", "state", "tail", "ticket")
 HEADERS = ("Accept", "Content-Type", "Cookie", "Host", "Idempotency-Key", "If-None-Match", "If-Range", "Last-Event-ID")
 HEADERS += ("Origin", "Range", "Sec-Fetch-Site", "X-Request-Id", "Authorization", "Expect", "Accept-Encoding")

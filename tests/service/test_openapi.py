@@ -27,7 +27,10 @@ def test_every_operation_is_described_with_its_errors(app):
             assert operation["description"], (method, path)
             if path in {"/health", "/readiness"}:
                 continue
-            assert {"400", "401", "403", "404", "413", "421", "422", "500", "503"} <= set(operation["responses"]), (method, path)
+            assert {"400", "401", "403", "404", "413", "421", "422", "500", "503"} <= set(operation["responses"]), (
+                method,
+                path,
+            )
             for status in ("400", "401", "403", "404", "413", "421", "422", "500", "503"):
                 schema = operation["responses"][status]["content"]["application/json"]["schema"]
                 assert schema == {"$ref": "#/components/schemas/ErrorView"}, (method, path)
