@@ -5,7 +5,8 @@ GradientError
 │   ├── JobNotFound
 │   ├── ProjectNotFound
 │   ├── WorkspaceNotFound
-│   └── ArtifactNotFound
+│   ├── ArtifactNotFound
+│   └── OutputRemoved
 ├── SpecInvalid
 │   ├── MachineTypeUnknown
 │   ├── WorkspaceInvalid
@@ -55,6 +56,10 @@ class WorkspaceNotFound(NotFound):
 
 class ArtifactNotFound(NotFound):
     """The job has no artifact at this path."""
+
+
+class OutputRemoved(NotFound):
+    """What the job printed or left was removed by policy; the record says when."""
 
 
 class SpecInvalid(GradientError):
