@@ -47,6 +47,14 @@ def build_parser() -> argparse.ArgumentParser:
         description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    prune = commands.add_parser(
+        "prune",
+        help="remove what no policy keeps any longer: logs, artifacts, workspaces",
+        description="Lists and removes logs and artifacts of jobs that ended longer ago than their project's policy or "
+        "GRADIENT_RETENTION__* keeps them, and uploaded workspaces that no job needs. Workers do so once an hour.",
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only say what would go; change nothing")
+    prune.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("migrate", help="bring the database's schema up to this release")
     _add_keys(commands)
     return parser
@@ -96,6 +104,10 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server import doctor
 
         return doctor.run(settings, as_json=parsed.json)
+    if parsed.command == "prune":
+        from gradient_server import prune
+
+        return prune.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
     if parsed.command == "alive":
         from gradient_server import alive
 
