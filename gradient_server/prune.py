@@ -5,10 +5,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from core import schema
 from core.artifacts import DirectoryStore
 from core.db import Database
+from core.errors import StoreUnavailable
 from core.joblogs import JobLogs
 from core.prune import Report, Tally, prune
 from core.retention import Kind
@@ -32,8 +34,7 @@ class Stores:
 
 def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     """Remove what is due, or only say what would go; the exit code: 1 if some files could not be removed."""
-    database = Database(settings.database_url, read_only=dry_run)
-    schema.check(database)
+    database = _open(settings, dry_run=dry_run)
     stores = Stores(
         settings=settings,
         database=database,
@@ -48,6 +49,23 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
         database.close()
     print(_json(report, dry_run=dry_run) if as_json else "\n".join(_lines(report, dry_run=dry_run)))
     return int(report.failed > 0)
+
+
+def _open(settings: Settings, *, dry_run: bool) -> Database:
+    """The database; for a dry run in a way in which nothing can be changed.
+
+    Raises:
+        StoreUnavailable: There is none.
+        DatabaseOutdated: Its schema is not this release's.
+    """
+    file = settings.database_url.removeprefix("sqlite:///")
+    if file != settings.database_url and not Path(file).exists():
+        raise StoreUnavailable(f"There is no database at {file}. GRADIENT_HOME or GRADIENT_DATABASE__URL names it.")
+    database = Database(settings.database_url, read_only=dry_run)
+    if database.is_sqlite and not dry_run:
+        schema.upgrade(database)
+    schema.check(database)
+    return database
 
 
 def _show_progress(report: Report) -> None:
@@ -79,13 +97,10 @@ def _lines(report: Report, *, dry_run: bool) -> Iterator[str]:
 
 def _ending(report: Report, *, dry_run: bool) -> Iterator[str]:
     total = report.total
+    logs, artifacts = (sum(project.removed[kind].count for project in report.projects) for kind in Kind)
     counts = [
-        (sum(project.removed[Kind.LOGS].count for project in report.projects), "log", "logs"),
-        (
-            sum(project.removed[Kind.ARTIFACTS].count for project in report.projects),
-            "job's artifacts",
-            "jobs' artifacts",
-        ),
+        (logs, "log", "logs"),
+        (artifacts, "job's artifacts", "jobs' artifacts"),
         (report.workspaces.count, "workspace", "workspaces"),
     ]
     said = ", ".join(f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
