@@ -4,7 +4,10 @@ import io
 import json
 import os
 import pty
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from aged import Aging, tree
@@ -14,7 +17,6 @@ from core.archives import ArchiveLimits
 from core.retention import DAY_SECONDS
 from core.settings import DatabaseSettings, RetentionSettings, Settings
 from gradient_server import prune
-from gradient_server.main import main
 from worker.host import Host
 
 
@@ -127,9 +129,16 @@ def test_progress_is_shown_on_a_terminal_alone(settings, capsys, monkeypatch):
     assert shown.endswith("\r\x1b[K")
 
 
-def test_a_place_without_a_database_is_refused_and_stays_empty(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("GRADIENT_HOME", str(tmp_path / "nowhere"))
+def test_a_place_without_a_database_is_refused_and_stays_empty(tmp_path):
+    program = str(Path(sys.executable).parent / "gradient-server")
     for arguments in (["prune"], ["prune", "--dry-run"]):
-        assert main(arguments) == 1
-        assert f"There is no database at {tmp_path / 'nowhere'}" in capsys.readouterr().err
+        done = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"GRADIENT_HOME": str(tmp_path / "nowhere")},
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: There is no database at {tmp_path / 'nowhere'}")
     assert list(tmp_path.iterdir()) == []
