@@ -234,6 +234,14 @@ class _Run:
         for archive in unused:
             if archive.sha256 in needed:
                 continue
-            if self._dry or self._kept.workspaces.discard(archive.sha256, unused_since=unused_since):
+            if self._dry or self._discard(archive.sha256, unused_since):
                 self.report.workspaces.add(archive.size, datetime.fromtimestamp(archive.used_at, UTC))
         self._progress(self.report)
+
+    def _discard(self, sha256: str, unused_since: float) -> bool:
+        try:
+            return self._kept.workspaces.discard(sha256, unused_since=unused_since)
+        except OSError:
+            self.report.failed += 1
+            logger.warning("workspace_not_removed", extra={"sha256": sha256}, exc_info=True)
+            return False
