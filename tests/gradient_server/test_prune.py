@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 from aged import Aging, tree
-from serving import a_zip
+from serving import a_zip, wait_until
 
 from core.archives import ArchiveLimits
 from core.retention import DAY_SECONDS
 from core.settings import DatabaseSettings, RetentionSettings, Settings
 from gradient_server import prune
 from worker.host import Host
+
+PROGRAM = str(Path(sys.executable).parent / "gradient-server")
 
 
 @pytest.fixture
@@ -129,11 +131,30 @@ def test_progress_is_shown_on_a_terminal_alone(settings, capsys, monkeypatch):
     assert shown.endswith("\r\x1b[K")
 
 
+def test_killed_in_the_middle_the_next_pass_leaves_nothing_behind(settings, database, tmp_path, capsys):
+    aging = Aging(Host.open(settings, database, name="w", host="h"), tmp_path / "left")
+    jobs = [aging.job(31 + number, log=b"x\n") for number in range(250)]
+    logs = settings.root / "logs"
+    environment = {
+        "GRADIENT_HOME": str(settings.root),
+        "GRADIENT_DATABASE__URL": database.url,
+        "GRADIENT_RETENTION__LOGS_DAYS": "30",
+    }
+    with subprocess.Popen([PROGRAM, "prune"], env=environment, stdout=subprocess.PIPE) as doomed:
+        wait_until(lambda: len(list(logs.glob("*/*"))) < len(jobs))
+        doomed.kill()
+    for job in jobs:
+        if not (logs / job.id[:3] / job.id).exists():
+            assert aging.row(job).logs_removed_at is not None, "the record said so first"
+    assert run(settings, capsys)[0] == 0
+    assert list(logs.glob("*/*")) == []
+    assert [len(aging.events(job)) for job in jobs] == [1] * len(jobs)
+
+
 def test_a_place_without_a_database_is_refused_and_stays_empty(tmp_path):
-    program = str(Path(sys.executable).parent / "gradient-server")
     for arguments in (["prune"], ["prune", "--dry-run"]):
         done = subprocess.run(
-            [program, *arguments],
+            [PROGRAM, *arguments],
             capture_output=True,
             text=True,
             check=False,
