@@ -106,18 +106,46 @@ def ago(moment: str | None) -> str:
     """A time in the past, as the server writes it, for people: `3m ago`."""
     if not moment:
         return ""
+    seconds = _since(moment)
+    if seconds is None:
+        return moment
+    return "just now" if seconds < _MINUTE else f"{_roughly(seconds)} ago"
+
+
+def ahead(moment: str | None) -> str:
+    """How long it is until an estimated time, as the server writes it: `~4m`; `soon` when it is there or past."""
+    seconds = _since(moment) if moment else None
+    if seconds is None:
+        return ""
+    return "soon" if seconds > -1 else f"~{_roughly(-seconds)}"
+
+
+def starting(moment: str | None) -> str:
+    """The same inside a sentence: `in about 4m`."""
+    left = ahead(moment)
+    return f"in about {left[1:]}" if left.startswith("~") else left
+
+
+def ordinal(number: int) -> str:
+    """A place: `1st`, `2nd`, `3rd`, `11th`."""
+    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+def _since(moment: str) -> float | None:
     from datetime import UTC, datetime
 
     try:
-        seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+        return (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
     except (TypeError, ValueError):
-        return moment
-    if seconds < _MINUTE:
-        return "just now"
+        return None
+
+
+def _roughly(seconds: float) -> str:
     for length, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
         if seconds >= length:
-            return f"{int(seconds // length)}{unit} ago"
-    return moment
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds)}s"
 
 
 def count(number: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from core.jobs.states import TERMINAL, JobState
 
 _QUEUED = text("state = 'queued'")
 _OWNED = text("state IN ('starting', 'running', 'finishing')")
+_RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in INTEGER PRIMARY KEY
 
@@ -138,6 +139,17 @@ class Job(Base):
             sqlite_where=_QUEUED,
             postgresql_where=_QUEUED,
         ),
+        Index(
+            "ix_jobs_pool",
+            "machine_type",
+            "backend",
+            "project_id",
+            text("priority DESC"),
+            "seq",
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
+        Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
         Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),

@@ -78,11 +78,27 @@ def upgrade() -> None:
         sqlite_where=waiting,
         postgresql_where=waiting,
     )
+    op.create_index(
+        "ix_jobs_pool",
+        "jobs",
+        ["machine_type", "backend", "project_id", sa.text("priority DESC"), "seq"],
+        sqlite_where=waiting,
+        postgresql_where=waiting,
+    )
+    ran = sa.text("started_at IS NOT NULL AND ended_at IS NOT NULL")
+    op.create_index(
+        "ix_jobs_history",
+        "jobs",
+        ["machine_type", "ended_at", "started_at"],
+        sqlite_where=ran,
+        postgresql_where=ran,
+    )
 
 
 def downgrade() -> None:
     """And back."""
-    op.drop_index("ix_jobs_project_queue", table_name="jobs")
+    for index in ("ix_jobs_history", "ix_jobs_pool", "ix_jobs_project_queue"):
+        op.drop_index(index, table_name="jobs")
     for table, columns in _columns().items():
         for column in columns:
             op.drop_column(table, column.name)
