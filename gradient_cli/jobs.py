@@ -127,7 +127,8 @@ def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
     waits = [_waits(job) for job in found]
     shown = any(waits)  # most lists hold no job that waits: no column for nothing
     heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
-    print_table(heads, [_row(job, [why] if shown else []) for job, why in zip(found, waits, strict=True)])
+    rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits, strict=True)]
+    print_table(heads, rows, spare=("COST", "RAN") if shown else ())
 
 
 def _waits(job: dict[str, Any]) -> str:

@@ -27,15 +27,21 @@ def print_json(value: object) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()) -> None:
     """Print rows under their heads, fitted to the terminal; in a pipe nothing is cut.
 
-    The first column is the one people copy from, so it is never cut.
+    The first column is the one people copy from, so it is never cut. Columns of the heads in `spare` are left out,
+    one after another, where the terminal is too narrow for all of them.
     """
     lines = [list(heads), *([terminal.plain(cell) for cell in row] for row in rows)]
-    widths = [max(terminal.cells(line[column]) for line in lines) for column in range(len(heads))]
+    widths = _widths(lines)
     if terminal.is_tty(sys.stdout):
-        _shrink(widths, terminal.width() - len(_GAP) * (len(heads) - 1))
+        left_out = list(spare)
+        while not _shrink(widths, terminal.width() - len(_GAP) * (len(widths) - 1)) and left_out:
+            column = lines[0].index(left_out.pop(0))
+            for line in lines:
+                del line[column]
+            widths = _widths(lines)
     for index, line in enumerate(lines):
         text = _GAP.join(_pad(terminal.fit(cell, room), room) for cell, room in zip(line, widths, strict=True))
         text = text.rstrip()
@@ -51,12 +57,18 @@ def print_fields(fields: Mapping[str, str]) -> None:
         print(f"{label}{_GAP}{terminal.plain(text)}")
 
 
-def _shrink(widths: list[int], room: int) -> None:
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(terminal.cells, column)) for column in zip(*lines, strict=True)]
+
+
+def _shrink(widths: list[int], room: int) -> bool:
+    """Make columns narrower until they fit, and say whether they do."""
     while sum(widths) > room and len(widths) > 1:
         widest = max(range(1, len(widths)), key=widths.__getitem__)
         if widths[widest] <= _NARROWEST:
-            return
+            return False
         widths[widest] -= 1  # one by one: wide columns end up equally wide
+    return True
 
 
 def _pad(text: str, room: int) -> str:

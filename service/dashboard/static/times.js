@@ -11,11 +11,13 @@ export function tellTimes(root) {
   const now = Date.now();
   for (const element of root.querySelectorAll("time[datetime]")) {
     const seconds = (now - Date.parse(element.dateTime)) / 1000;
-    const far = Math.abs(seconds);
+    const coming = "coming" in element.dataset;
+    const far = coming ? -seconds : seconds;
     const step = STEPS.find(([below]) => far < below);
     if (!step) continue;
     const length = `${Math.floor(far / step[1])} ${step[2]}`;
-    const text = far < 5 ? "just now" : seconds < 0 ? `in ${length}` : `${length} ago`;
+    const told = coming ? `in ${length}` : `${length} ago`;
+    const text = far < 5 ? (coming ? "soon" : "just now") : told;
     if (element.textContent !== text) element.textContent = text;
   }
 }
