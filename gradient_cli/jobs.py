@@ -128,19 +128,20 @@ def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
     shown = any(waits)  # most lists hold no job that waits: no column for nothing
     heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
     rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits, strict=True)]
-    print_table(heads, rows, spare=("COST", "RAN") if shown else ())
+    print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN") if shown else ())
 
 
 def _waits(job: dict[str, Any]) -> str:
-    """Why nothing goes on, in few words: `3rd, ~4m`, `no worker`, `worker silent, 5m`."""
+    """Why nothing goes on, in few words: `3rd, ~4m`, `no worker`, `silent, 5m`."""
     if job.get("silentSince"):
-        return f"worker silent, {ago(job['silentSince']).removesuffix(' ago')}"
+        return f"silent, {ago(job['silentSince']).removesuffix(' ago')}"
     position = job.get("queuePosition")
     if position is None:
         return ""
     reason = str(job.get("reason") or "")
     # Where only others are before it, its place says more than the reason's name.
-    why = ordinal(position) if reason in _IN_TURN else reason.removeprefix("waiting_for_").replace("_", " ")
+    short = reason.removeprefix("waiting_for_").removeprefix("project_").replace("_", " ")
+    why = ordinal(position) if reason in _IN_TURN else short
     return ", ".join(part for part in (why, ahead(job.get("estimatedStartAt"))) if part)
 
 

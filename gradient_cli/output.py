@@ -27,17 +27,19 @@ def print_json(value: object) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()) -> None:
+def print_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = (), spare: Sequence[str] = ()
+) -> None:
     """Print rows under their heads, fitted to the terminal; in a pipe nothing is cut.
 
-    The first column is the one people copy from, so it is never cut. Columns of the heads in `spare` are left out,
-    one after another, where the terminal is too narrow for all of them.
+    The first column is the one people copy from, so it is never cut, nor are those of the heads in `whole`. Columns of
+    the heads in `spare` are left out, one after another, where the terminal is too narrow for all of them.
     """
     lines = [list(heads), *([terminal.plain(cell) for cell in row] for row in rows)]
     widths = _widths(lines)
     if terminal.is_tty(sys.stdout):
         left_out = list(spare)
-        while not _shrink(widths, terminal.width() - len(_GAP) * (len(widths) - 1)) and left_out:
+        while not _shrink(widths, lines[0], whole) and left_out:
             column = lines[0].index(left_out.pop(0))
             for line in lines:
                 del line[column]
@@ -61,11 +63,13 @@ def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(terminal.cells, column)) for column in zip(*lines, strict=True)]
 
 
-def _shrink(widths: list[int], room: int) -> bool:
+def _shrink(widths: list[int], heads: Sequence[str], whole: Sequence[str]) -> bool:
     """Make columns narrower until they fit, and say whether they do."""
-    while sum(widths) > room and len(widths) > 1:
-        widest = max(range(1, len(widths)), key=widths.__getitem__)
-        if widths[widest] <= _NARROWEST:
+    room = terminal.width() - len(_GAP) * (len(widths) - 1)
+    columns = [column for column in range(1, len(widths)) if heads[column] not in whole]
+    while sum(widths) > room:
+        widest = max(columns, key=widths.__getitem__, default=0)
+        if not widest or widths[widest] <= _NARROWEST:
             return False
         widths[widest] -= 1  # one by one: wide columns end up equally wide
     return True

@@ -102,7 +102,7 @@ _ALL = (
         "project_quota",
         None,
         Fault.NOBODY,
-        "Its project runs {detail}. It starts after one of them has ended; an administrator can raise the limit.",
+        "Its project runs {detail}. It goes on when one of them has ended, or an administrator has raised the limit.",
     ),
     Reason(
         "waiting_for_cards",

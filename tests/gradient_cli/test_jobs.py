@@ -29,7 +29,7 @@ WAITING = [
     ({"queuePosition": 2, "reason": "waiting_for_cards", "estimatedStartAt": {"minutes": 2}}, "cards, ~2m"),
     (
         {"state": "Running", "reason": "worker_silent", "silentSince": {"minutes": -6}},
-        "worker silent, 5m",
+        "silent, 5m",
     ),
 ]
 
