@@ -24,6 +24,7 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.NotFound: 404,
     errors.JobNotFound: 404,
     errors.ProjectNotFound: 404,
+    errors.WorkerNotFound: 404,
     errors.WorkspaceNotFound: 404,
     errors.ArtifactNotFound: 404,
     errors.SpecInvalid: 400,

@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from core.db import now
 from core.errors import StoreUnavailable
-from core.jobs import lifecycle
+from core.jobs import workers
 from core.jobs.models import Worker
 from core.jobs.states import JobState
 from service.main import create_app
@@ -220,7 +220,7 @@ def test_a_deleted_job_is_gone(client, worker, stores):
     assert client.post(f"/jobs/{job_id}/stop").json()["error"]["name"] == "JobNotFound"
     assert client.get("/jobs").json()["jobs"] == []
     with stores.database.write() as session:
-        heart = lifecycle.beat(session, "w", "h")[job_id]
+        heart = workers.beat(session, "w", "h")[job_id]
     assert heart.stop_requested
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from sqlalchemy import insert, select, update
 
 from core.db import now
+from core.jobs import claims
+from core.jobs.claims import Offer
 from core.jobs.models import Job, Project
 from core.jobs.places import Group, Place, Pool, Share, places_of
 
@@ -116,6 +118,24 @@ def test_places_in_the_database(database, submit):
         _change(session, jobs[2], state="cancelled")
     with database.read() as session:
         assert jobs[2].id not in places_of(session, fresh)
+
+
+def test_places_are_the_order_in_which_workers_take_the_jobs(database, submit):
+    asked = [("a", 50), ("a", 50), ("b", 50), ("a", 90), ("c", 50), ("b", 10), ("c", 50), ("a", 10), ("c", 90)]
+    waiting = [submit(project=project, priority=priority) for project, priority in asked]
+    elsewhere = submit(project="b", machine="V100")
+    with database.write() as session:
+        session.execute(update(Project).where(Project.name == "c").values(max_running=2))
+        _change(session, elsewhere, state="running")
+    with database.read() as session:
+        found = places_of(session, waiting)
+    expected = sorted(waiting, key=lambda job: found[job.id].number)
+    taken = []
+    with database.write() as session:
+        while job := claims.claim(session, Offer("w", "h", ("mock",), machine_types=("CPU",))):
+            taken.append(job.id)
+    assert taken == [job.id for job in expected[:8]]
+    assert expected[8].id == waiting[6].id, "past its project's quota"
 
 
 def _change(session, job, **values):

@@ -4,7 +4,8 @@ import pytest
 from sqlalchemy import delete, event, insert, select, text, update
 
 from core.db import now
-from core.jobs import lifecycle, queries
+from core.jobs import claims, lifecycle, queries
+from core.jobs.claims import Offer
 from core.jobs.models import Event, HeldCard, Job, Project, Worker
 from core.jobs.offers import offers
 from core.jobs.states import sentence
@@ -365,10 +366,10 @@ def test_an_estimate_looks_at_the_last_hundred_jobs_alone(database, submit, ther
 
 def test_failed_jobs_are_told_apart_by_their_exit_code(database, submit):
     ended = []
-    for reason, exit_code in (("exit_nonzero", 1), ("launch_failed", None), ("completed", 0)):
+    for reason, exit_code in (("exit_nonzero", 1), ("workspace_invalid", None), ("completed", 0)):
         submit()
         with database.write() as session:
-            job = lifecycle.claim(session, "w", "h", ["mock"])
+            job = claims.claim(session, Offer("w", "h", ("mock",)))
             job = lifecycle.ended(session, job, reason, exit_code=exit_code)
             ended.append(lifecycle.finish(session, job, artifacts_state="none"))
 
