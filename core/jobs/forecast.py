@@ -4,8 +4,9 @@ What is not known is left out: jobs of other machine types that compete for the 
 submitted, and how much a job differs from those before it.
 """
 
-import heapq
+import math
 import statistics
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 LEAST_HISTORY = 3
@@ -51,14 +52,53 @@ def starts(free_in: Sequence[float], lasts: float, places: Iterable[int]) -> dic
     Returns:
         Seconds by place. A later place never starts earlier.
     """
-    wanted = set(places)
-    free = list(free_in)
-    if not free or not wanted:
+    wanted = sorted(set(places))
+    if not free_in or not wanted:
         return {}
-    heapq.heapify(free)
+    if lasts <= 0:
+        return dict.fromkeys(wanted, min(free_in))
+    line = _Line(free_in, lasts)
     found: dict[int, float] = {}
-    for place in range(1, max(wanted) + 1):
-        if place in wanted:
-            found[place] = free[0]
-        heapq.heapreplace(free, free[0] + lasts)
+    earliest = 0.0
+    for place in wanted:
+        # Sums of the same numbers in another order differ in their last digit.
+        earliest = found[place] = max(earliest, line.start(place))
     return found
+
+
+class _Line:
+    """The slots as places are served, moved on by whole rounds: the thousandth place costs no more than the first.
+
+    Slots that are free within a job's length of each other are taken in turn, round after round.
+
+    Args:
+        free_in: In how many seconds each slot is free.
+        lasts: How long each job keeps its slot, in seconds; more than 0.
+    """
+
+    def __init__(self, free_in: Sequence[float], lasts: float) -> None:
+        self._lasts = lasts
+        self._later = deque(sorted(free_in))
+        self._turns: list[float] = []
+        self._served = 0
+        self._join()
+
+    def start(self, place: int) -> float:
+        """When a place is served. Places are asked in their order."""
+        while self._later:
+            rounds = [max(0, math.ceil((self._later[0] - free) / self._lasts)) for free in self._turns]
+            if self._served + sum(rounds) >= place:
+                break
+            self._served += sum(rounds)
+            self._turns = [free + count * self._lasts for free, count in zip(self._turns, rounds, strict=True)]
+            self._join()
+        round_, turn = divmod(place - self._served - 1, len(self._turns))
+        return self._turns[turn] + round_ * self._lasts
+
+    def _join(self) -> None:
+        """Let the slot that is free next take part, and those that are free soon after."""
+        first = self._later.popleft()
+        self._turns.append(first)
+        while self._later and self._later[0] <= first + self._lasts:
+            self._turns.append(self._later.popleft())
+        self._turns.sort()

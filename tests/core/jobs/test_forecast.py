@@ -1,5 +1,7 @@
 """Estimates: an example by hand, and what must hold of every one."""
 
+import heapq
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,8 +54,22 @@ def test_one_more_slot_never_delays_anybody(free_in, lasts, place):
     assert forecast.starts([*free_in, 0.0], lasts, [place])[place] <= fewer
 
 
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=6), st.integers(1, 50))
-def test_slots_that_are_free_within_a_jobs_length_are_taken_in_turn(free_in, place):
-    rounds, index = divmod(place - 1, len(free_in))
-    expected = sorted(free_in)[index] + 100 * rounds
-    assert forecast.starts(free_in, 100, [place])[place] == pytest.approx(expected)
+def served_one_by_one(free_in, lasts, places):
+    """When each of the first places is served, by taking the slot that is free first again and again."""
+    free, found = list(free_in), []
+    heapq.heapify(free)
+    for _ in range(places):
+        found.append(free[0])
+        heapq.heapreplace(free, free[0] + lasts)
+    return found
+
+
+@given(st.lists(st.floats(0, 500), min_size=1, max_size=8), st.floats(1, 100), st.integers(1, 120))
+def test_whole_rounds_are_what_one_by_one_is(free_in, lasts, places):
+    found = forecast.starts(free_in, lasts, range(1, places + 1))
+    assert list(found.values()) == pytest.approx(served_one_by_one(free_in, lasts, places))
+    assert forecast.starts(free_in, lasts, [places])[places] == pytest.approx(found[places])
+
+
+def test_the_millionth_place_costs_no_more_than_the_first():
+    assert forecast.starts([0, 5], 10, [2_000_001]) == {2_000_001: 10_000_000}
