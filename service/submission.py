@@ -13,12 +13,13 @@ from core.failpoints import failpoint
 from core.jobs import lifecycle, queries
 from core.jobs.lifecycle import Submission
 from core.jobs.models import Job, Project
+from core.jobs.offers import Offers, offers
 from core.jobs.spec import MAX_NAME, JobSpec, check_label
 from core.machines import MachineType
 from service.auth import KeyHolder
 from service.deps import OpenStores
 from service.uploads import Body
-from service.views import job_view, machine_type_view, resolved_view
+from service.views import machine_type_view, resolved_view, submitted_view
 from service.wire import DryRun, JobView, SubmitJob, parse
 
 DEFAULT_PROJECT = "default"
@@ -85,7 +86,7 @@ def dry_run(stores: OpenStores, body: Body) -> DryRun:
     with stores.database.read() as session:
         if checked.asked.project_id:
             project["name"] = queries.project(session, checked.asked.project_id).name
-        offered = queries.offered_backends(session)
+        offered = offers(session)
     project["name"] = project["name"] or DEFAULT_PROJECT
     spec = replace(checked.spec, workspace_sha256=checked.asked.workspace_sha256)
     return DryRun(
@@ -212,7 +213,7 @@ def _write(session: Session, stores: OpenStores, submission: Submission) -> tupl
 def _answer(stores: OpenStores, job: Job) -> JobView:
     failpoint("submit_after_commit")
     with stores.database.read() as session:
-        return job_view(session, stores, job)
+        return submitted_view(session, stores, job)
 
 
 def _canonical(asked: SubmitJob) -> bytes:
@@ -221,11 +222,11 @@ def _canonical(asked: SubmitJob) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def _notes(machine: MachineType, backend: str, offered: set[str], *, uploaded: bool) -> list[str]:
+def _notes(machine: MachineType, backend: str, offered: Offers, *, uploaded: bool) -> list[str]:
     notes = []
     if backend != machine.backend:
         notes.append("Simulated: the job runs on this server's own CPU, at that CPU's speed.")
-    if backend not in offered:
+    if not offered.available(machine.name, backend):
         notes.append("No running worker offers this machine type now; the job would wait.")
     if uploaded:
         notes.append("The uploaded workspace was not looked at.")

@@ -16,6 +16,7 @@ _ENDED = text("finished_at IS NOT NULL")
 # What was removed leaves its index: looking for what is due costs what is due.
 _KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_removed_at IS NULL")
 _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
+_RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in INTEGER PRIMARY KEY
 
@@ -144,6 +145,17 @@ class Job(Base):
             sqlite_where=_QUEUED,
             postgresql_where=_QUEUED,
         ),
+        Index(
+            "ix_jobs_pool",
+            "machine_type",
+            "backend",
+            "project_id",
+            text("priority DESC"),
+            "seq",
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
+        Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
         Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),
