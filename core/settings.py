@@ -45,6 +45,10 @@ class QueueSettings(BaseModel):
     """The doorbell between hosts."""
 
     broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
+    ping_seconds: float = Field(default=20.0, gt=0, description="seconds between a worker's messages to itself")
+    deaf_seconds: float = Field(
+        default=90.0, ge=0, description="a worker that hears none of them for so long restarts; 0: never"
+    )
 
 
 class LogSettings(BaseModel):
@@ -59,6 +63,9 @@ class WorkerSettings(BaseModel):
 
     slots: int | None = Field(
         default=None, description="jobs at once on this host; default: one per 2 CPUs, at least 2"
+    )
+    machine_types: list[str] | None = Field(
+        default=None, description="machine types this host takes, as a JSON list; default: all that its backends run"
     )
     poll_seconds: float = Field(default=1.0, description="seconds between looks for work when no bell rings")
     heartbeat_seconds: float = Field(default=10.0, description="seconds between heartbeats")
