@@ -34,8 +34,11 @@ def host_queue(worker: str) -> str:
 
 
 def _slug(name: str) -> str:
-    """The name in ASCII, a different one for every name; brokers limit how long names of queues may be."""
-    slug = quote(name, safe="")
+    """The name in letters, digits, `.`, `-` and `_`, of limited length: brokers differ in what else they take.
+
+    Every name has a slug of its own: of whatever else is in it, `_` and the hexadecimal digits of its bytes are kept.
+    """
+    slug = quote(name, safe="").replace("_", "_5F").replace("~", "_7E").replace("%", "_")
     if len(slug) <= _LONGEST_SLUG:
         return slug
-    return f"{slug[:_KEPT_OF_LONGER]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    return f"{slug[:_KEPT_OF_LONGER]}__{hashlib.sha256(name.encode()).hexdigest()[:32]}"

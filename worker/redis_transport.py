@@ -15,9 +15,11 @@ class Message(virtual.Message):
     """One that has all the parts that Kombu takes for granted."""
 
     def __init__(self, payload: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - kombu's hook
-        if not isinstance(payload["headers"], dict):
-            raise TypeError("its headers are no object")
-        super().__init__(payload, *args, **kwargs)
+        properties = payload["properties"]
+        kinds = {dict: (payload["headers"], properties["delivery_info"]), str: (properties["delivery_tag"],)}
+        if not all(isinstance(value, kind) for kind, values in kinds.items() for value in values):
+            raise TypeError("a part of it is of another kind")
+        super().__init__(payload, *args, **kwargs)  # type: ignore[no-untyped-call]  # kombu is typed in part
 
 
 class Channel(redis.Channel):

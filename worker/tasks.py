@@ -38,8 +38,8 @@ def register(app: Celery, bell: Bell, heard: Callable[[], None] = lambda: None) 
     def ping() -> None:
         heard()
 
-    app.task(ring, name=RING)
-    app.task(ping, name=PING)
+    app.task(ring, name=RING, shared=False)  # not with every app of this process
+    app.task(ping, name=PING, shared=False)
 
 
 def _is_id(value: object) -> bool:
