@@ -45,6 +45,7 @@ def parts(tmp_path, redis):
         (far / store).symlink_to(deployment.home / store)
     yield deployment
     deployment.stop()
+    Deployment(far).stop()  # what its jobs left
 
 
 def start_far(parts, **settings):
@@ -236,7 +237,7 @@ def deafened(parts, tmp_path):
 
     def start(**settings):
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | parts._settings | settings
-        env |= {"GRADIENT_HOME": str(tmp_path / "far")}
+        env |= {"GRADIENT_HOME": str(parts.home)}
         (tmp_path / "server.py").write_text(DEAFENED)
         with (tmp_path / "deaf.log").open("ab") as log:
             command = [sys.executable, tmp_path / "server.py", tmp_path / "deaf"]
@@ -260,7 +261,7 @@ def test_a_deaf_worker_ends_and_its_job_goes_on(parts, deafened, tmp_path):
     assert "worker_deaf" in said.read_text()
     assert psutil.pid_exists(leader)
     assert parts.job(job_id)["state"] == "Running"
-    start_far(parts)
+    parts.start_worker("one")
     wait_until(lambda: [e for e in parts.events(job_id) if e["kind"] == "adopted"], "the job to be adopted")
     open_gate(parts)
     job = parts.wait_ended(job_id)
