@@ -22,6 +22,35 @@ _WORKER_SOCKET_SECONDS = 10.0
 _SENDER_SOCKET_SECONDS = 1.0
 
 
+_SETTINGS = {
+    # Pickles would run whatever the sender likes.
+    "task_serializer": "json",
+    "result_serializer": "json",
+    "accept_content": ["json"],
+    # No result backend: the job's row is the only record of it.
+    "task_ignore_result": True,
+    # A worker that dies while it handles a message leaves it to others ...
+    "task_acks_late": True,
+    # ... but a message that kills its worker is not tried again: its job is found by looking.
+    "task_reject_on_worker_lost": False,
+    "task_publish_retry": False,
+    "worker_prefetch_multiplier": 1,
+    # Celery would take less after a reconnection, in case earlier tasks still run; ours take a moment.
+    "worker_enable_prefetch_count_reduction": False,
+    # To run a task twice is harmless, to end it within a commit is not.
+    "worker_cancel_long_running_tasks_on_connection_loss": False,
+    # A broadcast message, sent again by whoever, could stop workers or have them listen no more.
+    "worker_enable_remote_control": False,
+    "worker_send_task_events": False,
+    # However long the broker is away: workers do their work meanwhile, and come back to it.
+    "broker_connection_retry": True,
+    "broker_connection_retry_on_startup": True,
+    "broker_connection_max_retries": None,
+    "worker_hijack_root_logger": False,
+    "worker_redirect_stdouts": False,
+}
+
+
 def make_app(broker_url: str, *, socket_seconds: float = _WORKER_SOCKET_SECONDS) -> Celery:
     """The Celery app on this broker, with settings under which losing or doubling a message does no harm.
 
@@ -36,33 +65,7 @@ def make_app(broker_url: str, *, socket_seconds: float = _WORKER_SOCKET_SECONDS)
     """
     # Not "current": which app that is would depend on who made one last.
     app = Celery("gradient", broker=broker_url, set_as_current=False)
-    app.conf.update(
-        # Pickles would run whatever the sender likes.
-        task_serializer="json",
-        result_serializer="json",
-        accept_content=["json"],
-        # No result backend: the job's row is the only record of it.
-        task_ignore_result=True,
-        # A worker that dies while it handles a message leaves it to others ...
-        task_acks_late=True,
-        # ... but a message that kills its worker is not tried again: its job is found by looking.
-        task_reject_on_worker_lost=False,
-        task_publish_retry=False,
-        worker_prefetch_multiplier=1,
-        # Celery would take less after a reconnection, in case earlier tasks still run; ours take a moment.
-        worker_enable_prefetch_count_reduction=False,
-        # To run a task twice is harmless, to end it within a commit is not.
-        worker_cancel_long_running_tasks_on_connection_loss=False,
-        # A broadcast message, sent again by whoever, could stop workers or have them listen no more.
-        worker_enable_remote_control=False,
-        worker_send_task_events=False,
-        # However long the broker is away: workers do their work meanwhile, and come back to it.
-        broker_connection_retry=True,
-        broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,
-        worker_hijack_root_logger=False,
-        worker_redirect_stdouts=False,
-    )
+    app.conf.update(_SETTINGS)
     if broker_url.startswith("redis"):
         app.conf.broker_transport_options = _redis_options(socket_seconds)
     return app

@@ -62,6 +62,14 @@ def run(broker_url: str, host: Host, supervisor: Supervisor, bell: Bell) -> int:
     probe = _probe(broker_url, host, end)
     tasks.register(app, bell, probe.heard)
 
+    app.steps["worker"].add(_step(supervisor, work, probe))
+    signals.setup_logging.connect(_leave_logging)
+    worker = app.Worker(pool="threads", concurrency=2, loglevel=None, without_gossip=True, without_mingle=True)
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def _step(supervisor: Supervisor, work: threading.Thread, probe: Probe) -> type:
     class SupervisorStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery ships no types
         """Starts the supervisor once the worker's pool is there, and stops it with the worker.
 
@@ -81,11 +89,7 @@ def run(broker_url: str, host: Host, supervisor: Supervisor, bell: Bell) -> int:
             supervisor.stop()
             work.join()
 
-    app.steps["worker"].add(SupervisorStep)
-    signals.setup_logging.connect(_leave_logging)
-    worker = app.Worker(pool="threads", concurrency=2, loglevel=None, without_gossip=True, without_mingle=True)
-    worker.start()
-    return int(worker.exitcode or 0)
+    return SupervisorStep
 
 
 def _leave_logging(**_: object) -> None:
