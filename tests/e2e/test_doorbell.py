@@ -121,8 +121,7 @@ def test_no_message_ends_a_worker_or_makes_it_deaf(parts, redis):
             marker = "after" + "".join(name.split())
             client.lpush(OWN, envelope(json.dumps([[marker, None], {}, {}]).encode()))
             wait_until(lambda marker=marker: marker in worker.said(), f"it to hear after {name}")
-        assert client.hlen("gradient:unacked") == 0
-        wait_until(lambda: client.llen(OWN) == 0, "its queue to be empty")
+        wait_until(lambda: client.llen(OWN) == client.hlen("gradient:unacked") == 0, "nothing to be left")
     assert worker.alive()
     open_gate(parts)
     assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
