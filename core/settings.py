@@ -48,6 +48,10 @@ class QueueSettings(BaseModel):
     """The doorbell between hosts."""
 
     broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
+    ping_seconds: float = Field(default=20.0, gt=0, description="seconds between a worker's messages to itself")
+    deaf_seconds: float = Field(
+        default=90.0, ge=0, description="a worker that hears none of them for so long restarts; 0: never"
+    )
 
 
 class LogSettings(BaseModel):
