@@ -78,6 +78,12 @@ class MachineSettings(BaseModel):
     simulate: bool = Field(default=True, description="run every machine type on this computer's CPU, saying so")
 
 
+class TracingSettings(BaseModel):
+    """Traces by OpenTelemetry; OTEL_* variables say where to and which."""
+
+    enabled: bool = Field(default=False, description="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (OTLP over HTTP)")
+
+
 class Settings(BaseSettings):
     """The whole configuration of one process."""
 
@@ -92,6 +98,7 @@ class Settings(BaseSettings):
     logs: LogSettings = LogSettings()
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @property
     def root(self) -> Path:

@@ -25,6 +25,7 @@ from service.prometheus import Measured, Measures
 from service.routes import artifacts, health, jobs, logs, machine_types, metrics, operations, projects, workspaces
 from service.sessions import Sessions, load_secret
 from service.streams import Streams
+from service.tracing import Traced
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(SameSite, settings=settings.api)
     app.add_middleware(BodyLimit, settings=settings.api)
     app.add_middleware(RequestContext)
+    app.add_middleware(Traced)
     app.add_middleware(Measured, measures=stores.measures)
     app.include_router(health.router)
     for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces, operations):

@@ -16,6 +16,7 @@ from core.jobs.models import Job
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import BackendError
 from worker.host import Host
+from worker.tracing import AttemptSpans
 from worker.workspace import scratches
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Sweep:
             self._host.write(lambda session: lifecycle.give_up(session, job, "worker_lost", detail))
         except LeaseLost:
             return False  # it came back
+        AttemptSpans(job).closed(job, "worker_lost")
         logger.warning("job_given_up", extra=job.log_context())
         return True
 

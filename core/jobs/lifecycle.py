@@ -45,7 +45,6 @@ _OF_ONE_ATTEMPT = (
     "reason",
     "reason_detail",
     "phase_detail",
-    "run_after",
 )
 """Columns that an attempt begins without."""
 _FINISHING = frozenset({JobState.FINISHING})
@@ -63,6 +62,8 @@ class Submission:
     parent_id: str | None = None
     idempotency_key: str | None = None
     request_sha256: str | None = None
+    request_id: str | None = None
+    trace_parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "parent_id": submission.parent_id,
         "idempotency_key": submission.idempotency_key,
         "request_sha256": submission.request_sha256,
+        "request_id": submission.request_id,
+        "trace_parent": submission.trace_parent,
         "spec_json": spec.to_json(),
         "name": spec.name,
         "machine_type": submission.machine.name,
@@ -197,7 +200,14 @@ def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> 
         return None
     session.execute(
         _NEW_ATTEMPT,
-        {"job_id": job.id, "attempt": job.attempt, "worker": worker, "host": host, "claimed_at": job.claimed_at},
+        {
+            "job_id": job.id,
+            "attempt": job.attempt,
+            "worker": worker,
+            "host": host,
+            "due_at": job.run_after or job.created_at,
+            "claimed_at": job.claimed_at,
+        },
     )
     record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=worker)
     return job
