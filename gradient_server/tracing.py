@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
 from core.errors import GradientError
 from core.settings import TracingSettings
 from core.tracing import chosen_ids
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 _LAST_SECONDS = 5.0
 """Allowed at the end for what is not sent yet: a collector that is away must not hold up a restart."""
@@ -32,6 +36,18 @@ def traced(settings: TracingSettings) -> Iterator[None]:
     if not settings.enabled:
         yield
         return
+    provider = _provider()
+    trace.set_tracer_provider(provider)
+    try:
+        yield
+    finally:
+        # The SDK itself would go on trying for half a minute.
+        closing = Thread(target=provider.shutdown, name="last-spans", daemon=True)
+        closing.start()
+        closing.join(_LAST_SECONDS)
+
+
+def _provider() -> "TracerProvider":
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -61,11 +77,4 @@ def traced(settings: TracingSettings) -> Iterator[None]:
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, id_generator=Generator(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
-    try:
-        yield
-    finally:
-        # The SDK itself would go on trying for half a minute.
-        closing = Thread(target=provider.shutdown, name="last-spans", daemon=True)
-        closing.start()
-        closing.join(_LAST_SECONDS)
+    return provider

@@ -77,6 +77,8 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         docs_url=None,
         redoc_url=None,
         lifespan=_lifespan,
+        # Its own spans would hold queries, and with them what signs somebody in; `Traced` makes ours.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     stores = app.state.stores = open_stores(settings, database, wake=wake)
     errors.install(app)

@@ -79,33 +79,12 @@ class Measures:
         )
         for content in sorted(set(_CONTENT.values())):
             self._served.labels(content)
-        self._ended = Counter(
-            "gradient_jobs_ended",
-            "Jobs that ended since this process was first asked.",
-            ["state", "backend", "pool"],
-            registry=registry,
-        )
-        self._claims = Histogram(
-            "gradient_claim_duration_seconds",
-            "From when a job was due to its claim by a worker.",
-            ["backend", "pool"],
-            buckets=_CLAIM_BUCKETS,
-            registry=registry,
-        )
-        self._stored = Counter(
-            "gradient_stored_bytes",
-            "Bytes kept of attempts that ended since this process was first asked.",
-            ["content"],
-            registry=registry,
-        )
-        for content in sorted(set(_CONTENT.values())):
-            self._stored.labels(content)
+        self._of_jobs = _OfJobs(registry)
         following = Gauge("gradient_log_streams", "Logs being followed now.", registry=registry)
         following.set_function(lambda: streams.active)
         build = Info("gradient_build", "This release.", registry=registry)
         build.info({"version": version("gradient-jobs"), "python": platform.python_version()})
         ProcessCollector(registry=registry)
-        self._following = Following()
 
     @contextmanager
     def submitting(self) -> Iterator[None]:
@@ -136,12 +115,41 @@ class Measures:
         Raises:
             StoreUnavailable: The database does not answer.
         """
-        self._follow(session)
+        self._of_jobs.follow(session)
         counted = CollectorRegistry()
         counted.register(Counted(census.take(session)))
         return render(self._registry) + render(counted)
 
-    def _follow(self, session: Session) -> None:
+
+class _OfJobs:
+    """What is counted of jobs as it happens, whichever process made it happen."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._following = Following()
+        self._ended = Counter(
+            "gradient_jobs_ended",
+            "Jobs that ended since this process was first asked.",
+            ["state", "backend", "pool"],
+            registry=registry,
+        )
+        self._claims = Histogram(
+            "gradient_claim_duration_seconds",
+            "From when a job was due to its claim by a worker.",
+            ["backend", "pool"],
+            buckets=_CLAIM_BUCKETS,
+            registry=registry,
+        )
+        self._stored = Counter(
+            "gradient_stored_bytes",
+            "Bytes kept of attempts that ended since this process was first asked.",
+            ["content"],
+            registry=registry,
+        )
+        for content in sorted(set(_CONTENT.values())):
+            self._stored.labels(content)
+
+    def follow(self, session: Session) -> None:
+        """Count what happened since the last time."""
         happened = self._following.look(session)
         for labels, number in happened.ended.items():
             self._ended.labels(*labels).inc(number)
