@@ -4,6 +4,7 @@ GradientError
 ├── NotFound
 │   ├── JobNotFound
 │   ├── ProjectNotFound
+│   ├── WorkerNotFound
 │   ├── WorkspaceNotFound
 │   └── ArtifactNotFound
 ├── SpecInvalid
@@ -47,6 +48,10 @@ class JobNotFound(NotFound):
 
 class ProjectNotFound(NotFound):
     """No project has this id or name."""
+
+
+class WorkerNotFound(NotFound):
+    """No worker of this name ever reported."""
 
 
 class WorkspaceNotFound(NotFound):

@@ -47,9 +47,26 @@ def build_parser() -> argparse.ArgumentParser:
         description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_workers(commands)
     commands.add_parser("migrate", help="bring the database's schema up to this release")
     _add_keys(commands)
     return parser
+
+
+def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    listing = commands.add_parser("workers", help="show the workers that have reported: what they offer and run")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    drain = commands.add_parser(
+        "drain",
+        help="have a worker claim no more jobs; what it runs, runs on",
+        description="Has a worker claim no more jobs, until `gradient-server resume`, whether it is restarted or not. "
+        "What it runs, runs on.",
+    )
+    drain.add_argument("--wait", action="store_true", help="return when its last job has ended")
+    drain.add_argument("--timeout", type=float, metavar="SECONDS", help="with --wait: give up after this, exit code 1")
+    resume = commands.add_parser("resume", help="have a drained worker claim jobs again")
+    for command in (drain, resume):
+        command.add_argument("--name", help="the worker's name (default: the machine's name)")
 
 
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -92,6 +109,10 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server import keys
 
         return keys.run(parsed, settings)
+    if parsed.command in {"workers", "drain", "resume"}:
+        from gradient_server import workers
+
+        return workers.run(parsed, settings)
     if parsed.command == "doctor":
         from gradient_server import doctor
 

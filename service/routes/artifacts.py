@@ -8,25 +8,26 @@ from fastapi.responses import StreamingResponse
 
 from core.artifacts import ArtifactFile, OpenArtifact
 from core.jobs import queries
-from service import ranges
+from service import links, ranges
 from service.deps import Reading, Stores
 from service.wire import ArtifactsPage, ArtifactView, SkippedView
 from service.zips import zip_blocks
 
-WhichAttempt = Annotated[int | None, Query(ge=1, description="an earlier attempt's; default: the latest's")]
+_MAX_ATTEMPT = 2**31 - 1
+
+WhichAttempt = Annotated[
+    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="an earlier attempt's; default: the latest's")
+]
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
 
-_BYTES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {}}},
-    206: {"description": "The part that Range asked for."},
-    304: {"description": "The client has this version."},
-    416: {"description": "The range begins past the end."},
+_BYTES = {**ranges.RESPONSES, 304: {"description": "The client has this version."}}
+_ZIP: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}
 }
-_ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}}}
 
 
-@router.get("/artifacts")
+@router.get("/artifacts", responses={200: {"links": links.OF_ARTIFACTS}})
 def list_artifacts(
     session: Reading,
     stores: Stores,
@@ -49,7 +50,12 @@ def list_artifacts(
     )
 
 
-@router.get("/artifacts/file/{path:path}", response_class=Response, responses=_BYTES)
+@router.get(
+    "/artifacts/file/{path:path}",
+    response_class=Response,
+    responses=_BYTES,
+    openapi_extra=ranges.headers_read("Range", "If-Range", "If-None-Match"),
+)
 def read_artifact(
     request: Request,
     session: Reading,

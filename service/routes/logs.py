@@ -43,7 +43,9 @@ def read_log(
     return log_page(stores, job, _first(stores, job, wanted), wanted.limit)
 
 
-@router.get("/raw", response_class=Response, responses={200: {"content": {"application/octet-stream": {}}}})
+@router.get(
+    "/raw", response_class=Response, responses=ranges.RESPONSES, openapi_extra=ranges.headers_read("Range", "If-Range")
+)
 def read_raw_log(
     request: Request,
     session: Reading,

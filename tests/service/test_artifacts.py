@@ -207,3 +207,9 @@ def test_failed_collection_shows(client, job_id, worker, database):
     with database.write() as session:
         session.connection().exec_driver_sql("UPDATE jobs SET artifacts_state = 'failed'")
     assert client.get(f"/jobs/{job_id}/artifacts").json()["state"] == "failed"
+
+
+@pytest.mark.parametrize("attempt", [0, -1, 2**31, "9" * 300])
+def test_an_attempt_that_cannot_be_is_refused(client, job_id, attempt):
+    for path in ("artifacts", "artifacts.zip", "artifacts/file/notes.txt"):
+        assert client.get(f"/jobs/{job_id}/{path}", params={"attempt": attempt}).status_code == 422

@@ -9,7 +9,8 @@ from sqlalchemy import update
 
 from core.db import Database
 from core.joblog_writer import LogWriter
-from core.jobs import lifecycle, queries
+from core.jobs import claims, lifecycle, queries
+from core.jobs.claims import Offer
 from core.jobs.models import Job
 from core.jobs.states import JobState
 from core.settings import Settings
@@ -34,7 +35,7 @@ def host(database, tmp_path):
 def claim(host, submit):
     def make(command, **spec):
         submit(command, **spec)
-        return host.write(lambda session: lifecycle.claim(session, "w1", "here", ["mock"]))
+        return host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",))))
 
     return make
 
@@ -142,6 +143,26 @@ def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
     backend.destroy(handle)
 
 
+def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim):
+    job = claim("sleep 100", max_attempts=2)
+    signals = Signals()
+    signals.cut_off_from_record()
+    run_attempt(host, job, signals)
+    with host.database.read() as session:
+        (attempt,) = queries.attempts(session, job.id)
+    row = ended(host, job)
+    assert (row.state, row.machine_faults) == (JobState.QUEUED, 1)
+    assert (attempt.reason, attempt.exit_code) == ("cut_off", 143)
+
+
+def test_a_job_finds_its_cards_in_its_environment(host, database, submit):
+    submit('echo "$GRADIENT_CARDS"', machine="V100")
+    with database.write() as session:
+        job = claims.claim(session, Offer("w1", "here", ("mock",), cards=("3",)))
+    run_attempt(host, job, Signals())
+    assert output(host, job) == ["3"]
+
+
 def attempts(host, job):
     with host.database.read() as session:
         return queries.attempts(session, job.id)
@@ -153,7 +174,7 @@ def test_what_is_kept_of_each_attempt_is_noted_when_it_is_closed(host, submit):
     for number in (1, 2):
         with host.database.write() as session:
             session.execute(update(Job).values(run_after=None))
-        claimed = host.write(lambda session: lifecycle.claim(session, "w1", "here", ["mock"]))
+        claimed = host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",))))
         assert claimed.attempt == number
         run_attempt(host, claimed, Signals())
     rows = attempts(host, job)
@@ -166,7 +187,6 @@ def test_an_attempt_that_never_began_keeps_nothing(host, claim):
     job = claim("true", env_vars={"MOCK_START_FAILURE": "no machine"})
     run_attempt(host, job, Signals())
     (row,) = attempts(host, job)
-    assert ended(host, job).ended
     assert (row.log_bytes, row.artifact_bytes) == (0, 0)
 
 

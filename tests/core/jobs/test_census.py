@@ -7,7 +7,8 @@ from sqlalchemy import event, insert, text, true, update
 
 from core.db import Base, now
 from core.ids import new_id
-from core.jobs import census, lifecycle
+from core.jobs import census, claims, lifecycle, workers
+from core.jobs.claims import Offer
 from core.jobs.following import Following
 from core.jobs.models import Attempt, Event, HeldCard, Job, Repair, Worker
 from core.jobs.states import JobState
@@ -24,12 +25,12 @@ def taken(database):
 
 def register(database, name, *, slots=2, backends=("mock",)):
     with database.write() as session:
-        lifecycle.register_worker(session, name, "h", boot_id="b", backends=backends, slots=slots)
+        workers.register(session, Offer(name, "h", tuple(backends)), boot_id="b", slots=slots)
 
 
 def claim(database, worker="w"):
     with database.write() as session:
-        return lifecycle.claim(session, worker, "h", ["mock"])
+        return claims.claim(session, Offer(worker, "h", ("mock",)))
 
 
 def end(database, job, reason="completed"):

@@ -6,8 +6,9 @@ import pytest
 from sqlalchemy import func, insert, select, update
 
 from core.db import now
+from core.jobs import claims, lifecycle
 from core.jobs import following as module
-from core.jobs import lifecycle
+from core.jobs.claims import Offer
 from core.jobs.following import Following
 from core.jobs.models import Event, Job
 from core.jobs.moves import note_sizes
@@ -37,7 +38,7 @@ def look(database, following, counted):
 
 def claim(database, worker="w"):
     with database.write() as session:
-        return lifecycle.claim(session, worker, "h", ["mock"])
+        return claims.claim(session, Offer(worker, "h", ("mock",)))
 
 
 def end(database, job, reason="completed", *, log_bytes=None, artifact_bytes=None):
