@@ -10,6 +10,8 @@ from pydantic import BaseModel, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 GIB = 1024**3
+MAX_DAYS = 36_500
+"""The longest a policy may say: a hundred years."""
 _FENCE_SECONDS = 120.0
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
 
@@ -97,6 +99,23 @@ class MachineSettings(BaseModel):
     simulate: bool = Field(default=True, description="run every machine type on this computer's CPU, saying so")
 
 
+class RetentionSettings(BaseModel):
+    """How long things are kept; a project may say otherwise for its logs and artifacts."""
+
+    logs_days: int | None = Field(
+        default=None, ge=1, le=MAX_DAYS, description="days that logs are kept after a job's end; default: for good"
+    )
+    artifacts_days: int | None = Field(
+        default=None, ge=1, le=MAX_DAYS, description="days that artifacts are kept after a job's end; default: for good"
+    )
+    workspaces_days: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_DAYS,
+        description="days that an uploaded workspace is kept after the end of the last job on it; default: for good",
+    )
+
+
 class TracingSettings(BaseModel):
     """Traces by OpenTelemetry; OTEL_* variables say where to and which."""
 
@@ -117,6 +136,7 @@ class Settings(BaseSettings):
     logs: LogSettings = LogSettings()
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
+    retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
 
     @property

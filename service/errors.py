@@ -27,6 +27,7 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.WorkerNotFound: 404,
     errors.WorkspaceNotFound: 404,
     errors.ArtifactNotFound: 404,
+    errors.OutputRemoved: 410,
     errors.SpecInvalid: 400,
     errors.MachineTypeUnknown: 400,
     errors.WorkspaceInvalid: 400,

@@ -375,4 +375,5 @@ def add_metrics(session: Session, rows: Sequence[dict[str, Any]]) -> None:
 
 def mark_emptied(session: Session, job_id: str) -> None:
     """Say that what a deleted job printed and left is removed."""
-    session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed"))
+    gone = {"logs_removed_at": now(), "artifacts_removed_at": now()}
+    session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed", **gone))
