@@ -143,7 +143,7 @@ def growth(settings: Settings, session: Session) -> Finding:
         return warning(
             "growth",
             f"{trend}; {free / GIB:.0f} GiB are free, which is {free / daily:.0f} days of that.",
-            "Set GRADIENT_RETENTION__ARTIFACTS_DAYS or policies of projects, delete jobs, or move GRADIENT_HOME to a larger "
-            "disk.",
+            "Set GRADIENT_RETENTION__ARTIFACTS_DAYS or policies of projects, delete jobs, or move GRADIENT_HOME to a "
+            "larger disk.",
         )
     return ok("growth", f"{trend}; the disk has room for more than {_LEAST_DAYS} days of that.")
