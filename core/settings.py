@@ -120,6 +120,12 @@ class RetentionSettings(BaseModel):
     )
 
 
+class TracingSettings(BaseModel):
+    """Traces by OpenTelemetry; OTEL_* variables say where to and which."""
+
+    enabled: bool = Field(default=False, description="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (OTLP over HTTP)")
+
+
 class Settings(BaseSettings):
     """The whole configuration of one process."""
 
@@ -135,6 +141,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
     retention: RetentionSettings = RetentionSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @property
     def root(self) -> Path:

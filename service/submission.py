@@ -1,11 +1,13 @@
 """Making a job from what a client sent: check everything, store the workspace, then write the record."""
 
 import json
+import logging
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
+from core import tracing
 from core.archives import ArchiveLimits
 from core.db import on_commit
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
@@ -16,11 +18,12 @@ from core.jobs.models import Job, Project
 from core.jobs.offers import Offers, offers
 from core.jobs.spec import MAX_NAME, JobSpec, check_label
 from core.machines import MachineType
-from service.auth import KeyHolder
 from service.deps import OpenStores
 from service.uploads import Body
 from service.views import machine_type_view, resolved_view, submitted_view
 from service.wire import DryRun, JobView, SubmitJob, parse
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PROJECT = "default"
 
@@ -36,14 +39,28 @@ class _Checked:
     machine: MachineType
 
 
-def submit(stores: OpenStores, caller: KeyHolder, body: Body, key: str | None) -> tuple[JobView, bool]:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a job comes from.
+
+    Attributes:
+        key_id: Id of the API key of who asks.
+        request_id: Of the request.
+        idempotency_key: The client's, or None.
+    """
+
+    key_id: str
+    request_id: str
+    idempotency_key: str | None
+
+
+def submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[JobView, bool]:
     """Make the job that a client asked for.
 
     Args:
         stores: The open stores.
-        caller: Who asks.
+        origin: Who asks.
         body: What came; its workspace is stored only when the rest is good.
-        key: Idempotency-Key, or None.
 
     Returns:
         The job, and whether it was made now.
@@ -53,7 +70,13 @@ def submit(stores: OpenStores, caller: KeyHolder, body: Body, key: str | None) -
         SpecInvalid: It asks for what cannot be.
         IdempotencyMismatch: The key came with another request before.
     """
-    check_key(key)
+    check_key(origin.idempotency_key)
+    with tracing.span("submit"):
+        job, made = _submit(stores, origin, body)
+    return _answer(stores, job), made
+
+
+def _submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[Job, bool]:
     checked = _check(stores, body)
     sha256 = _store(stores, body.workspace, checked.asked.workspace_sha256)
     spec = replace(checked.spec, workspace_sha256=sha256)
@@ -64,12 +87,14 @@ def submit(stores: OpenStores, caller: KeyHolder, body: Body, key: str | None) -
             machine=checked.machine,
             backend=stores.backend_for(checked.machine),
             project=_project(session, checked.asked),
-            submitted_by=caller.id,
-            idempotency_key=key,
+            submitted_by=origin.key_id,
+            idempotency_key=origin.idempotency_key,
             request_sha256=digest,
+            request_id=origin.request_id,
+            trace_parent=tracing.trace_parent(),
         )
         job, made = _write(session, stores, submission)
-    return _answer(stores, job), made
+    return _noted(job, made=made)
 
 
 def dry_run(stores: OpenStores, body: Body) -> DryRun:
@@ -97,7 +122,7 @@ def dry_run(stores: OpenStores, body: Body) -> DryRun:
     )
 
 
-def clone(stores: OpenStores, caller: KeyHolder, job_id: str, key: str | None) -> tuple[JobView, bool]:
+def clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[JobView, bool]:
     """Make a job with the spec, workspace and project of another.
 
     Returns:
@@ -109,7 +134,13 @@ def clone(stores: OpenStores, caller: KeyHolder, job_id: str, key: str | None) -
         MachineTypeUnknown: Its machine type is no longer offered.
         IdempotencyMismatch: The key came with another request before.
     """
-    check_key(key)
+    check_key(origin.idempotency_key)
+    with tracing.span("submit"):
+        job, made = _clone(stores, origin, job_id)
+    return _answer(stores, job), made
+
+
+def _clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[Job, bool]:
     with stores.database.read() as session:
         spec = queries.get(session, job_id).spec
     machine = stores.catalogue.get(spec.machine_type)
@@ -126,13 +157,15 @@ def clone(stores: OpenStores, caller: KeyHolder, job_id: str, key: str | None) -
             machine=machine,
             backend=stores.backend_for(machine),
             project=queries.project(session, original.project_id),
-            submitted_by=caller.id,
+            submitted_by=origin.key_id,
             parent_id=original.id,
-            idempotency_key=key,
+            idempotency_key=origin.idempotency_key,
             request_sha256=lifecycle.request_digest(b"clone", original.id.encode()),
+            request_id=origin.request_id,
+            trace_parent=tracing.trace_parent(),
         )
         job, made = _write(session, stores, submission)
-    return _answer(stores, job), made
+    return _noted(job, made=made)
 
 
 def check_key(key: str | None) -> None:
@@ -207,6 +240,14 @@ def _write(session: Session, stores: OpenStores, submission: Submission) -> tupl
     job, made = lifecycle.submit(session, submission)
     on_commit(session, stores.wake)
     failpoint("submit_before_commit")
+    return job, made
+
+
+def _noted(job: Job, *, made: bool) -> tuple[Job, bool]:
+    """Say in our own log, and in the trace, which job a request made."""
+    if made:
+        logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
+    tracing.note({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
     return job, made
 
 

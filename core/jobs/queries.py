@@ -183,6 +183,13 @@ def held_attempts(session: Session) -> set[tuple[str, int]]:
     return {(row.id, row.attempt) for row in rows}
 
 
+def kept_bytes(session: Session, *, days: float) -> int:
+    """Bytes of logs and artifacts that attempts left which ended within these days. Reads all attempts."""
+    kept = func.coalesce(Attempt.log_bytes, 0) + func.coalesce(Attempt.artifact_bytes, 0)
+    lately = Attempt.ended_at >= now(-days * 86400)
+    return int(session.scalar(select(func.coalesce(func.sum(kept), 0)).where(lately)) or 0)
+
+
 def newest_event_at(session: Session) -> datetime | None:
     """When the last thing happened to a job; None if nothing ever did."""
     return session.scalar(select(Event.at).order_by(Event.id.desc()).limit(1))

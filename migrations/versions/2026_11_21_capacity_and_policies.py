@@ -20,7 +20,11 @@ _INDEXES_OF_ENDED = {
 
 def _columns() -> dict[str, list[sa.Column]]:
     return {
-        "attempts": [sa.Column("log_bytes", sa.BigInteger()), sa.Column("artifact_bytes", sa.BigInteger())],
+        "attempts": [
+            sa.Column("due_at", sa.DateTime(timezone=True)),
+            sa.Column("log_bytes", sa.BigInteger()),
+            sa.Column("artifact_bytes", sa.BigInteger()),
+        ],
         "jobs": [
             sa.Column("cards", sa.Integer(), server_default="0", nullable=False),
             sa.Column("cpus", sa.Double()),
