@@ -6,7 +6,8 @@ GradientError
 │   ├── ProjectNotFound
 │   ├── WorkerNotFound
 │   ├── WorkspaceNotFound
-│   └── ArtifactNotFound
+│   ├── ArtifactNotFound
+│   └── OutputRemoved
 ├── SpecInvalid
 │   ├── MachineTypeUnknown
 │   ├── WorkspaceInvalid
@@ -60,6 +61,10 @@ class WorkspaceNotFound(NotFound):
 
 class ArtifactNotFound(NotFound):
     """The job has no artifact at this path."""
+
+
+class OutputRemoved(NotFound):
+    """What the job printed or left was removed by policy; the record says when."""
 
 
 class SpecInvalid(GradientError):

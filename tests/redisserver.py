@@ -64,9 +64,15 @@ class RedisServer:
         """Every command that changed something, whatever became of it later."""
         return b"".join(file.read_bytes() for file in sorted((self._folder / "appendonlydir").glob("*")))
 
-    def signal(self, number: signal.Signals) -> None:
+    def freeze(self) -> None:
+        """It hangs: connections stand, and nobody answers."""
         assert self._process is not None
-        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on where it was."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def _answers(self) -> bool:
         with contextlib.suppress(redis.RedisError), self.client() as client:

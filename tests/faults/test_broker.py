@@ -1,7 +1,6 @@
 """Redis forgets, dies, hangs, repeats itself, or loses every message: jobs are slower to begin, and that is all."""
 
 import random
-import signal
 import threading
 import time
 
@@ -47,7 +46,7 @@ def test_redis_is_gone_and_jobs_are_accepted_and_run(parts, redis, how, _):
     with trial("F7", parts) as one:
         parts.submit(recorded())
         parts.wait_all_ended()
-        redis.kill() if how == "down" else redis.signal(signal.SIGSTOP)
+        redis.kill() if how == "down" else redis.freeze()
         began = time.monotonic()
         # The dispatcher has to meet the silence, not only the request.
         answers = [parts.post(recorded()) for _ in range(20)]
@@ -56,7 +55,7 @@ def test_redis_is_gone_and_jobs_are_accepted_and_run(parts, redis, how, _):
             answers.append(parts.post(recorded()))
             time.sleep(0.2)
         parts.wait_all_ended()
-        redis.start() if how == "down" else redis.signal(signal.SIGCONT)
+        redis.start() if how == "down" else redis.thaw()
         one.lifted()
         parts.submit(recorded())
     assert max(answers) < QUICKLY, f"an answer waited for the broker: {max(answers):.2f} s"

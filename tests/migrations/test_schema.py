@@ -21,12 +21,13 @@ TABLES = {
     "metrics",
     "outbox",
     "projects",
+    "removals",
     "repairs",
     "turns",
     "workers",
 }
 # SQLite tells an index over an expression without the expression, so it would always look changed there.
-EXPRESSION_INDEXES = {"ix_jobs_queue", "ix_jobs_project_queue"}
+EXPRESSION_INDEXES = {"ix_jobs_queue", "ix_jobs_project_queue", "ix_jobs_pool"}
 
 
 def differences(database):
