@@ -306,7 +306,7 @@ def _moves(row: dict[str, Any], events: list[dict[str, Any]], seen: dict[str, An
     if state != row["state"]:
         found.append(f"I4 {where} is {row['state']}, its events end at {state}")
     # What is removed later by its owner's wish or a policy is no change of the record.
-    apart = {"deleted_at", "artifacts_state", "logs_removed_at"}
+    apart = {"deleted_at", "artifacts_state", "logs_removed_at", "artifacts_removed_at"}
     changed = {name for name in seen or {} if name in row and seen and seen[name] != row[name]} - apart
     return found + ([f"I4 {where} changed after its end: {sorted(changed)}"] if changed else [])
 

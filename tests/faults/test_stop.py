@@ -17,8 +17,10 @@ POINTS = [name for name in FAILPOINTS if not name.startswith("submit_")]
 # Where a job has come to its own end before the stop can reach it.
 OVER = {"exited", "finishing", "destroyed", "collected", "finished"}
 GRACE = 2
+# A shell tells of every child that was killed: it printed that, and not the job.
+QUIET = "exec 2>/dev/null; "
 DEAF = "trap '' TERM; say up; while :; do sleep 0.2; done"
-SPLIT = 'exec 2>/dev/null; setsid sh -c "trap : TERM; while :; do sleep 0.2; done" & setsid sleep 600 & say up; wait'
+SPLIT = 'setsid sh -c "trap : TERM; while :; do sleep 0.2; done" & setsid sleep 600 & say up; wait'
 SAVING = f"trap 'say saving; sleep {GRACE / 2}; leave model saved; finish 9' TERM; say up; while :; do sleep 0.1; done"
 PLAIN = "say up; exec sleep 600"
 # Command, and the exit code it is shown with.
@@ -29,7 +31,10 @@ RESISTING = {"deaf": (DEAF, 137), "split": (SPLIT, 143), "saving": (SAVING, 9), 
 def test_jobs_that_resist_are_ended_and_tell_how(deployment, _):
     deployment.start_up(GRADIENT_WORKER__SLOTS="4")
     with trial("F28", deployment) as one:
-        jobs = {how: deployment.submit(recorded(command), stopGrace=GRACE) for how, (command, _) in RESISTING.items()}
+        jobs = {
+            how: deployment.submit(recorded(QUIET + command), stopGrace=GRACE)
+            for how, (command, _) in RESISTING.items()
+        }
         for job_id in jobs.values():
             wait_until(lambda job_id=job_id: b"up" in deployment.raw_log(job_id), "its first line")
         began = time.monotonic()
