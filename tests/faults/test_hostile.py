@@ -47,12 +47,12 @@ leave good kept; say done
 
 # What a job does to the folder that its wrapper and its worker talk through, and how it is then shown.
 CONTROL = {
-    "exit is a link": 'ln -s /etc/passwd "$control/exit"; say done',
-    "exit is a fifo": 'mkfifo "$control/exit"; say done; kill -9 $PPID',
+    "exit is a link": 'rm -f "$control/exit"; ln -s "$GRADIENT_STORAGE_DIR/precious" "$control/exit"; say done',
+    "exit is a fifo": 'rm -f "$control/exit"; mkfifo "$control/exit"; say done; kill -9 $PPID',
     "exit is huge": 'truncate -s 10G "$control/exit"; say done; kill -9 $PPID',
     "exit lies": 'echo 0 >"$control/exit"; say done',
     "log is gone": 'say done; rm "$control/log"; sleep 0.2',
-    "log is a link": 'say done; rm "$control/log"; ln -s /etc/passwd "$control/log"; sleep 0.2',
+    "log is a link": 'say done; rm "$control/log"; ln -s "$GRADIENT_STORAGE_DIR/precious" "$control/log"; sleep 0.2',
     "metrics are a fifo": 'rm -f "$GRADIENT_METRICS_FILE"; mkfifo "$GRADIENT_METRICS_FILE"; say done',
     "started is a lie": 'echo 1 >"$control/started"; say done',
     "all is gone": 'say done; rm -rf "$control"',
@@ -64,6 +64,9 @@ def test_jobs_that_fight_their_control_folder_harm_only_themselves(deployment):
     worker = deployment.start_worker(GRADIENT_WORKER__SLOTS="4")
     with trial("F26", deployment, judged=False) as one:
         one.tries = len(CONTROL)
+        precious = deployment.home / "storage" / "precious"
+        precious.parent.mkdir(exist_ok=True)
+        precious.write_text(SECRET)
         begin = 'control=$(dirname "$GRADIENT_METRICS_FILE"); '
         jobs = {how: deployment.submit(recorded(begin + what, 3)) for how, what in CONTROL.items()}
         neighbours = [deployment.submit(recorded("say done; leave model weights", 5)) for _ in CONTROL]
@@ -75,7 +78,8 @@ def test_jobs_that_fight_their_control_folder_harm_only_themselves(deployment):
             assert (job["exitCode"], job["artifactsState"]) == (5, "complete")
             assert deployment.raw_log(job_id) == b"done\n"
         for job_id in jobs.values():
-            assert b"root:" not in deployment.raw_log(job_id)
+            assert SECRET.encode() not in deployment.raw_log(job_id)
+        assert precious.read_text() == SECRET, "nobody followed a link and wrote"
         wait_until(lambda: not deployment.running() and not deployment.scratch(), "nothing to be left")
     assert worker.alive()
 

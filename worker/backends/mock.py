@@ -88,6 +88,7 @@ class MockBackend:
             "boot_id": boot_id(),
             # The clock that no administrator and no time server moves; one for all processes since the machine's start.
             "launched": time.monotonic(),
+            "launched_at": time.time(),  # a worker of the release before this one reads it
             "memory_bytes": spec.memory_bytes,
             "preempt_after": preempt,
             "stop_grace": spec.stop_grace,
