@@ -37,6 +37,7 @@ class _Running:
     """As it was taken up."""
     signals: Signals
     thread: threading.Thread
+    ended: threading.Event
 
     @property
     def may_run_again(self) -> bool:
@@ -161,20 +162,23 @@ class Supervisor:
 
     def _begin(self, job: Job) -> None:
         signals = Signals(stop_requested=job.stop_requested_at is not None)
-        thread = threading.Thread(target=self._attempt, args=(job, signals), name=f"job-{job.id}", daemon=True)
-        self._running[job.id] = _Running(job, signals, thread)
+        ended = threading.Event()
+        thread = threading.Thread(target=self._attempt, args=(job, signals, ended), name=f"job-{job.id}", daemon=True)
+        self._running[job.id] = _Running(job, signals, thread, ended)
         thread.start()
 
-    def _attempt(self, job: Job, signals: Signals) -> None:
+    def _attempt(self, job: Job, signals: Signals, ended: threading.Event) -> None:
         bind(**job.log_context())
         try:
             run_attempt(self._host, job, signals)
         finally:
-            self._watch.wake()  # a place is free
+            # The thread itself is still there when the loop wakes; its place is free all the same.
+            ended.set()
+            self._watch.wake()
 
     def _forget_ended(self) -> None:
         for job_id, one in list(self._running.items()):
-            if not one.thread.is_alive():
+            if one.ended.is_set():
                 del self._running[job_id]
 
     def _beat(self) -> None:
