@@ -11,6 +11,8 @@ command=$2
 # A folder that is gone means that the attempt is over.
 set -C
 { echo $$ >"$control/started"; } 2>/dev/null || exit 97
+# Opened before the job can put a link in its place, which would be followed.
+exec 3>"$control/exit"
 set +C
 
 if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
@@ -20,7 +22,7 @@ if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
 trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
 trap '' HUP INT
 
-"$shell" -c "$command" </dev/null >>"$control/log" 2>&1 &
+"$shell" -c "$command" </dev/null >>"$control/log" 2>&1 3>&- &
 child=$!
 wait "$child"
 code=$?
@@ -32,5 +34,5 @@ done
 
 # One write, by a builtin: a program started here could be killed with the rest of the job, and the code be lost.
 # Readers wait for the line's end.
-echo "$code" >"$control/exit"
+echo "$code" >&3
 exit "$code"
