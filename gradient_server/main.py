@@ -47,7 +47,13 @@ def build_parser() -> argparse.ArgumentParser:
         description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    commands.add_parser("migrate", help="bring the database's schema up to this release")
+    migrate = commands.add_parser("migrate", help="bring the database's schema up to this release")
+    migrate.add_argument(
+        "--back-to",
+        metavar="REVISION",
+        help="take it back instead, to an earlier revision such as 0001; what later ones keep is lost. Stop every "
+        "process first",
+    )
     _add_keys(commands)
     return parser
 
@@ -107,7 +113,7 @@ def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
     from gradient_server import processes
 
     if parsed.command == "migrate":
-        return processes.migrate(settings)
+        return processes.migrate(settings, parsed.back_to)
     if parsed.command == "worker":
         return processes.worker(settings, parsed.name)
     given = {"host": parsed.host, "port": parsed.port}
