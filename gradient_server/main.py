@@ -47,6 +47,12 @@ def build_parser() -> argparse.ArgumentParser:
         description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_migrate(commands)
+    _add_keys(commands)
+    return parser
+
+
+def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     migrate = commands.add_parser("migrate", help="bring the database's schema up to this release")
     migrate.add_argument(
         "--back-to",
@@ -54,8 +60,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="take it back instead, to an earlier revision such as 0001; what later ones keep is lost. Stop every "
         "process first",
     )
-    _add_keys(commands)
-    return parser
 
 
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,7 +1,7 @@
 """${message}."""
 
 # Runs while the release before is still serving: it only adds (CONTRIBUTING.md, "A migration"). Everything that it
-# locks stays locked until all of it is done, and nobody waits for a lock longer than two seconds.
+# locks stays locked until all of it is done; where it has to wait for a lock, all of it is tried again.
 
 import sqlalchemy as sa
 from alembic import op

@@ -60,7 +60,8 @@ def later_release(folder: Path, *later: Step) -> Path:
 
 def _copy(folder, revisions):
     (folder / "versions").mkdir(parents=True)
-    shutil.copy(MIGRATIONS / "env.py", folder)
+    for name in ("env.py", "script.py.mako"):
+        shutil.copy(MIGRATIONS / name, folder)
     for step in schema.steps():
         if step.revision in revisions:
             shutil.copy(step.path, folder / "versions")

@@ -1,9 +1,13 @@
 """The rule of migrations: a release that is still served trips over nothing. Looked at is what a database has."""
 
+from pathlib import Path
+
 import pytest
+from alembic import command
 from releases import HEAD, NEXT, Step, breaks, described, later_release, release
 
 from core import schema
+from core.db import Database
 
 
 def retired_until(revision):
@@ -53,6 +57,24 @@ def test_what_is_retired_need_not_be_filled(empty, tmp_path):
             assert nullable or default, f"{name} is retired, and an insert without it fails"
     with release(later_release(tmp_path / "later", Step("pass", retires=("jobs.run_after",)))):
         assert schema.retired() == {"jobs.run_after"}
+
+
+@pytest.mark.parametrize("retires", [(), ("jobs.old", "relics")])
+def test_a_new_migration_leaves_what_was_retired_alone(tmp_path, retires):
+    """As `make migration` writes it: without the word, it would take away what served releases may still read."""
+    body = (
+        'op.add_column("jobs", sa.Column("old", sa.Integer()))\nop.create_table("relics", sa.Column("n", sa.Integer()))'
+    )
+    database = Database(f"sqlite:///{tmp_path / 'gradient.db'}")
+    with release(later_release(tmp_path / "later", Step(body, retires=retires))):
+        schema.upgrade(database)
+        with database.engine.begin() as connection:
+            command.revision(schema.configuration(connection), message="nothing new", autogenerate=True)
+        written = schema.steps()[-1]
+    database.close()
+    text = Path(written.path).read_text()
+    assert ("drop_column('old')" in text, "drop_table('relics')" in text) == (not retires, not retires)
+    assert (written.module.down_revision, written.module.serves) == (NEXT, NEXT)
 
 
 HOSTILE = {

@@ -66,15 +66,13 @@ def test_old_processes_run_on_and_start_again_after_a_migration(service, tmp_pat
     run_a_job(service, "before")
     migrate_ahead(service, tmp_path / "later")
     run_a_job(service, "while-they-run")
-    for text in ("once", "twice"):
-        for process in (api, worker):
-            process.kill()
-        api, worker = service.start_api(), service.start_worker()
-        run_a_job(service, text)
-        for process in (api, worker):
-            assert process.said().count("database_is_newer") == 1
+    for process in (api, worker):
+        process.kill()
+    again = [service.start_api(), service.start_worker()]
+    run_a_job(service, "started-again")
+    assert [process.said().count("database_is_newer") for process in again] == [1, 1]
     listed = service.request("GET", "/jobs?limit=10").json()["jobs"]
-    assert [job["state"] for job in listed] == ["Stopped"] * 4
+    assert [job["state"] for job in listed] == ["Stopped"] * 3
     stopped = service.request("POST", f"/jobs/{service.submit('sleep 600')}/stop")
     assert service.wait_ended(stopped.json()["id"])["state"] == "Cancelled"
     assert service.request("DELETE", f"/jobs/{listed[0]['id']}").status_code == 204
