@@ -4,8 +4,10 @@ GradientError
 ├── NotFound
 │   ├── JobNotFound
 │   ├── ProjectNotFound
+│   ├── WorkerNotFound
 │   ├── WorkspaceNotFound
-│   └── ArtifactNotFound
+│   ├── ArtifactNotFound
+│   └── OutputRemoved
 ├── SpecInvalid
 │   ├── MachineTypeUnknown
 │   ├── WorkspaceInvalid
@@ -50,12 +52,20 @@ class ProjectNotFound(NotFound):
     """No project has this id or name."""
 
 
+class WorkerNotFound(NotFound):
+    """No worker of this name ever reported."""
+
+
 class WorkspaceNotFound(NotFound):
     """No archive with this sha256 is stored."""
 
 
 class ArtifactNotFound(NotFound):
     """The job has no artifact at this path."""
+
+
+class OutputRemoved(NotFound):
+    """What the job printed or left was removed by policy; the record says when."""
 
 
 class SpecInvalid(GradientError):

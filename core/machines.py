@@ -30,6 +30,7 @@ class MachineType(BaseModel):
     name: str = Field(min_length=1, description="what users ask for")
     aliases: tuple[str, ...] = Field((), description="other names of the same type")
     backend: Literal["docker", "tpu", "mock"] = Field(description="what runs its jobs")
+    kind: Literal["cpu", "gpu", "tpu"] = Field(description="what does the work")
     accelerator: str = Field(min_length=1, description="device model, in words")
     tpu_type: str | None = Field(None, description="the cloud's name of the TPU slice; TPU types only")
     count: int = Field(ge=1, description="devices in the machine")
@@ -44,6 +45,11 @@ class MachineType(BaseModel):
     price_per_hour: float = Field(gt=0, description="US dollars for the whole machine")
     price_source: str = Field(min_length=1, description="whose list price, and when")
     spec_source: str = Field(min_length=1, description="where the other figures come from")
+
+    @property
+    def cards(self) -> int:
+        """Accelerator cards that a job has for itself on the host it runs on; a TPU is no card of the host."""
+        return self.count if self.kind == "gpu" else 0
 
     @property
     def names(self) -> tuple[str, ...]:

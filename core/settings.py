@@ -10,6 +10,9 @@ from pydantic import BaseModel, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 GIB = 1024**3
+MAX_DAYS = 36_500
+"""The longest a policy may say: a hundred years."""
+_FENCE_SECONDS = 120.0
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
 
 
@@ -60,6 +63,16 @@ class WorkerSettings(BaseModel):
     slots: int | None = Field(
         default=None, description="jobs at once on this host; default: one per 2 CPUs, at least 2"
     )
+    machine_types: list[str] | None = Field(
+        default=None, description="machine types this host takes, as a JSON list; default: all that its backends run"
+    )
+    cards: list[str] | None = Field(
+        default=None,
+        description="accelerator cards of this host, as a JSON list of their indices; default: as the backend finds "
+        "them; simulated machines count none",
+    )
+    cpus: float | None = Field(default=None, description="CPUs that jobs may ask for on this host; default: all")
+    memory_mb: int | None = Field(default=None, description="MiB that jobs may ask for on this host; default: all")
     poll_seconds: float = Field(default=1.0, description="seconds between looks for work when no bell rings")
     heartbeat_seconds: float = Field(default=10.0, description="seconds between heartbeats")
     lease_seconds: float = Field(default=60.0, description="a heart silent this long may be adopted on the same host")
@@ -68,7 +81,15 @@ class WorkerSettings(BaseModel):
     sample_seconds: float = Field(default=2.0, description="seconds between samples of a job's CPU and memory")
     collect_seconds: float = Field(default=900.0, description="seconds allowed for completing artifacts at the end")
     sweep_seconds: float = Field(default=30.0, description="seconds between looks for what needs repair")
+    rung_again_seconds: float = Field(
+        default=30.0, description="a job due for this long is announced once more: its message may have been lost"
+    )
     keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
+
+    @property
+    def cut_off_seconds(self) -> float:
+        """After this time without the database a worker ends what may be started elsewhere once it is given up."""
+        return self.lost_after_seconds - min(_FENCE_SECONDS, self.lost_after_seconds / 4)
 
 
 class MachineSettings(BaseModel):
@@ -76,6 +97,23 @@ class MachineSettings(BaseModel):
 
     file: Path | None = Field(default=None, description="TOML that overrides or adds machine types (prices, specs)")
     simulate: bool = Field(default=True, description="run every machine type on this computer's CPU, saying so")
+
+
+class RetentionSettings(BaseModel):
+    """How long things are kept; a project may say otherwise for its logs and artifacts."""
+
+    logs_days: int | None = Field(
+        default=None, ge=1, le=MAX_DAYS, description="days that logs are kept after a job's end; default: for good"
+    )
+    artifacts_days: int | None = Field(
+        default=None, ge=1, le=MAX_DAYS, description="days that artifacts are kept after a job's end; default: for good"
+    )
+    workspaces_days: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_DAYS,
+        description="days that an uploaded workspace is kept after the end of the last job on it; default: for good",
+    )
 
 
 class Settings(BaseSettings):
@@ -92,6 +130,7 @@ class Settings(BaseSettings):
     logs: LogSettings = LogSettings()
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
+    retention: RetentionSettings = RetentionSettings()
 
     @property
     def root(self) -> Path:

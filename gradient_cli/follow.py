@@ -9,7 +9,7 @@ import time
 
 from gradient_cli import terminal
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError
-from gradient_cli.output import count, duration, money, price, size
+from gradient_cli.output import count, duration, money, price, removed_line, size
 from gradient_cli.transport import jittered
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -76,6 +76,11 @@ class LogPrinter:
                 self._ended = ""
             terminal.note(terminal.style(text, "dim", sys.stderr))
 
+    def removed(self, row: dict[str, Any]) -> None:
+        """The log is no longer there."""
+        self.clear()
+        terminal.note(removed_line(row))
+
     def clear(self) -> None:
         """Remove an unfinished line from the terminal."""
         if self._drawn:
@@ -107,7 +112,7 @@ def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, a line is wanted when it is printed
-    shows = {"line": printer.line, "partial": printer.partial, "phase": printer.phase}
+    shows = {"line": printer.line, "partial": printer.partial, "phase": printer.phase, "removed": printer.removed}
     try:
         for name, data in api.follow(job_id, line):
             show = shows.get(name)

@@ -143,7 +143,10 @@ def show(args: argparse.Namespace) -> int:
     job_id = job["id"]
     steps = [f"gradient-cli jobs logs {job_id}"]
     if job.get("finishedAt"):
-        steps += [f"gradient-cli jobs artifacts list {job_id}", f"gradient-cli jobs clone {job_id}"]
+        gone = {one["what"] for one in job.get("removed") or []}
+        steps = [] if "logs" in gone else steps
+        steps += [] if "artifacts" in gone else [f"gradient-cli jobs artifacts list {job_id}"]
+        steps += [f"gradient-cli jobs clone {job_id}"]
     else:
         steps = [f"{steps[0]} --follow", f"gradient-cli jobs stop {job_id}"]
     terminal.note("\n".join(["next", *(f"  {step}" for step in steps)]))
@@ -177,6 +180,8 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "time limit": duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
     }
+    gone = {one["what"]: f"{one['message']} {_moment(one['at'])}" for one in job.get("removed") or []}
+    exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: _moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     cost = " at ".join(part for part in (money(job.get("cost")), price(job)) if part)
     ran = duration(job.get("durationSeconds"))

@@ -120,6 +120,11 @@ def ago(moment: str | None) -> str:
     return moment
 
 
+def removed_line(removed: Mapping[str, Any]) -> str:
+    """What a policy removed, by which, and when."""
+    return terminal.plain(f"{removed['message']} ({ago(removed.get('at'))})")
+
+
 def count(number: int, noun: str) -> str:
     """A number with its noun: `1 file`, `3 files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

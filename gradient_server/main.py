@@ -41,15 +41,44 @@ def build_parser() -> argparse.ArgumentParser:
     alive = commands.add_parser("alive", help="say by the exit code whether a worker's heart beats, for health checks")
     for command in (up, worker, alive):
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
+    _add_upkeep(commands)
+    _add_workers(commands)
+    _add_migrate(commands)
+    _add_keys(commands)
+    return parser
+
+
+def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    listing = commands.add_parser("workers", help="show the workers that have reported: what they offer and run")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    drain = commands.add_parser(
+        "drain",
+        help="have a worker claim no more jobs; what it runs, runs on",
+        description="Has a worker claim no more jobs, until `gradient-server resume`, whether it is restarted or not. "
+        "What it runs, runs on.",
+    )
+    drain.add_argument("--wait", action="store_true", help="return when its last job has ended")
+    drain.add_argument("--timeout", type=float, metavar="SECONDS", help="with --wait: give up after this, exit code 1")
+    resume = commands.add_parser("resume", help="have a drained worker claim jobs again")
+    for command in (drain, resume):
+        command.add_argument("--name", help="the worker's name (default: the machine's name)")
+
+
+def _add_upkeep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     doctor = commands.add_parser(
         "doctor",
         help="check this installation, and say what to do about what is wrong",
         description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    _add_migrate(commands)
-    _add_keys(commands)
-    return parser
+    prune = commands.add_parser(
+        "prune",
+        help="remove what no policy keeps any longer: logs, artifacts, workspaces",
+        description="Lists and removes logs and artifacts of jobs that ended longer ago than their project's policy or "
+        "GRADIENT_RETENTION__* keeps them, and uploaded workspaces that no job needs. Workers do so once an hour.",
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only say what would go; change nothing")
+    prune.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -102,10 +131,18 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server import keys
 
         return keys.run(parsed, settings)
+    if parsed.command in {"workers", "drain", "resume"}:
+        from gradient_server import workers
+
+        return workers.run(parsed, settings)
     if parsed.command == "doctor":
         from gradient_server import doctor
 
         return doctor.run(settings, as_json=parsed.json)
+    if parsed.command == "prune":
+        from gradient_server import prune
+
+        return prune.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
     if parsed.command == "alive":
         from gradient_server import alive
 

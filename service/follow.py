@@ -3,6 +3,7 @@
     line     a line of the log; its id is the line's number, so that a client can come back for what it missed
     partial  the present state of a line that has no end yet, such as a progress bar
     phase    where the job is, whenever that changes
+    removed  the log is no longer there: when it was removed, and by which policy
     end      the job ended and every line was sent
 
 While nothing happens a follower costs a look at the job's row each second: no thread, no session, no reading. A
@@ -25,10 +26,12 @@ from core.errors import GradientError, JobNotFound, StoreUnavailable
 from core.joblogs import LogLine
 from core.jobs import queries
 from core.jobs.models import Job
+from core.retention import Kind
 from service.deps import OpenStores
+from service.removed import removed_of
 from service.streams import Wakes
 from service.views import outside_state, reason_of
-from service.wire import iso_ms
+from service.wire import RemovedView, iso_ms
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +144,7 @@ class Follower:
         self._partial = ""
         self._phase: dict[str, Any] | None = None
         self._job: Job | None = None
+        self._removed: RemovedView | None = None
         self._nudged = 0
         self.row_due = 0.0
         """When to look at the row again, by the monotonic clock."""
@@ -171,6 +175,7 @@ class Follower:
             with self._stores.database.read() as session:
                 job = queries.get(session, self._job_id)
                 waits = queries.waiting_of(session, [job]).get(job.id)
+                self._removed = removed_of(session, job, Kind.LOGS)
         except JobNotFound as error:
             self.done = True
             return [_event("error", _error(error, 404))]
@@ -203,7 +208,8 @@ class Follower:
             return [_event("line", log_row(line), line.line) for line in lines]
         if final and self._job is not None:
             self.done = True
-            return [_event("end", _end(self._job, self._phase or {}))]
+            gone = [_event("removed", self._removed.model_dump())] if self._removed else []
+            return [*gone, _event("end", _end(self._job, self._phase or {}))]
         if partial == self._partial:
             return []
         self._partial = partial

@@ -75,6 +75,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
         lifespan=_lifespan,
     )
     stores = app.state.stores = open_stores(settings, database, wake=wake)
@@ -83,7 +84,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(BodyLimit, settings=settings.api)
     app.add_middleware(RequestContext)
     app.add_middleware(Measured, measures=stores.measures)
-    app.include_router(health.router)
+    app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
     for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces, operations):
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)

@@ -194,9 +194,16 @@ class SameSite:
         origin = headers.get("origin")
         if method in _SAFE_METHODS or origin is None:
             return None
-        if urlsplit(origin).netloc.lower() in {host, self._public} - {""}:
+        if _netloc(origin) in {host, self._public} - {""}:
             return None
         return HTTPException(403, f"A page of another site ({origin[:100]!r}) may not change anything here.")
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # brackets that hold no address
+        return ""
 
 
 def _hostname(netloc: str) -> str:

@@ -112,7 +112,12 @@ def clone(stores: OpenStores, caller: KeyHolder, job_id: str, key: str | None) -
     with stores.database.read() as session:
         spec = queries.get(session, job_id).spec
     machine = stores.catalogue.get(spec.machine_type)
-    _check_stored(stores, spec.workspace_sha256)
+    if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
+        raise WorkspaceNotFound(
+            f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
+            "folder again with `gradient-cli jobs create`.",
+            field="workspaceSha256",
+        )
     with stores.database.write() as session:
         original = queries.get(session, job_id)
         submission = Submission(
@@ -170,7 +175,9 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
 
 def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:
     if upload is None:
-        _check_stored(stores, expected)
+        # From here on it is not removed as unused: the job that will name it is on its way.
+        if expected is not None and not stores.workspaces.use(expected):
+            raise _not_stored()
         return expected
     api = stores.settings.api
     limits = ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
@@ -182,7 +189,11 @@ def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) ->
 
 def _check_stored(stores: OpenStores, sha256: str | None) -> None:
     if sha256 is not None and not stores.workspaces.has(sha256):
-        raise WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="workspaceSha256")
+        raise _not_stored()
+
+
+def _not_stored() -> WorkspaceNotFound:
+    return WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="workspaceSha256")
 
 
 def _project(session: Session, asked: SubmitJob) -> Project:

@@ -6,14 +6,19 @@ from typing import TypedDict
 
 from sqlalchemy.orm import Session
 
+from core import retention
 from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.models import Event, Job, Project
+from core.jobs.projects import Live
 from core.jobs.queries import JobFilter, Waiting
 from core.jobs.spec import JobSpec
 from core.jobs.states import OWNED, REASONS, JobState, sentence
 from core.machines import Catalogue, MachineType
+from core.retention import Kind, Removed
+from core.settings import RetentionSettings
 from service.deps import OpenStores
+from service.removed import removed_view
 from service.wire import EventView, JobView, ListJobs, MachineTypeView, ProjectView, ResolvedJob
 
 _OUTSIDE = {
@@ -70,11 +75,17 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     """Jobs as clients see them; the number of queries does not depend on how many there are."""
     names = queries.project_names(session, jobs)
     waits = queries.waiting_of(session, jobs)
+    removed = retention.removed(session, jobs)
     public_url, current = stores.settings.public_url, datetime.now(UTC)
-    return [_job_view(job, names[job.project_id], waits.get(job.id), public_url, current) for job in jobs]
+    return [
+        _job_view(job, names[job.project_id], waits.get(job.id), removed.get(job.id, ()), public_url, current)
+        for job in jobs
+    ]
 
 
-def _job_view(job: Job, project: str, waits: Waiting | None, public_url: str, current: datetime) -> JobView:
+def _job_view(
+    job: Job, project: str, waits: Waiting | None, removed: Sequence[Removed], public_url: str, current: datetime
+) -> JobView:
     spec = job.spec
     reason, message = reason_of(job, waits, current)
     seconds = _duration(job, current)
@@ -103,6 +114,7 @@ def _job_view(job: Job, project: str, waits: Waiting | None, public_url: str, cu
         cost=round((seconds or 0.0) * job.price_per_hour / 3600, 6),
         queue_position=waits.position if waits else None,
         artifacts_state=job.artifacts_state,
+        removed=[removed_view(one) for one in removed],
         stop_requested=job.stop_requested_at is not None,
         url=f"{public_url}/ui/jobs/{job.id}",
     )
@@ -224,6 +236,19 @@ def resolved_view(spec: JobSpec, machine: MachineType, backend: str, project: Ma
     )
 
 
-def project_view(project: Project, jobs: int) -> ProjectView:
-    """A project and the number of its jobs."""
-    return ProjectView(id=project.id, name=project.name, created_at=project.created_at, job_count=jobs)
+def project_view(project: Project, jobs: int, live: Live, settings: RetentionSettings) -> ProjectView:
+    """A project, the number of its jobs, how many of them are not over, and what it keeps for how long."""
+    logs, artifacts = (retention.policy(project, kind, settings) for kind in (Kind.LOGS, Kind.ARTIFACTS))
+    return ProjectView(
+        id=project.id,
+        name=project.name,
+        created_at=project.created_at,
+        job_count=jobs,
+        running_count=live.running,
+        queued_count=live.queued,
+        max_running=project.max_running,
+        keep_logs_days=logs.days,
+        keep_logs_by="project" if logs.own else "service",
+        keep_artifacts_days=artifacts.days,
+        keep_artifacts_by="project" if artifacts.own else "service",
+    )

@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,8 @@ def _missing() -> dict[str, str]:
 
 
 def pytest_sessionstart() -> None:
+    # A shell starts what runs in the background with Ctrl-C ignored, and every child would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") == "true" and _missing():
         raise pytest.UsageError("; ".join(_missing().values()))
 
@@ -147,14 +150,16 @@ class Submitter:
         self._database = database
         self._catalogue = catalogue
 
-    def __call__(self, command: str = "true", *, key=None, digest=None, **spec) -> Job:
+    def __call__(
+        self, command: str = "true", *, machine="CPU", project="default", key=None, digest=None, **spec
+    ) -> Job:
         with self._database.write() as session:
-            project, _ = lifecycle.ensure_project(session, "default")
+            project, _ = lifecycle.ensure_project(session, project)
             job, _ = lifecycle.submit(
                 session,
                 Submission(
-                    spec=JobSpec(machine_type="CPU", command=command, **spec),
-                    machine=self._catalogue.get("CPU"),
+                    spec=JobSpec(machine_type=machine, command=command, **spec),
+                    machine=self._catalogue.get(machine),
                     backend="mock",
                     project=project,
                     submitted_by="tester",

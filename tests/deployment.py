@@ -74,14 +74,21 @@ class Deployment:
         self._processes: list[Process] = []
         self._api: Process | None = None
 
+    def environment(self, **settings: str) -> dict[str, str]:
+        """What its processes find in their environment."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
+        return env | {"GRADIENT_HOME": str(self.home)} | self._settings | settings
+
     @property
     def database_url(self) -> str:
         return self._settings["GRADIENT_DATABASE__URL"]
 
     def start(self, *arguments: str, **settings: str) -> Process:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
-        env |= {"GRADIENT_HOME": str(self.home)} | self._settings | settings
-        process = Process(list(arguments), env, self.home.parent / f"{self.home.name}-{len(self._processes)}.log")
+        process = Process(
+            list(arguments),
+            self.environment(**settings),
+            self.home.parent / f"{self.home.name}-{len(self._processes)}.log",
+        )
         self._processes.append(process)
         return process
 

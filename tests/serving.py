@@ -12,7 +12,8 @@ import httpx
 from fastapi import FastAPI
 
 from core.db import Database
-from core.jobs import lifecycle, queries
+from core.jobs import claims, lifecycle, queries, workers
+from core.jobs.claims import Offer
 from core.jobs.models import Job
 from core.settings import Settings
 from service.deps import OpenStores
@@ -34,11 +35,11 @@ class Worker:
 
     def register(self) -> None:
         with self._database.write() as session:
-            lifecycle.register_worker(session, "w", "h", boot_id="b", backends=["mock"], slots=1)
+            workers.register(session, Offer("w", "h", ("mock",)), boot_id="b", slots=1)
 
     def claim(self) -> Job:
         with self._database.write() as session:
-            job = lifecycle.claim(session, "w", "h", ["mock"])
+            job = claims.claim(session, Offer("w", "h", ("mock",)))
         assert job is not None
         return job
 

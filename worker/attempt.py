@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import LeaseLost, StoreUnavailable
 from core.failpoints import failpoint
-from core.jobs import lifecycle, queries
+from core.jobs import claims, lifecycle, queries
 from core.jobs.models import Job
 from core.jobs.states import JobState
 from worker.backends.base import BackendError, Handle, LaunchSpec
@@ -186,8 +186,14 @@ class AttemptRun:
         manifest = self._host.artifacts.close(self.job.id, self.job.attempt, self._scratch.artifacts)
         return manifest.state if manifest.files or manifest.skipped else "none"
 
+    def _cards(self) -> tuple[str, ...]:
+        if not self.job.cards:
+            return ()
+        with self._host.database.read() as session:
+            return claims.cards_of(session, self.job)
+
     def _launch_spec(self) -> LaunchSpec:
-        spec, scratch = self.job.spec, self._scratch
+        spec, scratch, cards = self.job.spec, self._scratch, self._cards()
         self._host.storage.joinpath("datasets").mkdir(parents=True, exist_ok=True)
         return LaunchSpec(
             name=scratch.name,
@@ -196,19 +202,20 @@ class AttemptRun:
             machine_type=self.job.machine_type,
             command=spec.command,
             container=spec.container,
-            env=spec.env_vars | self._service_env(self._backend.capabilities.mounts),
+            env=spec.env_vars | self._service_env(cards),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=self._host.storage,
             control=scratch.control,
+            cards=cards,
             cpus=spec.cpus,
             memory_bytes=spec.memory_mb * 1024**2 if spec.memory_mb is not None else None,
             stop_grace=spec.stop_grace,
         )
 
-    def _service_env(self, mounted: bool) -> dict[str, str]:  # noqa: FBT001 - a plain fact
+    def _service_env(self, cards: tuple[str, ...]) -> dict[str, str]:
         """What a job finds in its environment, the same for every backend."""
-        scratch = self._scratch
+        scratch, mounted = self._scratch, self._backend.capabilities.mounts
         workspace = Path("/paperspace") if mounted else scratch.workspace
         artifacts = Path("/artifacts") if mounted else scratch.artifacts
         storage = Path("/storage") if mounted else self._host.storage
@@ -216,6 +223,7 @@ class AttemptRun:
             "GRADIENT_JOB_ID": self.job.id,
             "GRADIENT_ATTEMPT": str(self.job.attempt),
             "GRADIENT_MACHINE_TYPE": self.job.machine_type,
+            **({"GRADIENT_CARDS": ",".join(cards)} if cards else {}),
             "GRADIENT_WORKSPACE_DIR": str(workspace),
             "GRADIENT_ARTIFACTS_DIR": str(artifacts),
             "GRADIENT_STORAGE_DIR": str(storage),

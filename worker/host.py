@@ -1,17 +1,21 @@
 """What every attempt on this host stands on: the settings, the database, the stores, the backends."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
+import psutil
 from sqlalchemy.orm import Session
 
 from core.archives import ArchiveLimits
 from core.artifacts import DirectoryStore
 from core.db import Database
 from core.joblogs import JobLogs
+from core.jobs.claims import Offer
+from core.machines import Catalogue
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from worker.backends import BACKENDS, make_backend
@@ -68,6 +72,28 @@ class Host:
     def offered(self) -> list[str]:
         """Names of the backends that this host runs."""
         return ["mock"] if self.settings.machines.simulate else [name for name in BACKENDS if name != "mock"]
+
+    def offer(self) -> Offer:
+        """What this worker has for jobs.
+
+        Raises:
+            MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
+        """
+        asked = self.settings.worker
+        memory_mb = psutil.virtual_memory().total // 1024**2
+        return Offer(
+            worker=self.name,
+            host=self.host,
+            backends=tuple(self.offered),
+            machine_types=None if asked.machine_types is None else self._known(asked.machine_types),
+            cards=None if asked.cards is None else tuple(asked.cards),
+            cpus=asked.cpus or os.cpu_count() or 1,
+            memory_mb=asked.memory_mb or memory_mb,
+        )
+
+    def _known(self, names: list[str]) -> tuple[str, ...]:
+        catalogue = Catalogue.load(override_path=self.settings.machines.file)
+        return tuple(catalogue.get(name).name for name in names)
 
     @property
     def limits(self) -> ArchiveLimits:

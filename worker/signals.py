@@ -14,6 +14,7 @@ class Signals:
 
     def __init__(self, *, stop_requested: bool = False) -> None:
         self._stop = stop_requested
+        self._cut_off = False
         self._detached = threading.Event()
         self._watch: FileWatch | None = None
         self._lock = threading.Lock()
@@ -32,6 +33,17 @@ class Signals:
         """Have the job stopped."""
         if not self._stop:
             self._stop = True
+            self._wake()
+
+    @property
+    def cut_off(self) -> bool:
+        """The worker has been without the database for so long that others will soon start the job elsewhere."""
+        return self._cut_off
+
+    def cut_off_from_record(self) -> None:
+        """Have the job ended before somebody who takes this host for lost starts it again."""
+        if not self._cut_off:
+            self._cut_off = True
             self._wake()
 
     def detach(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from core.bell import Bell
 from core.errors import GradientError, StoreUnavailable
 from core.filewatch import FileWatch
-from core.jobs import lifecycle
+from core.jobs import claims, lifecycle, workers
 from core.jobs.models import Job
 from core.logging import bind
 from worker.attempt import run_attempt
@@ -34,6 +34,8 @@ class WorkerNameTaken(GradientError):
 @dataclass(slots=True)
 class _Running:
     lease: int
+    may_run_again: bool
+    """Whether it is started elsewhere once this host is given up."""
     signals: Signals
     thread: threading.Thread
 
@@ -62,10 +64,12 @@ class Supervisor:
         self._watch = FileWatch(bell.path)
         self._running: dict[str, _Running] = {}
         self._stopping = threading.Event()
+        self._offer = host.offer()
         self._sweep = Sweep(host)
         # Apart from this loop: removing a huge folder must not stop the hearts from beating.
         self._sweeper = threading.Thread(target=self._sweep_on, name="sweep", daemon=True)
         self._beat_at = self._adopt_at = 0.0
+        self._in_contact_at = time.monotonic()
         self._registered = False
 
     def run(self) -> None:
@@ -73,6 +77,7 @@ class Supervisor:
         self._sweeper.start()
         rang = True
         while not self._stopping.is_set():
+            self._end_if_cut_off()
             try:
                 self._round(rang=rang)
             except StoreUnavailable:
@@ -118,12 +123,7 @@ class Supervisor:
         return max(0.0, min(poll, self._beat_at - time.monotonic())) if self._running else poll
 
     def _register(self) -> None:
-        host, slots = self._host, self._slots
-        self._host.write(
-            lambda session: lifecycle.register_worker(
-                session, host.name, host.host, boot_id=boot_id(), backends=host.offered, slots=slots
-            )
-        )
+        self._host.write(lambda session: workers.register(session, self._offer, boot_id=boot_id(), slots=self._slots))
         self._adopt()
         self._registered = True
 
@@ -148,11 +148,9 @@ class Supervisor:
 
     def _claim(self) -> bool:
         with self._host.database.read() as session:
-            if not lifecycle.anything_waits(session, self._host.offered):
+            if not claims.anything_waits(session, self._offer):
                 return False
-        job = self._host.write(
-            lambda session: lifecycle.claim(session, self._host.name, self._host.host, self._host.offered)
-        )
+        job = self._host.write(lambda session: claims.claim(session, self._offer))
         if job is not None:
             self._begin(job)
         return job is not None
@@ -160,7 +158,7 @@ class Supervisor:
     def _begin(self, job: Job) -> None:
         signals = Signals(stop_requested=job.stop_requested_at is not None)
         thread = threading.Thread(target=self._attempt, args=(job, signals), name=f"job-{job.id}", daemon=True)
-        self._running[job.id] = _Running(job.lease, signals, thread)
+        self._running[job.id] = _Running(job.lease, job.max_attempts > 1, signals, thread)
         thread.start()
 
     def _attempt(self, job: Job, signals: Signals) -> None:
@@ -177,7 +175,9 @@ class Supervisor:
 
     def _beat(self) -> None:
         """One heartbeat for all jobs; it brings back which are lost and which should stop."""
-        hearts = self._host.write(lambda session: lifecycle.beat(session, self._host.name, self._host.host))
+        asked_at = time.monotonic()
+        hearts = self._host.write(lambda session: workers.beat(session, self._host.name, self._host.host))
+        self._in_contact_at = asked_at
         self._beat_at = time.monotonic() + self._worker.heartbeat_seconds
         for job_id, one in self._running.items():
             heart = hearts.get(job_id)
@@ -187,6 +187,18 @@ class Supervisor:
                 one.signals.detach()
             elif heart.stop_requested:
                 one.signals.request_stop()
+
+    def _end_if_cut_off(self) -> None:
+        """Without the database for too long: end what others will start again, so that it never runs twice at once.
+
+        What is not to be started again runs on: its record is caught up with when the database is back.
+        """
+        if not self._running or time.monotonic() - self._in_contact_at < self._worker.cut_off_seconds:
+            return
+        for job_id, one in self._running.items():
+            if one.may_run_again and not one.signals.cut_off:
+                logger.error("job_cut_off", extra={"job_id": job_id})
+                one.signals.cut_off_from_record()
 
     def _let_go(self) -> None:
         for one in self._running.values():

@@ -1,4 +1,4 @@
-"""The periodic repair: dead workers, strays, old scratch, deleted jobs.
+"""The periodic repair: dead workers, strays, old scratch, deleted jobs, what no policy keeps.
 
 Each repair may run on any worker, any number of times.
 """
@@ -11,15 +11,18 @@ from sqlalchemy import select
 
 from core.db import now
 from core.errors import LeaseLost
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, queries, repairs
 from core.jobs.models import Job
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import BackendError
 from worker.host import Host
+from worker.keeping import Keeping
 from worker.workspace import scratches
 
 logger = logging.getLogger(__name__)
 
+_TURN = "sweep"
+_TURN_SWEEPS = 3
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
 HOST_GONE_SECONDS = 24 * 3600
 """A host silent this long does not come back to clear up what it ran."""
@@ -34,7 +37,9 @@ class Sweep:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._keeping = Keeping(host)
         self._lost_after = host.settings.worker.lost_after_seconds
+        self._rung_again = host.settings.worker.rung_again_seconds
         self._trusted_at = time.monotonic() + self._lost_after
 
     def database_was_away(self) -> None:
@@ -42,7 +47,7 @@ class Sweep:
         self._trusted_at = time.monotonic() + self._lost_after
 
     def run(self, held: set[str]) -> dict[str, int]:
-        """Repair what needs it.
+        """Repair what needs it: this host's own leavings, and, when it is this worker's turn, what is everybody's.
 
         Args:
             held: Ids of the jobs that this worker runs now.
@@ -51,14 +56,26 @@ class Sweep:
             How many of each were repaired.
         """
         repaired = {
-            "lost_jobs": self._give_up_lost(),
             "scratch": self._remove_scratch(held),
-            "deleted_jobs": self._empty_deleted(),
             "uploads": self._host.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
         }
+        if self._my_turn():
+            repaired |= {
+                "lost_jobs": self._give_up_lost(),
+                "deleted_jobs": self._empty_deleted(),
+                "rung_again": self._host.write(partial(repairs.ring_again, seconds=self._rung_again)),
+                "cards": self._host.write(repairs.free_cards),
+                "retention": self._keeping.run(),
+            }
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
+            self._host.write(partial(repairs.note, worker=self._host.name, repaired=repaired))
         return repaired
+
+    def _my_turn(self) -> bool:
+        """One worker at a time; another takes over when this one has not come back for a few sweeps."""
+        seconds = _TURN_SWEEPS * self._host.settings.worker.sweep_seconds
+        return self._host.write(partial(repairs.take_turn, name=_TURN, holder=self._host.name, seconds=seconds))
 
     def _give_up_lost(self) -> int:
         """Close jobs whose host has not answered for `lost_after`; its worker may retry them elsewhere."""

@@ -28,6 +28,7 @@ _BUSY_ROUNDS = 40
 _FLUSH_SECONDS = 1.0
 _SYNC_SHARE = 10
 _KILL_AGAIN_SECONDS = 5.0
+_CUT_OFF_GRACE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,8 @@ class Watch:
             self._ending = self._wished()
             if self._ending is None:
                 return
-            self._kill_at = now + self._grace
+            grace = min(self._grace, _CUT_OFF_GRACE) if self._ending.reason == "cut_off" else self._grace
+            self._kill_at = now + grace
             self._backend.stop(self._handle, grace=True)
         elif now >= self._kill_at:
             self._backend.stop(self._handle, grace=False)
@@ -208,6 +210,8 @@ class Watch:
         """Why the job should end by now; None if it may run on."""
         if self._signals.stop_requested:
             return Outcome("stopped_by_user")
+        if self._signals.cut_off:
+            return Outcome("cut_off", f"{self._host.settings.worker.cut_off_seconds / 60:.0f} minutes")
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return Outcome("time_limit", f"{self._job.spec.time_limit} seconds")
         return None

@@ -11,43 +11,23 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Update, bindparam, insert, or_, select, update
-from sqlalchemy import delete as delete_rows
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy.orm import Session
 
-from core.db import Base, now
+from core.db import now
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
-from core.jobs.models import Attempt, Job, Metric, Project, Worker
-from core.jobs.moves import all_rows, guarded, insert_once, move, moved_by, note_attempt, one_row, record, ring
+from core.jobs.models import Job, Metric, Project
+from core.jobs.moves import all_rows, guarded, insert_once, move, moved_by, note_attempt, record, ring
 from core.jobs.spec import JobSpec
-from core.jobs.states import OWNED, REASONS, JobState
+from core.jobs.states import NOT_THE_USERS, OWNED, REASONS, JobState, Reason
 from core.machines import MachineType
 
 RETRY_FIRST_SECONDS = 5
 RETRY_LONGEST_SECONDS = 600
-_NEW_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
-_DUE = (
-    select(Job.seq)
-    .where(
-        Job.state == JobState.QUEUED,
-        Job.backend.in_(bindparam("backends", expanding=True)),
-        or_(Job.run_after.is_(None), Job.run_after <= now()),
-    )
-    .limit(1)
-)
+MAX_MACHINE_FAULTS = 3
+"""A job that machines fail so often has a part in it."""
 _PROJECT = select(Project).where(Project.name == bindparam("name"))
-_OF_ONE_ATTEMPT = (
-    "started_at",
-    "ended_at",
-    "exit_code",
-    "handle",
-    "reason",
-    "reason_detail",
-    "phase_detail",
-    "run_after",
-)
-"""Columns that an attempt begins without."""
 _FINISHING = frozenset({JobState.FINISHING})
 
 
@@ -63,14 +43,6 @@ class Submission:
     parent_id: str | None = None
     idempotency_key: str | None = None
     request_sha256: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Heart:
-    """What a heartbeat brings back about one job: whether it is still ours, and whether it should stop."""
-
-    lease: int
-    stop_requested: bool
 
 
 @cache
@@ -116,6 +88,9 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "price_per_hour": submission.machine.price_per_hour,
         "priority": spec.priority,
         "max_attempts": spec.max_attempts,
+        "cards": submission.machine.cards,
+        "cpus": spec.cpus,
+        "memory_mb": spec.memory_mb,
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
@@ -149,60 +124,6 @@ def request_digest(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def anything_waits(session: Session, backends: Sequence[str]) -> bool:
-    """Whether a claim could succeed: asked first, because a claim takes the write lock."""
-    return session.scalar(_DUE, {"backends": backends}) is not None
-
-
-def _claiming() -> Update:
-    waiting = aliased(Job)
-    due = or_(waiting.run_after.is_(None), waiting.run_after <= now())
-    following = (
-        select(waiting.seq)
-        .where(waiting.state == JobState.QUEUED, waiting.backend.in_(bindparam("backends", expanding=True)), due)
-        .order_by(waiting.priority.desc(), waiting.seq)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-        .scalar_subquery()
-    )
-    return (
-        update(Job)
-        .where(Job.seq == following, Job.state == JobState.QUEUED)
-        .values(
-            state=JobState.STARTING,
-            attempt=Job.attempt + 1,
-            lease=Job.lease + 1,
-            worker=bindparam("claimant"),
-            host=bindparam("claimed_on"),
-            heartbeat_at=now(),
-            claimed_at=now(),
-            phase="provisioning",
-            **dict.fromkeys(_OF_ONE_ATTEMPT),
-        )
-    )
-
-
-# Put together once: that costs as much as running it, and a job that waits for its claim waits for both.
-_CLAIM = _claiming()
-
-
-def claim(session: Session, worker: str, host: str, backends: Sequence[str]) -> Job | None:
-    """Take the next job that this worker can run: `queued → starting`, attempt and lease + 1.
-
-    Who is next is decided here, in one statement; two workers never get the same job.
-    """
-    params = {"backends": backends, "claimant": worker, "claimed_on": host}
-    job = one_row(session, _CLAIM, params)
-    if job is None:
-        return None
-    session.execute(
-        _NEW_ATTEMPT,
-        {"job_id": job.id, "attempt": job.attempt, "worker": worker, "host": host, "claimed_at": job.claimed_at},
-    )
-    record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=worker)
-    return job
-
-
 def adopt(
     session: Session,
     worker: str,
@@ -228,28 +149,6 @@ def adopt(
     for job in jobs:
         record(session, job, "adopted", detail=worker)
     return jobs
-
-
-def beat(session: Session, worker: str, host: str) -> dict[str, Heart]:
-    """One heartbeat for all of a worker's jobs; what it brings back, by job id."""
-    session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
-    statement = (
-        update(Job)
-        .where(Job.worker == worker, Job.host == host, Job.state.in_(OWNED))
-        .values(heartbeat_at=now())
-        .returning(Job.id, Job.lease, Job.stop_requested_at)
-        .execution_options(synchronize_session=False)
-    )
-    return {row.id: Heart(row.lease, row.stop_requested_at is not None) for row in session.execute(statement)}
-
-
-def register_worker(
-    session: Session, name: str, host: str, *, boot_id: str, backends: Sequence[str], slots: int
-) -> None:
-    """Say that this worker is there and what it offers."""
-    session.execute(delete_rows(Worker).where(Worker.name == name))
-    values = {"name": name, "host": host, "boot_id": boot_id, "backends": list(backends), "slots": slots}
-    session.execute(insert(Worker).values(**values, started_at=now(), seen_at=now()))
 
 
 def confirm(session: Session, job: Job) -> Job:
@@ -319,8 +218,9 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     """
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
-    if reason.retry and job.attempt < job.max_attempts and job.stop_requested_at is None:
-        return _retry(session, job, _FINISHING, artifacts_state=artifacts_state)
+    # The caller's row may be older than a wish to stop.
+    if may_retry(job, reason) and not _stop_wished(session, job):
+        return _retry(session, job, reason, _FINISHING, artifacts_state=artifacts_state)
     target = reason.final or JobState.FAILED
     moved = move(
         session,
@@ -355,20 +255,44 @@ def give_up(session: Session, job: Job, reason: str, detail: str | None = None) 
     marking = guarded(job, frozenset({job.state})).values(reason=reason, reason_detail=detail, ended_at=now())
     marked = moved_by(session, job, marking)
     note_attempt(session, marked, ended_at=marked.ended_at, reason=reason, reason_detail=detail)
-    wanted = marked.stop_requested_at is not None
-    if REASONS[reason].retry and marked.attempt < marked.max_attempts and not wanted:
-        return _retry(session, marked, frozenset({source}), artifacts_state=marked.artifacts_state)
-    target = JobState.CANCELLED if wanted else JobState.FAILED
+    if may_retry(marked, REASONS[reason]):
+        return _retry(session, marked, REASONS[reason], frozenset({source}), artifacts_state=marked.artifacts_state)
+    target = JobState.CANCELLED if marked.stop_requested_at is not None else JobState.FAILED
     moved = move(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
     record(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
     return moved
 
 
-def _retry(session: Session, job: Job, sources: frozenset[JobState], *, artifacts_state: str) -> Job:
+def may_retry(job: Job, reason: Reason) -> bool:
+    """Whether another attempt follows one that ended like this.
+
+    A fault of the machine or the service uses up none of the job's attempts. Where the command had begun, it is
+    run again only if the user allowed more than one attempt at all: what it did outside cannot be undone.
+    """
+    if not reason.retry or job.stop_requested_at is not None:
+        return False
+    if reason.fault not in NOT_THE_USERS:
+        return job.attempt - job.machine_faults < job.max_attempts
+    allowed = job.max_attempts > 1 or job.started_at is None
+    return allowed and (reason.unlimited or job.machine_faults < MAX_MACHINE_FAULTS)
+
+
+def _stop_wished(session: Session, job: Job) -> bool:
+    """Whether the job should stop; the row is locked, so that no wish comes between this and the move."""
+    wished = select(Job.stop_requested_at).where(Job.id == job.id).with_for_update()
+    return session.scalar(wished) is not None
+
+
+def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobState], *, artifacts_state: str) -> Job:
     source = job.state
     pause = min(RETRY_FIRST_SECONDS * 2 ** (job.attempt - 1), RETRY_LONGEST_SECONDS)
-    why = job.reason_detail or (job.reason or "").replace("_", " ")
-    detail = f"attempt {job.attempt} of {job.max_attempts} ended ({why})."
+    why = job.reason_detail or reason.name.replace("_", " ")
+    faults = job.machine_faults
+    if reason.fault in NOT_THE_USERS:
+        faults += 1
+        detail = f"attempt {job.attempt} ended ({why}). That was no fault of the job and uses up none of its attempts."
+    else:
+        detail = f"attempt {job.attempt - faults} of {job.max_attempts} ended ({why})."
     moved = move(
         session,
         job,
@@ -379,6 +303,7 @@ def _retry(session: Session, job: Job, sources: frozenset[JobState], *, artifact
         reason_detail=detail,
         run_after=now(pause),
         artifacts_state=artifacts_state,
+        machine_faults=faults,
         worker=None,
         host=None,
         handle=None,
@@ -446,4 +371,5 @@ def add_metrics(session: Session, rows: Sequence[dict[str, Any]]) -> None:
 
 def mark_emptied(session: Session, job_id: str) -> None:
     """Say that what a deleted job printed and left is removed."""
-    session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed"))
+    gone = {"logs_removed_at": now(), "artifacts_removed_at": now()}
+    session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed", **gone))

@@ -55,6 +55,10 @@ class Fault(StrEnum):
     BUDGET = "budget"
 
 
+NOT_THE_USERS = frozenset({Fault.MACHINE, Fault.SERVICE})
+"""What these do uses up none of the user's attempts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why a job waits or ended.
@@ -65,6 +69,8 @@ class Reason:
         fault: Whose doing it was.
         sentence: For the user, with what to do next. `{detail}` is filled in where we know more.
         retry: Whether another attempt could end differently.
+        unlimited: Whether it is tried again however often it happens; else, where it is no fault of the user's, a few
+            times.
     """
 
     name: str
@@ -72,6 +78,7 @@ class Reason:
     fault: Fault
     sentence: str
     retry: bool = False
+    unlimited: bool = False
 
 
 _ALL = (
@@ -144,8 +151,9 @@ _ALL = (
         "preempted",
         S.FAILED,
         Fault.MACHINE,
-        "The machine was taken away (preempted). With --maxAttempts above 1 it is tried again.",
+        "The machine was taken away (preempted). With --maxAttempts above 1 it is tried again, as often as it happens.",
         retry=True,
+        unlimited=True,
     ),
     # Could not be set up.
     Reason(
@@ -192,6 +200,14 @@ _ALL = (
         S.FAILED,
         Fault.MACHINE,
         "The worker's machine has not answered for {detail} and was given up.",
+        retry=True,
+    ),
+    Reason(
+        "cut_off",
+        S.FAILED,
+        Fault.MACHINE,
+        "Its worker had no contact with the database for {detail} and ended the job, before it could be started a "
+        "second time elsewhere.",
         retry=True,
     ),
     Reason(

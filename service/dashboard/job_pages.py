@@ -63,7 +63,7 @@ def show_jobs(
         project=project,
         after=after,
         states=OUTSIDE_STATES,
-        projects=projects.list_projects(session).projects,
+        projects=projects.list_projects(session, stores).projects,
         # The first job of all is waited for, too.
         live=any(job.state in LIVE for job in found.jobs) or not (found.jobs or state or project or after),
         public_url=stores.settings.public_url,
@@ -85,8 +85,9 @@ def show_job(session: Reading, stores: Stores, caller: PageCaller, job_id: str, 
         events=events,
         stretches=stretches(events, datetime.now(UTC)),
         attempts=_attempts(session, row, events),
+        gone={removed.what: removed for removed in job.removed},
         outputs=artifacts.list_artifacts(session, stores, job_id, limit=1),
-        log=_last_lines(stores, row) if whole else None,
+        log=_last_lines(session, stores, row) if whole else None,
         series=metrics.read_metrics(session, job_id, None, _POINTS_WITHOUT_SCRIPT).series if whole else None,
         clone_key=secrets.token_urlsafe(16),
     )
@@ -117,9 +118,9 @@ def _to(job_id: str) -> Response:
     return RedirectResponse(job_url(job_id), 303)
 
 
-def _last_lines(stores: OpenStores, job: Job) -> LogPage:
+def _last_lines(session: Session, stores: OpenStores, job: Job) -> LogPage:
     after = stores.logs.reader(job.id).tail(_LOG_LINES_WITHOUT_SCRIPT, final=job.ended)
-    return logs.log_page(stores, job, after, _LOG_LINES_WITHOUT_SCRIPT)
+    return logs.log_page(session, stores, job, after, _LOG_LINES_WITHOUT_SCRIPT)
 
 
 def _attempts(session: Session, job: Job, events: list[EventView]) -> list[AttemptRow]:

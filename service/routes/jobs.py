@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from core.db import on_commit
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
-from service import submission
+from service import links, submission
 from service.auth import Caller
 from service.deps import Reading, Stores, Writing
 from service.uploads import SPEC, WORKSPACE, Body, read_body
 from service.views import event_view, job_filter, job_view, job_views
-from service.wire import DryRun, Events, JobsPage, JobView, ListJobs, SubmitJob
+from service.wire import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -40,8 +40,14 @@ _BODY: dict[str, Any] = {
         },
     }
 }
-_REPEATED: dict[int | str, dict[str, Any]] = {
-    200: {"model": JobView | DryRun, "description": "Made before under the same Idempotency-Key; or a dry run."}
+_SUBMITTED: dict[int | str, dict[str, Any]] = {
+    200: {"model": JobView | DryRun, "description": "Made before under the same Idempotency-Key; or a dry run."},
+    201: {"links": links.OF_JOB},
+    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
+}
+_CLONED: dict[int | str, dict[str, Any]] = {
+    200: {"model": JobView, "description": "Made before under the same Idempotency-Key.", "links": links.OF_JOB},
+    201: {"links": links.OF_JOB},
 }
 
 
@@ -66,7 +72,7 @@ async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIte
 Posted = Annotated[Body, Depends(_posted, scope="function")]
 
 
-@router.post("", status_code=201, response_model=JobView | DryRun, responses=_REPEATED, openapi_extra=_BODY)
+@router.post("", status_code=201, response_model=JobView | DryRun, responses=_SUBMITTED, openapi_extra=_BODY)
 def submit_job(
     response: Response,
     stores: Stores,
@@ -85,14 +91,14 @@ def submit_job(
     return job
 
 
-@router.get("")
+@router.get("", responses={200: {"links": links.OF_JOBS}})
 def list_jobs(session: Reading, stores: Stores, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
     """Jobs, newest first."""
     page = queries.page(session, job_filter(wanted, stores.catalogue), limit=wanted.limit, after=wanted.after)
     return JobsPage(jobs=job_views(session, stores, page.jobs), next=page.following)
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", responses={200: {"links": links.OF_JOB}})
 def show_job(session: Reading, stores: Stores, job_id: str) -> JobView:
     """One job."""
     return job_view(session, stores, queries.get(session, job_id))
@@ -106,7 +112,7 @@ def stop_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -> 
     return job_view(session, stores, job)
 
 
-@router.post("/{job_id}/clone", status_code=201)
+@router.post("/{job_id}/clone", status_code=201, responses=_CLONED)
 def clone_job(
     response: Response, stores: Stores, caller: Caller, job_id: str, idempotency_key: IdempotencyKey = None
 ) -> JobView:

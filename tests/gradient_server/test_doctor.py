@@ -16,7 +16,8 @@ from sqlalchemy import text, update
 
 from core import schema
 from core.db import Database, now
-from core.jobs import lifecycle
+from core.jobs import claims, workers
+from core.jobs.claims import Offer
 from core.jobs.models import ApiKey, Event, Job
 from core.settings import GIB, DatabaseSettings, MachineSettings, QueueSettings, Settings, WorkerSettings
 from gradient_server import doctor
@@ -80,7 +81,7 @@ def found(settings, check):
 
 def register(database, backends=("mock",)):
     with database.write() as session:
-        lifecycle.register_worker(session, "w", "h", boot_id="b", backends=backends, slots=2)
+        workers.register(session, Offer("w", "h", tuple(backends)), boot_id="b", slots=2)
 
 
 def change(database, table, **values):
@@ -367,7 +368,7 @@ def test_jobs_that_no_worker_takes(settings, database, submit):
 def test_jobs_that_are_silent(settings, database, submit):
     job = submit()
     with database.write() as session:
-        lifecycle.claim(session, "w", "far", ["mock"])
+        claims.claim(session, Offer("w", "far", ("mock",)))
     assert found(settings, "leases").status is OK
     change(database, Job, heartbeat_at=now(-61))
     finding = found(settings, "leases")
@@ -405,7 +406,7 @@ def test_a_key_file_that_is_of_no_use(embedded, content):
 def test_scratch_that_is_left_over(settings, database, submit):
     job = submit()
     with database.write() as session:
-        lifecycle.claim(session, "w", "h", ["mock"])
+        claims.claim(session, Offer("w", "h", ("mock",)))
     (settings.root / "attempts" / f"{job.id}-1").mkdir(parents=True)
     assert found(settings, "scratch").status is OK
     (settings.root / "attempts" / "jgone-3").mkdir()

@@ -21,6 +21,7 @@ TABLES = {
     "metrics",
     "outbox",
     "projects",
+    "removals",
     "repairs",
     "schema_info",
     "turns",

@@ -6,7 +6,7 @@ import pytest
 from serving import Live, a_job, count_jobs
 
 from core.errors import StoreUnavailable
-from core.jobs import lifecycle
+from core.jobs import workers
 from core.jobs.states import JobState
 from service.main import create_app
 from service.views import OUTSIDE_STATES
@@ -210,7 +210,7 @@ def test_a_deleted_job_is_gone(client, worker, stores):
     assert client.post(f"/jobs/{job_id}/stop").json()["error"]["name"] == "JobNotFound"
     assert client.get("/jobs").json()["jobs"] == []
     with stores.database.write() as session:
-        heart = lifecycle.beat(session, "w", "h")[job_id]
+        heart = workers.beat(session, "w", "h")[job_id]
     assert heart.stop_requested
 
 

@@ -94,14 +94,15 @@ def test_pages_are_gapless_and_know_when_they_are_complete(client, job_id, runni
     assert page["complete"] is False
     tail = client.get(f"/jobs/{job_id}/logs", params={"tail": 2}).json()
     assert [row["line"] for row in tail["lines"]] == [3, 4]
-    assert client.get(f"/jobs/{job_id}/logs", params={"line": 99}).json() == {"lines": [], "complete": True}
+    past = client.get(f"/jobs/{job_id}/logs", params={"line": 99}).json()
+    assert past == {"lines": [], "complete": True, "removed": None}
 
 
 def test_a_job_that_printed_nothing_has_an_empty_log(client, job_id):
-    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": False}
+    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": False, "removed": None}
     assert client.get(f"/jobs/{job_id}/logs/raw").content == b""
     client.post(f"/jobs/{job_id}/stop")
-    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": True}
+    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": True, "removed": None}
     with follow(client, job_id) as response:
         events = list(events_in(response))
     assert [name for name, _, _ in events] == ["phase", "end"]

@@ -8,7 +8,8 @@ from deployment import wait_until
 
 from core.db import Database
 from core.joblog_writer import LogWriter
-from core.jobs import lifecycle, queries
+from core.jobs import claims, lifecycle, queries
+from core.jobs.claims import Offer
 from core.jobs.states import JobState
 from core.settings import Settings
 from worker import attempt as module
@@ -32,7 +33,7 @@ def host(database, tmp_path):
 def claim(host, submit):
     def make(command, **spec):
         submit(command, **spec)
-        return host.write(lambda session: lifecycle.claim(session, "w1", "here", ["mock"]))
+        return host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",))))
 
     return make
 
@@ -138,3 +139,23 @@ def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
     assert wait_until(lambda: backend.poll(handle), "the job to end").code == 143
     assert not aim.exists()
     backend.destroy(handle)
+
+
+def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim):
+    job = claim("sleep 100", max_attempts=2)
+    signals = Signals()
+    signals.cut_off_from_record()
+    run_attempt(host, job, signals)
+    with host.database.read() as session:
+        (attempt,) = queries.attempts(session, job.id)
+    row = ended(host, job)
+    assert (row.state, row.machine_faults) == (JobState.QUEUED, 1)
+    assert (attempt.reason, attempt.exit_code) == ("cut_off", 143)
+
+
+def test_a_job_finds_its_cards_in_its_environment(host, database, submit):
+    submit('echo "$GRADIENT_CARDS"', machine="V100")
+    with database.write() as session:
+        job = claims.claim(session, Offer("w1", "here", ("mock",), cards=("3",)))
+    run_attempt(host, job, Signals())
+    assert output(host, job) == ["3"]

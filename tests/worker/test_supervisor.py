@@ -6,6 +6,7 @@ import pytest
 from deployment import wait_until
 
 from core.bell import Bell
+from core.errors import StoreUnavailable
 from core.jobs import lifecycle
 from core.settings import Settings
 from worker import supervisor as module
@@ -72,3 +73,20 @@ def test_the_loop_outlives_what_nobody_thought_of(host, submit, attempts, start,
     job = submit()
     wait_until(lambda: job.id in attempts, "the next job to be claimed all the same")
     assert not attempts[job.id].detached
+
+
+def test_cut_off_from_the_database_it_ends_what_others_will_start_again(host, submit, attempts, start, monkeypatch):
+    once, again = submit(), submit(max_attempts=2)
+    host.settings.worker.lost_after_seconds = 0.4
+    monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
+    start()
+    wait_until(lambda: {once.id, again.id} <= attempts.keys(), "both jobs to be claimed")
+    write = host.database.write
+
+    def away():
+        raise StoreUnavailable("The database does not answer.")
+
+    monkeypatch.setattr(host.database, "write", away)
+    wait_until(lambda: attempts[again.id].cut_off, "the job that may run again to be ended")
+    assert not attempts[once.id].cut_off, "nobody starts this one again: it runs on"
+    monkeypatch.setattr(host.database, "write", write)

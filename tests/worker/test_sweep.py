@@ -1,11 +1,12 @@
 """The periodic repair, on a host without a supervisor."""
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, select, update
 
 from core.db import now
-from core.jobs import lifecycle, queries
-from core.jobs.models import Job, Worker
+from core.jobs import claims, lifecycle, queries, workers
+from core.jobs.claims import Offer
+from core.jobs.models import HeldCard, Job, Outbox, Repair, Turn, Worker
 from core.jobs.states import JobState
 from core.settings import Settings
 from worker.host import Host
@@ -23,7 +24,14 @@ def host(database, tmp_path):
 def claimed(database, submit, host, *, silent=0.0, **spec):
     submit(**spec)
     with database.write() as session:
-        job = lifecycle.claim(session, "other", host, ["mock"])
+        job = claims.claim(session, Offer("other", host, ("mock",)))
+        session.execute(update(Job).where(Job.id == job.id).values(heartbeat_at=now(-silent)))
+    return job
+
+
+def begun(database, job, *, silent):
+    with database.write() as session:
+        job = lifecycle.started(session, job, {"version": 1, "name": "x"})
         session.execute(update(Job).where(Job.id == job.id).values(heartbeat_at=now(-silent)))
     return job
 
@@ -34,11 +42,62 @@ def state(database, job):
 
 
 def test_a_job_on_a_silent_host_is_given_up(host, database, submit):
+    running = begun(database, claimed(database, submit, "gone"), silent=1000)
+    assert Sweep(host).run(set())["lost_jobs"] == 1
+    assert state(database, running) is JobState.FAILED
+    with database.read() as session:
+        assert queries.row(session, running.id).reason == "worker_lost"
+
+
+def test_a_job_that_never_began_on_a_silent_host_waits_for_another(host, database, submit):
     job = claimed(database, submit, "gone", silent=1000)
     assert Sweep(host).run(set())["lost_jobs"] == 1
-    assert state(database, job) is JobState.FAILED
     with database.read() as session:
-        assert queries.row(session, job.id).reason == "worker_lost"
+        row = queries.row(session, job.id)
+    assert (row.state, row.reason, row.machine_faults) == (JobState.QUEUED, "retrying", 1)
+
+
+def test_only_one_worker_at_a_time_repairs_what_is_everybodys(host, database, submit):
+    claimed(database, submit, "gone", silent=1000)
+    other = Host.open(host.settings, database, name="w2", host="elsewhere")
+    assert Sweep(other).run(set()).get("lost_jobs") is not None
+    assert Sweep(host).run(set()).get("lost_jobs") is None, "it is the other's turn"
+    with database.write() as session:
+        session.execute(update(Turn).values(until=now(-1)))
+    assert Sweep(host).run(set()).get("lost_jobs") is not None, "the other one did not come back"
+
+
+def test_repairs_are_counted_by_kind(host, database, submit):
+    for _ in range(2):
+        claimed(database, submit, "gone", silent=1000)
+        Sweep(host).run(set())
+    with database.read() as session:
+        found = {row.kind: (row.total, row.last_worker) for row in session.scalars(select(Repair))}
+    assert found == {"lost_jobs": (2, "w1")}
+
+
+def test_a_job_that_nobody_took_is_announced_again(host, database, submit):
+    waiting = [submit(machine=machine) for machine in ("CPU", "CPU", "V100")]
+    with database.write() as session:
+        session.execute(delete(Outbox))
+    sweep = Sweep(host)
+    assert sweep.run(set())["rung_again"] == 0
+    with database.write() as session:
+        session.execute(update(Job).values(created_at=now(-60)))
+    assert sweep.run(set())["rung_again"] == 2, "once a machine type"
+    with database.read() as session:
+        assert set(session.scalars(select(Outbox.job_id))) == {waiting[0].id, waiting[2].id}
+    assert sweep.run(set())["rung_again"] == 0, "these are still to be sent"
+
+
+def test_cards_that_no_job_holds_are_free_again(host, database, submit):
+    job = submit(machine="V100")
+    with database.write() as session:
+        claims.claim(session, Offer("other", "here", ("mock",), cards=("0",)))
+        session.execute(update(Job).where(Job.id == job.id).values(state=JobState.FAILED))
+    assert Sweep(host).run(set())["cards"] == 1
+    with database.read() as session:
+        assert session.scalar(select(HeldCard.card)) is None
 
 
 def test_a_silent_job_of_this_host_is_left_to_adoption(host, database, submit):
@@ -69,7 +128,7 @@ def test_scratch_of_another_host_is_its_own_to_clear_up_while_it_lives(host, dat
     job = claimed(database, submit, "there", silent=1000)
     host.scratch(job.id, 1).make(host.artifacts)
     with database.write() as session:
-        lifecycle.register_worker(session, "other", "there", boot_id="b", backends=["mock"], slots=1)
+        workers.register(session, Offer("other", "there", ("mock",)), boot_id="b", slots=1)
     swept = Sweep(host).run(set())
     assert (swept["lost_jobs"], swept["scratch"]) == (1, 0)
     with database.write() as session:

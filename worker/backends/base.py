@@ -34,6 +34,7 @@ class LaunchSpec:
         artifacts: Folder on this host for what the job leaves (`/artifacts`).
         storage: Folder on this host that is shared by jobs (`/storage`).
         control: Folder on this host for the wrapper's files.
+        cards: The host's cards that are the job's alone, by index or UUID.
         cpus: Limit of CPUs, or None.
         memory_bytes: Limit of memory, or None.
         stop_grace: Seconds between SIGTERM and SIGKILL when the machine itself takes the job down.
@@ -50,6 +51,7 @@ class LaunchSpec:
     artifacts: Path
     storage: Path
     control: Path
+    cards: tuple[str, ...]
     cpus: float | None
     memory_bytes: int | None
     stop_grace: float

@@ -8,7 +8,8 @@ from sqlalchemy import event, func, insert, select, text, update
 
 from core.db import Base, now
 from core.ids import new_id
-from core.jobs import census, lifecycle
+from core.jobs import census, claims, lifecycle, workers
+from core.jobs.claims import Offer
 from core.jobs.models import Event, Job, Worker
 from core.jobs.states import JobState
 
@@ -39,12 +40,12 @@ def look(database, endings):
 
 def register(database, name, *, slots=2, backends=("mock",)):
     with database.write() as session:
-        lifecycle.register_worker(session, name, "h", boot_id="b", backends=backends, slots=slots)
+        workers.register(session, Offer(name, "h", tuple(backends)), boot_id="b", slots=slots)
 
 
 def claim(database, worker="w"):
     with database.write() as session:
-        return lifecycle.claim(session, worker, "h", ["mock"])
+        return claims.claim(session, Offer(worker, "h", ("mock",)))
 
 
 def end(database, job, reason="completed"):

@@ -6,7 +6,8 @@ from sqlalchemy import func, select, update
 
 from core.db import now, on_commit
 from core.errors import IdempotencyMismatch, JobNotFound, LeaseLost
-from core.jobs import lifecycle, queries
+from core.jobs import claims, lifecycle, queries, workers
+from core.jobs.claims import Offer
 from core.jobs.models import Attempt, Event, Job, Outbox
 from core.jobs.states import JobState
 
@@ -15,7 +16,7 @@ HANDLE = {"version": 1, "name": "x"}
 
 def claim(database, worker="w1", host="h1"):
     with database.write() as session:
-        return lifecycle.claim(session, worker, host, ["mock"])
+        return claims.claim(session, Offer(worker, host, ("mock",)))
 
 
 def move(database, function, *arguments, **keywords):
@@ -102,9 +103,9 @@ def test_higher_priority_goes_first_then_the_older(database, submit):
 def test_only_offered_backends_are_claimed(database, submit):
     submit()
     with database.write() as session:
-        assert lifecycle.claim(session, "w", "h", ["docker"]) is None
-        assert not lifecycle.anything_waits(session, ["docker"])
-        assert lifecycle.anything_waits(session, ["mock"])
+        assert claims.claim(session, Offer("w", "h", ("docker",))) is None
+        assert not claims.anything_waits(session, Offer("w", "h", ("docker",)))
+        assert claims.anything_waits(session, Offer("w", "h", ("mock",)))
 
 
 def test_concurrent_claims_never_share_a_job(database, submit):
@@ -158,7 +159,7 @@ def test_a_running_job_is_only_wished_to_stop(database, submit):
     job = move(database, lifecycle.started, claim(database), HANDLE)
     wished = move(database, lifecycle.request_stop, job.id)
     assert wished.state is JobState.RUNNING
-    hearts = move(database, lifecycle.beat, "w1", "h1")
+    hearts = move(database, workers.beat, "w1", "h1")
     assert hearts[job.id].stop_requested
     assert hearts[job.id].lease == job.lease
     when = wished.stop_requested_at
@@ -271,7 +272,7 @@ def test_a_waiting_job_says_why_and_where(database, submit):
     with database.read() as session:
         assert queries.waiting(session, first).reason == "no_worker"
     with database.write() as session:
-        lifecycle.register_worker(session, "w1", "h1", boot_id="b", backends=["mock"], slots=1)
+        workers.register(session, Offer("w1", "h1", ("mock",)), boot_id="b", slots=1)
     with database.read() as session:
         assert (queries.waiting(session, first).reason, queries.waiting(session, first).position) == (
             "waiting_for_machine",
@@ -290,7 +291,7 @@ def test_on_commit_runs_after_the_commit_and_never_after_a_rollback(database, su
 
     submit()
     with database.write() as session:
-        lifecycle.claim(session, "w", "h", ["mock"])
+        claims.claim(session, Offer("w", "h", ("mock",)))
         on_commit(session, count)
         assert seen == []
     assert seen == [1]
@@ -303,3 +304,72 @@ def test_on_commit_runs_after_the_commit_and_never_after_a_rollback(database, su
     with pytest.raises(RuntimeError):
         fail()
     assert seen == [1]
+
+
+def attempt_that_ends(database, reason, *, began=True):
+    """The next job after an attempt that ended like this; its pause before the next is over."""
+    job = claim(database)
+    if began:
+        job = move(database, lifecycle.started, job, HANDLE)
+    job = move(database, lifecycle.ended, job, reason)
+    job = move(database, lifecycle.finish, job, artifacts_state="none")
+    with database.write() as session:
+        session.execute(update(Job).where(Job.id == job.id).values(run_after=None))
+    return job
+
+
+def test_a_fault_of_the_machine_uses_up_no_attempt_of_the_users(database, submit):
+    submit(max_attempts=2)
+    for fault in range(1, lifecycle.MAX_MACHINE_FAULTS + 1):
+        job = attempt_that_ends(database, "vanished")
+        assert (job.state, job.machine_faults, job.reason) == (JobState.QUEUED, fault, "retrying")
+        assert "no fault of the job" in job.reason_detail
+    job = attempt_that_ends(database, "exit_nonzero")
+    assert (job.state, job.reason_detail.startswith("attempt 1 of 2 ended")) == (JobState.QUEUED, True)
+    job = attempt_that_ends(database, "exit_nonzero")
+    assert (job.state, job.attempt) == (JobState.FAILED, lifecycle.MAX_MACHINE_FAULTS + 2)
+
+
+def test_a_job_that_every_machine_fails_is_not_tried_for_ever(database, submit):
+    submit(max_attempts=5)
+    states = [attempt_that_ends(database, "vanished").state for _ in range(lifecycle.MAX_MACHINE_FAULTS + 1)]
+    assert states == [JobState.QUEUED] * lifecycle.MAX_MACHINE_FAULTS + [JobState.FAILED]
+
+
+def test_a_preempted_job_is_tried_as_often_as_it_happens(database, submit):
+    submit(max_attempts=2)
+    for _ in range(3 * lifecycle.MAX_MACHINE_FAULTS):
+        assert attempt_that_ends(database, "preempted").state is JobState.QUEUED
+    assert attempt_that_ends(database, "completed").state is JobState.SUCCEEDED
+
+
+def test_a_command_that_began_is_run_again_only_where_the_user_allowed_it(database, submit):
+    submit(max_attempts=1)
+    assert attempt_that_ends(database, "preempted").state is JobState.FAILED
+    submit(max_attempts=1)
+    assert attempt_that_ends(database, "launch_failed", began=False).state is JobState.QUEUED
+
+
+def test_the_pause_before_the_next_attempt_grows(database, submit):
+    submit(max_attempts=4)
+    pauses = []
+    for _ in range(3):
+        job = claim(database)
+        job = move(database, lifecycle.started, job, HANDLE)
+        job = move(database, lifecycle.ended, job, "exit_nonzero", exit_code=1)
+        job = move(database, lifecycle.finish, job, artifacts_state="none")
+        pauses.append(round((job.run_after - job.ended_at).total_seconds()))
+        with database.write() as session:
+            session.execute(update(Job).values(run_after=None))
+    first = lifecycle.RETRY_FIRST_SECONDS
+    assert pauses == [first, 2 * first, 4 * first]
+
+
+def test_a_stop_that_comes_while_outputs_are_completed_is_not_forgotten(database, submit):
+    submit(max_attempts=3)
+    job = claim(database)
+    job = move(database, lifecycle.started, job, HANDLE)
+    job = move(database, lifecycle.ended, job, "exit_nonzero", exit_code=1)
+    move(database, lifecycle.request_stop, job.id)
+    job = move(database, lifecycle.finish, job, artifacts_state="none")  # by a row that is older than the wish
+    assert job.state is JobState.FAILED

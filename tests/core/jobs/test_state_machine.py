@@ -1,4 +1,7 @@
-"""The job record against a model, over random histories: claims, adoptions, zombies, repeats and stops."""
+"""The job record against a model, over random histories: claims, adoptions, zombies, repeats, faults and stops.
+
+The model says which job is next, by priority, share and quota, and which cards are held.
+"""
 
 import os
 from dataclasses import dataclass, field
@@ -7,18 +10,22 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
 from core.db import Database, now
 from core.errors import LeaseLost
-from core.jobs import lifecycle, queries
-from core.jobs.models import Job
+from core.jobs import claims, lifecycle, queries, workers
+from core.jobs.claims import Offer
+from core.jobs.models import HeldCard, Job, Project
 from core.jobs.spec import JobSpec
 from core.jobs.states import MOVES, OWNED, TERMINAL, JobState
 from core.machines import Catalogue
 
 EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "25"))
 WORKERS = st.sampled_from(["w1", "w2"])
+PROJECTS = ["alpha", "beta"]
+CARDS = ("0", "1")
+COUNTED_REASONS = {0: "completed", 1: "exit_nonzero", 137: "vanished"}
 
 
 @dataclass
@@ -29,6 +36,13 @@ class Known:
     attempt: int = 0
     lease: int = 0
     max_attempts: int = 1
+    seq: int = 0
+    priority: int = 50
+    project: str = ""
+    cards: int = 0
+    faults: int = 0
+    began: bool = False
+    reason: str = ""
     stop: bool = False
     ends: list[str] = field(default_factory=list)
 
@@ -43,38 +57,88 @@ class JobRecord(RuleBasedStateMachine):
         super().__init__()
         self.known: dict[str, Known] = {}
         self.catalogue = Catalogue.load()
+        self.quota: dict[str, int | None] = dict.fromkeys(PROJECTS)
+        self.drained: set[str] = set()
         with self.database.write() as session:
-            for job in session.scalars(select(Job).where(Job.state.not_in(TERMINAL))):
-                session.execute(update(Job).where(Job.id == job.id).values(state=JobState.CANCELLED))
+            session.execute(update(Job).where(Job.state.not_in(TERMINAL)).values(state=JobState.CANCELLED))
+            session.execute(delete(HeldCard))
+            self.projects = {name: lifecycle.ensure_project(session, name)[0].id for name in PROJECTS}
+            session.execute(update(Project).values(max_running=None))
+            for name in ("w1", "w2"):
+                workers.register(session, self.offer(name), boot_id="b", slots=9)
+                workers.set_drained(session, name, drained=False)
+
+    def offer(self, worker):
+        return Offer(worker, "h", ("mock",), cards=CARDS)
 
     def write(self, function, *arguments, **keywords):
         with self.database.write() as session:
             return function(session, *arguments, **keywords)
 
-    @rule(max_attempts=st.integers(1, 3), priority=st.sampled_from([10, 50]))
-    def submit(self, max_attempts, priority):
+    @rule(
+        max_attempts=st.integers(1, 3),
+        priority=st.sampled_from([10, 50]),
+        project=st.sampled_from(PROJECTS),
+        machine=st.sampled_from(["CPU", "V100"]),
+    )
+    def submit(self, max_attempts, priority, project, machine):
         def insert(session):
-            project, _ = lifecycle.ensure_project(session, "default")
-            spec = JobSpec(machine_type="CPU", command="true", max_attempts=max_attempts, priority=priority)
+            made, _ = lifecycle.ensure_project(session, project)
+            spec = JobSpec(machine_type=machine, command="true", max_attempts=max_attempts, priority=priority)
             submission = lifecycle.Submission(
-                spec=spec, machine=self.catalogue.get("CPU"), backend="mock", project=project, submitted_by="t"
+                spec=spec, machine=self.catalogue.get(machine), backend="mock", project=made, submitted_by="t"
             )
             return lifecycle.submit(session, submission)
 
         job, _ = self.write(insert)
-        self.known[job.id] = Known(max_attempts=max_attempts)
+        self.known[job.id] = Known(
+            max_attempts=max_attempts, seq=job.seq, priority=priority, project=project, cards=int(machine == "V100")
+        )
+
+    @rule(project=st.sampled_from(PROJECTS), quota=st.sampled_from([None, 1, 2]))
+    def set_quota(self, project, quota):
+        with self.database.write() as session:
+            session.execute(update(Project).where(Project.name == project).values(max_running=quota))
+        self.quota[project] = quota
+
+    @rule(worker=WORKERS, drained=st.booleans())
+    def drain(self, worker, drained):
+        self.write(workers.set_drained, worker, drained=drained)
+        self.drained = self.drained | {worker} if drained else self.drained - {worker}
+
+    def owned(self, **same):
+        held = (known for known in self.known.values() if known.state in OWNED)
+        return [known for known in held if all(getattr(known, name) == value for name, value in same.items())]
+
+    def expected(self, worker):
+        """Id of the job that is next for this worker, by the rules."""
+        if worker in self.drained:
+            return None
+        with self.database.read() as session:
+            rows = session.execute(select(Project.name, Project.last_claimed_at))
+            served = {name: at.timestamp() if at else 0.0 for name, at in rows}
+        running = {project: len(self.owned(project=project)) for project in PROJECTS}
+        free = len(CARDS) - len(self.owned(cards=1))
+        fitting = [
+            (-known.priority, running[known.project], served[known.project], known.seq, job_id)
+            for job_id, known in self.known.items()
+            if known.state is JobState.QUEUED
+            and known.cards <= free
+            and running[known.project] < (self.quota[known.project] or 1000)
+        ]
+        return min(fitting)[-1] if fitting else None
 
     @rule(target=held, worker=WORKERS)
     def claim(self, worker):
         with self.database.write() as session:  # the pause before a retry is over
             session.execute(update(Job).where(Job.state == JobState.QUEUED).values(run_after=None))
-        job = self.write(lifecycle.claim, worker, "h", ["mock"])
-        waiting = [known for known in self.known.values() if known.state is JobState.QUEUED]
-        assert (job is not None) == bool(waiting)
+        expected = self.expected(worker)
+        job = self.write(claims.claim, self.offer(worker))
+        assert (job.id if job else None) == expected
         if job is None:
             return multiple()
         known = self.known[job.id]
-        assert known.state is JobState.QUEUED
+        known.began = False
         known.state, known.attempt, known.lease = JobState.STARTING, known.attempt + 1, known.lease + 1
         return job
 
@@ -106,16 +170,28 @@ class JobRecord(RuleBasedStateMachine):
         if row is None:
             return multiple()
         self.known[job.id].state = JobState.RUNNING
+        self.known[job.id].began = True
         return row
 
     @rule(target=held, job=held, code=st.sampled_from([0, 1, 137]))
     def ended(self, job, code):
-        reason = {0: "completed", 1: "exit_nonzero", 137: "killed"}[code]
+        reason = COUNTED_REASONS[code]
         row = self.act(job, {JobState.STARTING, JobState.RUNNING}, lifecycle.ended, reason, exit_code=code)
         if row is None:
             return multiple()
         self.known[job.id].state = JobState.FINISHING
+        self.known[job.id].reason = reason
         return row
+
+    def goes_on(self, known):
+        """Whether another attempt follows; notes the fault, if that was one."""
+        if known.stop or known.reason == "completed":
+            return False
+        if known.reason == "exit_nonzero":
+            return known.attempt - known.faults < known.max_attempts
+        again = (known.max_attempts > 1 or not known.began) and known.faults < lifecycle.MAX_MACHINE_FAULTS
+        known.faults += again
+        return again
 
     @rule(target=held, job=held)
     def finish(self, job):
@@ -123,9 +199,8 @@ class JobRecord(RuleBasedStateMachine):
         if row is None:
             return multiple()
         known = self.known[job.id]
+        assert (row.state is JobState.QUEUED) == self.goes_on(known)
         if row.state is JobState.QUEUED:
-            assert known.attempt < known.max_attempts
-            assert not known.stop
             known.lease += 1
         else:
             known.ends.append(row.state)
@@ -138,6 +213,8 @@ class JobRecord(RuleBasedStateMachine):
         if row is None:
             return
         known = self.known[job.id]
+        known.reason = "worker_lost"
+        assert (row.state is JobState.QUEUED) == self.goes_on(known)
         known.lease += 1
         known.state = row.state
         if row.state in TERMINAL:
@@ -158,7 +235,7 @@ class JobRecord(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def beat(self, worker):
-        hearts = self.write(lifecycle.beat, worker, "h")
+        hearts = self.write(workers.beat, worker, "h")
         for job_id, heart in hearts.items():
             known = self.known[job_id]
             assert known.state in OWNED
@@ -171,7 +248,15 @@ class JobRecord(RuleBasedStateMachine):
                 job = queries.row(session, job_id)
                 assert (job.state, job.attempt, job.lease) == (known.state, known.attempt, known.lease)
                 assert len(known.ends) == (job.state in TERMINAL), "one end, and only one"
-                assert job.attempt <= job.max_attempts
+                assert job.attempt - job.machine_faults <= job.max_attempts
+                assert job.machine_faults == known.faults
+
+    @invariant()
+    def a_card_is_held_by_the_job_that_runs_on_it(self):
+        with self.database.read() as session:
+            cards = {(row.job_id, row.attempt) for row in session.scalars(select(HeldCard))}
+        owners = {(i, known.attempt) for i, known in self.known.items() if known.state in OWNED and known.cards}
+        assert cards == owners
 
     def teardown(self):
         """The events tell the same story: a chain of legal moves from submission to the present state."""

@@ -1,12 +1,13 @@
 """Why jobs wait, for one and for many at once: both ways must agree."""
 
-from core.jobs import lifecycle, queries
+from core.jobs import claims, lifecycle, queries, workers
+from core.jobs.claims import Offer
 
 
 def test_places_of_one_and_of_many_agree(database, submit):
     jobs = [submit(priority=priority) for priority in (50, 50, 90, 10, 50)]
     with database.write() as session:
-        lifecycle.register_worker(session, "w", "h", boot_id="b", backends=["mock"], slots=1)
+        workers.register(session, Offer("w", "h", ("mock",)), boot_id="b", slots=1)
     with database.read() as session:
         many = queries.waiting_of(session, jobs)
         assert {job.id: queries.waiting(session, job) for job in jobs} == many
@@ -18,7 +19,7 @@ def test_places_of_one_and_of_many_agree(database, submit):
 def test_only_waiting_jobs_wait(database, submit):
     first, second = submit(), submit()
     with database.write() as session:
-        claimed = lifecycle.claim(session, "w", "h", ["mock"])
+        claimed = claims.claim(session, Offer("w", "h", ("mock",)))
     with database.read() as session:
         assert claimed is not None
         assert claimed.id == first.id
@@ -32,10 +33,10 @@ def test_only_waiting_jobs_wait(database, submit):
 
 def test_failed_jobs_are_told_apart_by_their_exit_code(database, submit):
     ended = []
-    for reason, exit_code in (("exit_nonzero", 1), ("launch_failed", None), ("completed", 0)):
+    for reason, exit_code in (("exit_nonzero", 1), ("workspace_invalid", None), ("completed", 0)):
         submit()
         with database.write() as session:
-            job = lifecycle.claim(session, "w", "h", ["mock"])
+            job = claims.claim(session, Offer("w", "h", ("mock",)))
             job = lifecycle.ended(session, job, reason, exit_code=exit_code)
             ended.append(lifecycle.finish(session, job, artifacts_state="none"))
 

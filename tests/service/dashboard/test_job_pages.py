@@ -63,7 +63,7 @@ def test_every_state_has_its_word_and_its_reason(person, client, worker):
     made(client, name="bad")
     worker.end(worker.start(), "killed", exit_code=137)
     made(client, name="broken")
-    worker.end(worker.claim(), "launch_failed", detail="no such card")
+    worker.end(worker.claim(), "workspace_invalid", detail="no such file")
     cancelled = made(client, name="unwanted")
     client.post(f"/jobs/{cancelled}/stop")
     made(client, name="runs")
@@ -72,7 +72,7 @@ def test_every_state_has_its_word_and_its_reason(person, client, worker):
     page = person.get("/ui/jobs")
     assert badges(page) == ["Pending", "Running", "Cancelled", "Error", "Failed", "Stopped"]
     assert "Exit code 137: the command was killed" in page.text
-    assert "The job could not be started: no such card" in page.text
+    assert "The workspace could not be unpacked: no such file" in page.text
     assert "Waiting for a free machine." in page.text
     assert no_script(page)
     for job in client.get("/jobs").json()["jobs"]:

@@ -45,6 +45,7 @@ class Place:
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=self.root / "storage",
+            cards=(),
             control=scratch.control,
             **{"cpus": None, "memory_bytes": None, "stop_grace": 5} | options,
         )

@@ -1,0 +1,225 @@
+"""Who gets a machine next: the claim, by what a host has free, and by the jobs' priority and their projects' shares.
+
+Claims are made one after another, on every database: the order, the shares and the quotas are then exact, and no two
+workers look at the same job. A claim takes a few milliseconds, an attempt seconds at least.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Subquery, Update, bindparam, func, insert, or_, select, text, update
+from sqlalchemy.orm import Session
+
+from core.db import Base, now
+from core.jobs.models import Attempt, HeldCard, Job, Project, Worker
+from core.jobs.moves import one_row, record
+from core.jobs.states import OWNED, JobState
+
+_CLAIM_LOCK = 0x6772_6164  # any number that nothing else on this database locks
+_PLENTY = 2**31 - 1
+_MOST_GOES = 3
+_OF_ONE_ATTEMPT = (
+    "started_at",
+    "ended_at",
+    "exit_code",
+    "handle",
+    "reason",
+    "reason_detail",
+    "phase_detail",
+    "run_after",
+)
+"""Columns that an attempt begins without."""
+_NEW_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
+_NEW_HOLD = insert(Base.metadata.tables[HeldCard.__tablename__])
+_HELD = select(func.sum(Job.cpus).label("cpus"), func.sum(Job.memory_mb).label("memory_mb")).where(
+    Job.host == bindparam("on_host"), Job.state.in_(OWNED)
+)
+_CARDS = select(HeldCard.card).where(HeldCard.host == bindparam("on_host"))
+_SERVED = update(Project).where(Project.id == bindparam("served")).values(last_claimed_at=now())
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a worker has for jobs.
+
+    Attributes:
+        worker: Its name.
+        host: Its machine's name; workers of one host share what it has.
+        backends: Names of the backends that it runs.
+        machine_types: Machine types that it takes; None: all that its backends run.
+        cards: The host's accelerator cards; None: cards are not counted.
+        cpus: The host's CPUs; None: not counted.
+        memory_mb: The host's memory in MiB; None: not counted.
+    """
+
+    worker: str
+    host: str
+    backends: tuple[str, ...]
+    machine_types: tuple[str, ...] | None = None
+    cards: tuple[str, ...] | None = None
+    cpus: float | None = None
+    memory_mb: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """What a host has left; each card by its name."""
+
+    cards: tuple[str, ...] | None
+    cpus: float
+    memory_mb: float
+
+
+def anything_waits(session: Session, offer: Offer) -> bool:
+    """Whether a claim would succeed: asked first, because a claim takes the write lock."""
+    return _next(session, offer, _free(session, offer)) is not None
+
+
+def claim(session: Session, offer: Offer) -> Job | None:
+    """Take the next job that fits: `queued → starting`, attempt and lease + 1, its cards held.
+
+    Next is, among the jobs whose needs the host can meet now and whose project is below its quota, the one of the
+    highest priority; among those, one of the project with the fewest jobs on machines; among those, of the project
+    that was served longest ago; among those, the oldest. A job that does not fit is passed over, never waited for.
+
+    Returns:
+        The job, or None: nothing fits, or the worker is drained.
+    """
+    if session.get_bind().dialect.name == "postgresql":  # SQLite has one writer at a time in any case
+        session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CLAIM_LOCK})
+    free = _free(session, offer)
+    for _ in range(_MOST_GOES):
+        seq = _next(session, offer, free)
+        if seq is None:
+            return None
+        job = one_row(session, _CLAIM, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host})
+        if job is not None:  # else it was cancelled between the two statements
+            _note(session, job, offer, free)
+            return job
+    return None
+
+
+def cards_of(session: Session, job: Job) -> tuple[str, ...]:
+    """The cards that the job has for itself."""
+    held = select(HeldCard.card).where(HeldCard.job_id == job.id, HeldCard.attempt == job.attempt)
+    return tuple(session.scalars(held.order_by(HeldCard.card)))
+
+
+def _note(session: Session, job: Job, offer: Offer, free: _Free) -> None:
+    session.execute(
+        _NEW_ATTEMPT,
+        {
+            "job_id": job.id,
+            "attempt": job.attempt,
+            "worker": offer.worker,
+            "host": offer.host,
+            "claimed_at": job.claimed_at,
+        },
+    )
+    if free.cards is not None and job.cards:
+        of_job = {"host": offer.host, "job_id": job.id, "attempt": job.attempt}
+        session.execute(_NEW_HOLD, [of_job | {"card": card} for card in free.cards[: job.cards]])
+    session.execute(_SERVED, {"served": job.project_id})
+    record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
+
+
+def _free(session: Session, offer: Offer) -> _Free:
+    on_host = {"on_host": offer.host}
+    held = session.execute(_HELD, on_host).one()
+    cards = offer.cards
+    if cards is not None:
+        taken = set(session.scalars(_CARDS, on_host))
+        cards = tuple(card for card in cards if card not in taken)
+    return _Free(
+        cards=cards,
+        cpus=_PLENTY if offer.cpus is None else offer.cpus - (held.cpus or 0.0),
+        memory_mb=_PLENTY if offer.memory_mb is None else offer.memory_mb - (held.memory_mb or 0),
+    )
+
+
+def _next(session: Session, offer: Offer, free: _Free) -> int | None:
+    """Place in the record (`Job.seq`) of the job that is next for this offer."""
+    params: dict[str, Any] = {
+        "worker": offer.worker,
+        "backends": offer.backends,
+        "free_cards": _PLENTY if free.cards is None else len(free.cards),
+        "free_cpus": free.cpus,
+        "free_memory_mb": free.memory_mb,
+    }
+    if offer.machine_types is not None:
+        params["machine_types"] = offer.machine_types
+    seq: int | None = session.scalar(_following(some_types=offer.machine_types is not None), params)
+    return seq
+
+
+# Put together once: that costs as much as running it, and a job that waits for its claim waits for both.
+@cache
+def _following(*, some_types: bool) -> Select[int]:
+    fits = [
+        Job.state == JobState.QUEUED,
+        Job.backend.in_(bindparam("backends", expanding=True)),
+        or_(Job.run_after.is_(None), Job.run_after <= now()),
+        Job.cards <= bindparam("free_cards"),
+        or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
+        or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),
+    ]
+    if some_types:
+        fits.append(Job.machine_type.in_(bindparam("machine_types", expanding=True)))
+    heads = _heads(fits)
+    drained = select(Worker.name).where(Worker.name == bindparam("worker"), Worker.drained_at.is_not(None))
+    return (
+        select(Job.seq)
+        .join(heads, heads.c.seq == Job.seq)
+        .where(~drained.exists())
+        .order_by(Job.priority.desc(), heads.c.running, heads.c.last_claimed_at.asc().nulls_first(), Job.seq)
+        .limit(1)
+    )
+
+
+def _heads(fits: list[ColumnElement[bool]]) -> Subquery:
+    """The next job of each project that may run one more, beside what the project has running."""
+    # Found by the index; only these are compared.
+    head = (
+        select(Job.seq)
+        .where(Job.project_id == Project.id, *fits)
+        .order_by(Job.priority.desc(), Job.seq)
+        .limit(1)
+        .correlate(Project)
+        .scalar_subquery()
+    )
+    busy = (
+        select(Job.project_id, func.count().label("jobs"))
+        .where(Job.state.in_(OWNED))
+        .group_by(Job.project_id)
+        .subquery("busy")
+    )
+    running = func.coalesce(busy.c.jobs, 0)
+    return (
+        select(head.label("seq"), running.label("running"), Project.last_claimed_at)
+        .select_from(Project)
+        .outerjoin(busy, busy.c.project_id == Project.id)
+        .where(or_(Project.max_running.is_(None), running < Project.max_running))
+        .subquery("heads")
+    )
+
+
+def _claiming() -> Update:
+    return (
+        update(Job)
+        .where(Job.seq == bindparam("chosen"), Job.state == JobState.QUEUED)
+        .values(
+            state=JobState.STARTING,
+            attempt=Job.attempt + 1,
+            lease=Job.lease + 1,
+            worker=bindparam("claimant"),
+            host=bindparam("claimed_on"),
+            heartbeat_at=now(),
+            claimed_at=now(),
+            phase="provisioning",
+            **dict.fromkeys(_OF_ONE_ATTEMPT),
+        )
+    )
+
+
+_CLAIM = _claiming()

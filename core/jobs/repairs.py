@@ -1,0 +1,59 @@
+"""What the sweep needs of the record: whose turn it is, what was forgotten, and how often it had to mend something."""
+
+from collections.abc import Mapping
+
+from sqlalchemy import delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from core.db import now
+from core.jobs.models import HeldCard, Job, Outbox, Repair, Turn
+from core.jobs.moves import insert_once, ring
+from core.jobs.states import OWNED, JobState
+
+
+def take_turn(session: Session, name: str, holder: str, seconds: float) -> bool:
+    """Whether it is this holder's turn at what only one does at a time; its turn then lasts `seconds` from now."""
+    first = insert_once(session.get_bind().dialect.name, Turn)
+    session.execute(first.values(name=name, holder=holder, until=now()))
+    mine = (
+        update(Turn)
+        .where(Turn.name == name, or_(Turn.holder == holder, Turn.until < now()))
+        .values(holder=holder, until=now(seconds))
+        .returning(Turn.name)
+    )
+    return session.scalar(mine, execution_options={"synchronize_session": False}) is not None
+
+
+def note(session: Session, worker: str, repaired: Mapping[str, int]) -> None:
+    """Add to the count of each kind of repair."""
+    for kind, number in repaired.items():
+        if number:
+            first = insert_once(session.get_bind().dialect.name, Repair)
+            session.execute(first.values(kind=kind, total=0, last_at=now(), last_worker=worker))
+            counted = update(Repair).where(Repair.kind == kind)
+            session.execute(counted.values(total=Repair.total + number, last_at=now(), last_worker=worker))
+
+
+def ring_again(session: Session, *, seconds: float) -> int:
+    """Leave a message for each machine type of which a job has been due for this long and none is to be sent.
+
+    Its message may have been lost with the broker. Where there is no room, one more does no harm.
+    """
+    due_since = func.coalesce(Job.run_after, Job.created_at)
+    late = (
+        select(func.min(Job.seq))
+        .where(Job.state == JobState.QUEUED, due_since < now(-seconds))
+        .group_by(Job.machine_type)
+    )
+    unsent = exists().where(Outbox.kind == "ring")
+    jobs = list(session.scalars(select(Job).where(Job.seq.in_(late), ~unsent)))
+    for job in jobs:
+        ring(session, job)
+    return len(jobs)
+
+
+def free_cards(session: Session) -> int:
+    """Free the cards of jobs that no worker holds; no move leaves any, so there is one only where something failed."""
+    held = exists().where(Job.id == HeldCard.job_id, Job.attempt == HeldCard.attempt, Job.state.in_(OWNED))
+    freed = delete(HeldCard).where(~held).returning(HeldCard.card)
+    return len(session.execute(freed, execution_options={"synchronize_session": False}).all())

@@ -1,0 +1,79 @@
+"""The workers' own record: what each offers, when it was last there, whether it may take new jobs."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from core.db import now
+from core.errors import WorkerNotFound
+from core.jobs.claims import Offer
+from core.jobs.models import Job, Worker
+from core.jobs.states import OWNED
+
+
+@dataclass(frozen=True, slots=True)
+class Heart:
+    """What a heartbeat brings back about one job: whether it is still ours, and whether it should stop."""
+
+    lease: int
+    stop_requested: bool
+
+
+def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> None:
+    """Say that this worker is there and what it offers. That it was drained outlives its restarts."""
+    values = {
+        "host": offer.host,
+        "boot_id": boot_id,
+        "backends": list(offer.backends),
+        "slots": slots,
+        "machine_types": _listed(offer.machine_types),
+        "cards": _listed(offer.cards),
+        "cpus": offer.cpus,
+        "memory_mb": offer.memory_mb,
+        "started_at": now(),
+        "seen_at": now(),
+        "heard_at": None,
+    }
+    known = update(Worker).where(Worker.name == offer.worker).values(**values).returning(Worker.name)
+    if session.scalar(known, execution_options={"synchronize_session": False}) is None:
+        session.execute(insert(Worker).values(name=offer.worker, **values))
+
+
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def beat(session: Session, worker: str, host: str) -> dict[str, Heart]:
+    """One heartbeat for all of a worker's jobs; what it brings back, by job id."""
+    session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
+    statement = (
+        update(Job)
+        .where(Job.worker == worker, Job.host == host, Job.state.in_(OWNED))
+        .values(heartbeat_at=now())
+        .returning(Job.id, Job.lease, Job.stop_requested_at)
+        .execution_options(synchronize_session=False)
+    )
+    return {row.id: Heart(row.lease, row.stop_requested_at is not None) for row in session.execute(statement)}
+
+
+def set_drained(session: Session, name: str, *, drained: bool) -> None:
+    """Have a worker claim nothing more (what it runs, runs on), or claim again.
+
+    Raises:
+        WorkerNotFound: No worker of this name ever reported.
+    """
+    change = update(Worker).where(Worker.name == name)
+    if drained:
+        change = change.where(Worker.drained_at.is_(None)).values(drained_at=now())
+    else:
+        change = change.values(drained_at=None)
+    session.execute(change)
+    if session.scalar(select(Worker.name).where(Worker.name == name)) is None:
+        known = ", ".join(session.scalars(select(Worker.name).order_by(Worker.name))) or "none yet"
+        raise WorkerNotFound(f"No worker is named {name!r}. Those that have reported: {known}.", field="name")
+
+
+def jobs_of(session: Session, name: str) -> list[Job]:
+    """Jobs that a worker holds, oldest first."""
+    return list(session.scalars(select(Job).where(Job.worker == name, Job.state.in_(OWNED)).order_by(Job.seq)))

@@ -1,0 +1,112 @@
+"""`gradient-server workers|drain|resume`: who works, and who is to take no more."""
+
+import argparse
+import json
+import socket
+import sys
+import time
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from core import schema
+from core.db import Database, now
+from core.jobs import workers
+from core.jobs.models import Job, Worker
+from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.states import OWNED
+from core.settings import Settings
+
+_LOOK_SECONDS = 1.0
+_FEW = 5
+
+
+def run(parsed: argparse.Namespace, settings: Settings) -> int:
+    """Run one command; the exit code."""
+    database = Database(settings.database_url)
+    try:
+        schema.check(database)
+        if parsed.command == "workers":
+            return _list(database, as_json=parsed.json)
+        return _set_drained(parsed, database)
+    finally:
+        database.close()
+
+
+def _list(database: Database, *, as_json: bool) -> int:
+    with database.read() as session:
+        rows = _rows(session)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    elif not rows:
+        print("No worker has reported yet. `gradient-server worker` starts one.")
+    else:
+        print(f"{'NAME':24} {'STATE':9} {'JOBS':>7} {'CARDS':>5}  TAKES")
+        for row in rows:
+            places = f"{row['jobs']}/{row['slots']}"
+            cards = "-" if row["cards"] is None else str(len(row["cards"]))
+            takes = ", ".join(row["machineTypes"] or ["all types"]) + f" ({', '.join(row['backends'])})"
+            print(f"{row['name']:24} {row['state']:9} {places:>7} {cards:>5}  {takes}")
+    return 0
+
+
+def _rows(session: Session) -> list[dict[str, Any]]:
+    counted = select(Job.worker, func.count()).where(Job.state.in_(OWNED)).group_by(Job.worker)
+    jobs = {row[0]: row[1] for row in session.execute(counted)}
+    seen = select(Worker, Worker.seen_at >= now(-WORKER_SILENT_SECONDS)).order_by(Worker.name)
+    return [
+        {
+            "name": worker.name,
+            "host": worker.host,
+            "state": "silent" if not lately else "drained" if worker.drained_at else "ready",
+            "jobs": jobs.get(worker.name, 0),
+            "slots": worker.slots,
+            "backends": worker.backends,
+            "machineTypes": worker.machine_types,
+            "cards": worker.cards,
+            "cpus": worker.cpus,
+            "memoryMb": worker.memory_mb,
+            "seenAt": worker.seen_at.isoformat(),
+        }
+        for worker, lately in session.execute(seen)
+    ]
+
+
+def _set_drained(parsed: argparse.Namespace, database: Database) -> int:
+    name = parsed.name or socket.gethostname()
+    drained = parsed.command == "drain"
+    with database.write() as session:
+        workers.set_drained(session, name, drained=drained)
+    if not drained:
+        print(f"Worker {name} claims jobs again.")
+        return 0
+    print(f"Worker {name} claims no more jobs. `gradient-server resume --name {name}` takes that back.")
+    return _wait(database, name, parsed.timeout) if parsed.wait else 0
+
+
+def _wait(database: Database, name: str, timeout: float | None) -> int:
+    """Wait for the worker's last job; 1 if there are still some after `timeout` seconds."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    said = ""
+    try:
+        while left := _held(database, name):
+            few = ", ".join(left[:_FEW]) + (", …" if len(left) > _FEW else "")
+            line = f"{len(left)} job{'s' * (len(left) > 1)} still run{'s' * (len(left) == 1)}: {few}"
+            if line != said:
+                print(line, file=sys.stderr, flush=True)
+                said = line
+            if deadline is not None and time.monotonic() >= deadline:
+                print(f"error: worker {name} is not empty after {timeout:g} s; it stays drained.", file=sys.stderr)
+                return 1
+            time.sleep(_LOOK_SECONDS)
+    except KeyboardInterrupt:
+        print(f"\nNot waited for the rest; worker {name} stays drained.", file=sys.stderr)
+        return 130
+    print(f"Worker {name} is empty: nothing runs on it.")
+    return 0
+
+
+def _held(database: Database, name: str) -> list[str]:
+    with database.read() as session:
+        return [job.id for job in workers.jobs_of(session, name)]
