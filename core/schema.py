@@ -18,7 +18,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
-from sqlalchemy import Connection, Engine, String, delete, insert, inspect, select
+from sqlalchemy import Column, Connection, Engine, String, delete, insert, inspect, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -116,6 +116,16 @@ def steps() -> list[Script]:
 def retired() -> set[str]:
     """Tables (`table`) and columns (`table.column`) that may still be there, but are of no use to this release."""
     return {name for step in steps() for name in getattr(step.module, "retires", ())}
+
+
+def expression_indexes() -> set[str]:
+    """Names of the indexes over expressions: SQLite does not tell the expression, so they cannot be compared there."""
+    return {
+        str(index.name)
+        for table in Base.metadata.tables.values()
+        for index in table.indexes
+        if not all(isinstance(expression, Column) for expression in index.expressions)
+    }
 
 
 def upgrade(database: Database, revision: str = "head") -> State:

@@ -48,6 +48,10 @@ class QueueSettings(BaseModel):
     """The doorbell between hosts."""
 
     broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
+    ping_seconds: float = Field(default=20.0, gt=0, description="seconds between a worker's messages to itself")
+    deaf_seconds: float = Field(
+        default=90.0, ge=0, description="a worker that hears none of them for so long restarts; 0: never"
+    )
 
 
 class LogSettings(BaseModel):
@@ -116,6 +120,12 @@ class RetentionSettings(BaseModel):
     )
 
 
+class TracingSettings(BaseModel):
+    """Traces by OpenTelemetry; OTEL_* variables say where to and which."""
+
+    enabled: bool = Field(default=False, description="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (OTLP over HTTP)")
+
+
 class Settings(BaseSettings):
     """The whole configuration of one process."""
 
@@ -131,6 +141,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
     retention: RetentionSettings = RetentionSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @property
     def root(self) -> Path:

@@ -15,7 +15,18 @@ from gradient_cli.options import (
     chosen_job,
     this_folder,
 )
-from gradient_cli.output import ago, duration, money, price, print_fields, print_json, print_table
+from gradient_cli.output import (
+    ago,
+    ahead,
+    duration,
+    money,
+    ordinal,
+    price,
+    print_fields,
+    print_json,
+    print_table,
+    starting,
+)
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -23,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PAGE = 200
+_IN_TURN = ("behind_jobs", "waiting_for_machine")
 _FILTERS = {
     "state": ("STATE", "only jobs in this state"),
     "project": ("NAME", "only jobs of this project"),
@@ -112,16 +124,35 @@ def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
             else "no jobs yet; `gradient-cli jobs create` submits one"
         )
         return
-    heads = ("ID", "NAME", "STATE", "MACHINE", "PROJECT", "CREATED", "RAN", "COST")
-    print_table(heads, [_row(job) for job in found])
+    waits = [_waits(job) for job in found]
+    shown = any(waits)  # most lists hold no job that waits: no column for nothing
+    heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
+    rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits, strict=True)]
+    print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN") if shown else ())
 
 
-def _row(job: dict[str, Any]) -> list[str]:
+def _waits(job: dict[str, Any]) -> str:
+    """Why nothing goes on, in few words: `3rd, ~4m`, `no worker`, `silent, 5m`."""
+    if job.get("silentSince"):
+        return f"silent, {ago(job['silentSince']).removesuffix(' ago')}"
+    position = job.get("queuePosition")
+    if position is None:
+        return ""
+    reason = str(job.get("reason") or "")
+    # Where only others are before it, its place says more than the reason's name.
+    short = reason.removeprefix("waiting_for_").removeprefix("project_").replace("_", " ")
+    why = ordinal(position) if reason in _IN_TURN else short
+    return ", ".join(part for part in (why, ahead(job.get("estimatedStartAt"))) if part)
+
+
+def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
     phase, state = job.get("phase"), str(job.get("state"))
+    told = not phase or phase.casefold() == state.casefold() or any(waits)
     return [
         str(job["id"]),
         str(job.get("name") or ""),
-        f"{state} ({phase})" if phase and phase.casefold() != state.casefold() else state,
+        state if told else f"{state} ({phase})",
+        *waits,
         str(job.get("machineType") or ""),
         str(job.get("project") or ""),
         ago(job.get("createdAt")),
@@ -156,7 +187,7 @@ def show(args: argparse.Namespace) -> int:
 def _fields(job: dict[str, Any]) -> dict[str, str]:
     from gradient_cli.follow import sentence
 
-    position = job.get("queuePosition")
+    position, starts_at = job.get("queuePosition"), job.get("estimatedStartAt")
     phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
     exact = {
         "id": str(job["id"]),
@@ -166,6 +197,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "reason": str(job.get("reason") or ""),
         "phase": phase,
         "queue position": "" if position is None else str(position),
+        "starts": f"{starting(starts_at)} ({starts_at}, an estimate from earlier jobs)" if starts_at else "",
         "stopping": "asked for" if job.get("stopRequested") and not job.get("finishedAt") else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),

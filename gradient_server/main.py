@@ -152,9 +152,17 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
 
 def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
     from gradient_server import processes
+    from gradient_server.tracing import traced
 
     if parsed.command == "migrate":
         return processes.migrate(settings, parsed.back_to)
+    with traced(settings.tracing):
+        return _serve(parsed, settings)
+
+
+def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
+    from gradient_server import processes
+
     if parsed.command == "worker":
         return processes.worker(settings, parsed.name)
     given = {"host": parsed.host, "port": parsed.port}

@@ -19,7 +19,7 @@ def _render(kind: str, item: object, _context: object) -> str | bool:
 def _include(item: SchemaItem, name: str | None, kind: str, *_: object) -> bool:
     """Leave out what was retired, and the indexes that SQLite cannot describe, which would be made anew each time."""
     if kind == "index":
-        return connection.dialect.name != "sqlite" or name not in {"ix_jobs_queue", "ix_jobs_project_queue"}
+        return connection.dialect.name != "sqlite" or name not in schema.expression_indexes()
     full = f"{item.table.name}.{name}" if isinstance(item, Column) else name
     return full not in schema.retired()
 

@@ -10,10 +10,12 @@ from core import retention
 from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.models import Event, Job, Project
+from core.jobs.offers import Offers
 from core.jobs.projects import Live
-from core.jobs.queries import JobFilter, Waiting
+from core.jobs.queries import JobFilter
 from core.jobs.spec import JobSpec
 from core.jobs.states import OWNED, REASONS, JobState, sentence
+from core.jobs.waiting import Waiting, said_at, waiting_of
 from core.machines import Catalogue, MachineType
 from core.retention import Kind, Removed
 from core.settings import RetentionSettings
@@ -71,10 +73,16 @@ def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
     return job_views(session, stores, [job])[0]
 
 
+def submitted_view(session: Session, stores: OpenStores, job: Job) -> JobView:
+    """The answer to a submission: neither place nor estimate, which cost the more the longer the queue is."""
+    project = queries.project_names(session, [job])[job.project_id]
+    return _job_view(job, project, None, (), stores.settings.public_url, datetime.now(UTC))
+
+
 def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
     """Jobs as clients see them; the number of queries does not depend on how many there are."""
     names = queries.project_names(session, jobs)
-    waits = queries.waiting_of(session, jobs)
+    waits = waiting_of(session, jobs)
     removed = retention.removed(session, jobs)
     public_url, current = stores.settings.public_url, datetime.now(UTC)
     return [
@@ -113,6 +121,8 @@ def _job_view(
         price_per_hour=job.price_per_hour,
         cost=round((seconds or 0.0) * job.price_per_hour / 3600, 6),
         queue_position=waits.position if waits else None,
+        estimated_start_at=waits.starts_at if waits else None,
+        silent_since=job.heartbeat_at if is_silent(job, current) else None,
         artifacts_state=job.artifacts_state,
         removed=[removed_view(one) for one in removed],
         stop_requested=job.stop_requested_at is not None,
@@ -156,14 +166,17 @@ def reason_of(job: Job, waits: Waiting | None, current: datetime) -> tuple[str |
     """Why a job waits or how it ended: the code and the sentence."""
     if waits is not None:
         return waits.reason, sentence(waits.reason, waits.detail)
-    if job.state in OWNED and _silent(job, current):
-        return "worker_silent", sentence("worker_silent")
+    if job.heartbeat_at is not None and is_silent(job, current):
+        return "worker_silent", sentence("worker_silent", said_at(job.heartbeat_at))
     return job.reason, _message(job.reason, job.reason_detail)
 
 
-def _silent(job: Job, current: datetime) -> bool:
+def is_silent(job: Job, current: datetime) -> bool:
+    """Whether a worker holds the job and has not been heard of for too long."""
     heard = job.heartbeat_at
-    return heard is not None and (current - heard).total_seconds() > queries.WORKER_SILENT_SECONDS
+    if job.state not in OWNED or heard is None:
+        return False
+    return (current - heard).total_seconds() > queries.WORKER_SILENT_SECONDS
 
 
 def _message(reason: str | None, detail: str | None) -> str | None:
@@ -197,13 +210,13 @@ def _state_of_event(state: str | None, job: Job) -> str | None:
     return outside_state(JobState(state), job.exit_code) if state else None
 
 
-def machine_type_view(machine: MachineType, backend: str, offered: set[str]) -> MachineTypeView:
+def machine_type_view(machine: MachineType, backend: str, offered: Offers) -> MachineTypeView:
     """A machine type, and whether it can be had now.
 
     Args:
         machine: From the catalogue.
         backend: What would run its jobs here.
-        offered: Backends that a running worker offers.
+        offered: What the running workers offer.
     """
     return MachineTypeView(
         name=machine.name,
@@ -219,7 +232,7 @@ def machine_type_view(machine: MachineType, backend: str, offered: set[str]) -> 
         price_source=machine.price_source,
         spec_source=machine.spec_source,
         simulated=backend != machine.backend,
-        available=backend in offered,
+        available=offered.available(machine.name, backend),
     )
 
 

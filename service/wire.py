@@ -218,7 +218,14 @@ class JobView(View):
     duration_seconds: float | None = Field(description="of this attempt's command")
     price_per_hour: float = Field(description="US dollars, at the time of submission")
     cost: float = Field(description="US dollars: duration times price")
-    queue_position: int | None = Field(description="1 is next; null when it does not wait")
+    queue_position: int | None = Field(
+        description="1 is next of its machine type; null when it does not wait, and in the answer to a submission"
+    )
+    estimated_start_at: Time | None = Field(
+        description="an estimate from how long the last jobs of its machine type ran, what runs now and its place; "
+        "null when it does not wait, when fewer than three have ended, or when no worker takes it"
+    )
+    silent_since: Time | None = Field(description="when its worker was last heard of, if that is too long ago")
     artifacts_state: str
     removed: list[RemovedView] = Field(description="what policies removed of what it printed and left")
     stop_requested: bool

@@ -17,6 +17,7 @@ from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import BackendError
 from worker.host import Host
 from worker.keeping import Keeping
+from worker.tracing import AttemptSpans
 from worker.workspace import scratches
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Sweep:
             self._host.write(lambda session: lifecycle.give_up(session, job, "worker_lost", detail))
         except LeaseLost:
             return False  # it came back
+        AttemptSpans(job).closed(job, "worker_lost")
         logger.warning("job_given_up", extra=job.log_context())
         return True
 

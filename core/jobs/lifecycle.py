@@ -43,6 +43,8 @@ class Submission:
     parent_id: str | None = None
     idempotency_key: str | None = None
     request_sha256: str | None = None
+    request_id: str | None = None
+    trace_parent: str | None = None
 
 
 @cache
@@ -80,6 +82,8 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "parent_id": submission.parent_id,
         "idempotency_key": submission.idempotency_key,
         "request_sha256": submission.request_sha256,
+        "request_id": submission.request_id,
+        "trace_parent": submission.trace_parent,
         "spec_json": spec.to_json(),
         "name": spec.name,
         "machine_type": submission.machine.name,

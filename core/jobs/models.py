@@ -16,6 +16,7 @@ _ENDED = text("finished_at IS NOT NULL")
 # What was removed leaves its index: looking for what is due costs what is due.
 _KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_removed_at IS NULL")
 _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
+_RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in INTEGER PRIMARY KEY
 
@@ -94,7 +95,7 @@ class Job(Base):
     request_id: Mapped[str | None] = mapped_column(String(64))
     """Of the request that made it: our own logs carry it on the service's side and on the worker's."""
     trace_parent: Mapped[str | None] = mapped_column(String(64))
-    """W3C traceparent of that request, which the attempts' traces continue."""
+    """W3C traceparent of the submission in that request, which the attempts' traces continue."""
 
     state: Mapped[JobState] = mapped_column(StateColumn)
     reason: Mapped[str | None] = mapped_column(String(32))
@@ -144,6 +145,17 @@ class Job(Base):
             sqlite_where=_QUEUED,
             postgresql_where=_QUEUED,
         ),
+        Index(
+            "ix_jobs_pool",
+            "machine_type",
+            "backend",
+            "project_id",
+            text("priority DESC"),
+            "seq",
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
+        Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
         Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),
@@ -184,7 +196,8 @@ class Job(Base):
 
     def log_context(self) -> dict[str, Any]:
         """What our own logs say of it."""
-        return {"job_id": self.id, "attempt": self.attempt, "lease": self.lease}
+        context = {"job_id": self.id, "attempt": self.attempt, "lease": self.lease}
+        return context if self.request_id is None else context | {"request_id": self.request_id}
 
 
 class Attempt(Base):
@@ -196,6 +209,8 @@ class Attempt(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     worker: Mapped[str] = mapped_column(String(255))
     host: Mapped[str] = mapped_column(String(255))
+    due_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """From when on it could have been claimed: its job's submission, or the end of the pause before a retry."""
     claimed_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -21,7 +21,11 @@ _INDEXES_OF_ENDED = {
 
 def _columns() -> dict[str, list[sa.Column]]:
     return {
-        "attempts": [sa.Column("log_bytes", sa.BigInteger()), sa.Column("artifact_bytes", sa.BigInteger())],
+        "attempts": [
+            sa.Column("due_at", sa.DateTime(timezone=True)),
+            sa.Column("log_bytes", sa.BigInteger()),
+            sa.Column("artifact_bytes", sa.BigInteger()),
+        ],
         "jobs": [
             sa.Column("cards", sa.Integer(), server_default="0", nullable=False),
             sa.Column("cpus", sa.Double()),
@@ -103,11 +107,26 @@ def upgrade() -> None:
     )
     for name, (columns, where) in _INDEXES_OF_ENDED.items():
         op.create_index(name, "jobs", columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
+    op.create_index(
+        "ix_jobs_pool",
+        "jobs",
+        ["machine_type", "backend", "project_id", sa.text("priority DESC"), "seq"],
+        sqlite_where=waiting,
+        postgresql_where=waiting,
+    )
+    ran = sa.text("started_at IS NOT NULL AND ended_at IS NOT NULL")
+    op.create_index(
+        "ix_jobs_history",
+        "jobs",
+        ["machine_type", "ended_at", "started_at"],
+        sqlite_where=ran,
+        postgresql_where=ran,
+    )
 
 
 def downgrade() -> None:
     """And back."""
-    for name in ("ix_jobs_project_queue", *_INDEXES_OF_ENDED):
+    for name in ("ix_jobs_history", "ix_jobs_pool", "ix_jobs_project_queue", *_INDEXES_OF_ENDED):
         op.drop_index(name, table_name="jobs")
     for table, columns in _columns().items():
         for column in columns:

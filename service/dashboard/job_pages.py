@@ -16,8 +16,9 @@ from service.auth import PageCaller, require_key_or_session
 from service.dashboard.access import HOME, OwnForm
 from service.dashboard.rendering import job_url, page
 from service.dashboard.timeline import stretches
-from service.deps import OpenStores, Reading, Stores, Writing
+from service.deps import OpenStores, Reading, RequestId, Stores, Writing
 from service.routes import artifacts, jobs, logs, metrics, projects
+from service.submission import Origin
 from service.views import OUTSIDE_STATES, job_view
 from service.wire import EventView, ListJobs, LogPage
 
@@ -101,9 +102,15 @@ def stop_job(session: Writing, stores: Stores, caller: PageCaller, job_id: str) 
 
 
 @router.post("/ui/jobs/{job_id}/clone", dependencies=[OwnForm])
-def clone_job(stores: Stores, caller: PageCaller, job_id: str, key: Annotated[str | None, Form()] = None) -> Response:
+def clone_job(
+    stores: Stores,
+    caller: PageCaller,
+    request_id: RequestId,
+    job_id: str,
+    key: Annotated[str | None, Form()] = None,
+) -> Response:
     """Submit a job again; the form's key makes a double click one job."""
-    made, _ = submission.clone(stores, caller, job_id, key)
+    made, _ = submission.clone(stores, Origin(caller.id, request_id, key), job_id)
     return _to(made.id)
 
 

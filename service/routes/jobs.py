@@ -10,7 +10,8 @@ from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from service import links, submission
 from service.auth import Caller
-from service.deps import Reading, Stores, Writing
+from service.deps import Reading, RequestId, Stores, Writing
+from service.submission import Origin
 from service.uploads import SPEC, WORKSPACE, Body, read_body
 from service.views import event_view, job_filter, job_view, job_views
 from service.wire import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob
@@ -77,6 +78,7 @@ def submit_job(
     response: Response,
     stores: Stores,
     caller: Caller,
+    request_id: RequestId,
     body: Posted,
     idempotency_key: IdempotencyKey = None,
     dry_run: Annotated[bool, Query(alias="dryRun", description="only say what would be done")] = False,  # noqa: FBT002 - a query parameter
@@ -86,7 +88,7 @@ def submit_job(
         response.status_code = 200
         return submission.dry_run(stores, body)
     with stores.measures.submitting():
-        job, made = submission.submit(stores, caller, body, idempotency_key)
+        job, made = submission.submit(stores, Origin(caller.id, request_id, idempotency_key), body)
     response.status_code = 201 if made else 200
     return job
 
@@ -114,11 +116,16 @@ def stop_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -> 
 
 @router.post("/{job_id}/clone", status_code=201, responses=_CLONED)
 def clone_job(
-    response: Response, stores: Stores, caller: Caller, job_id: str, idempotency_key: IdempotencyKey = None
+    response: Response,
+    stores: Stores,
+    caller: Caller,
+    request_id: RequestId,
+    job_id: str,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Submit the same job again, on the same workspace."""
     with stores.measures.submitting():
-        job, made = submission.clone(stores, caller, job_id, idempotency_key)
+        job, made = submission.clone(stores, Origin(caller.id, request_id, idempotency_key), job_id)
     response.status_code = 201 if made else 200
     return job
 

@@ -111,20 +111,18 @@ def test_the_rule_sees_what_breaks_it(empty, tmp_path, operation):
     assert all(line.startswith(expected) for line, expected in zip(found, HOSTILE[operation], strict=True))
 
 
-@pytest.mark.parametrize(("serves", "expected"), [(HEAD, ["jobs.priority is gone"]), (NEXT, [])])
+@pytest.mark.parametrize(("serves", "expected"), [(HEAD, ["jobs.max_attempts is gone"]), (NEXT, [])])
 def test_what_was_retired_a_release_earlier_may_go(empty, tmp_path, serves, expected):
     """First nobody uses it and it may stay empty; it goes when no release is served any more that did."""
     retire = """
     with op.batch_alter_table("jobs") as batch:
-        batch.alter_column("priority", existing_type=sa.Integer(), nullable=True)
+        batch.alter_column("max_attempts", existing_type=sa.Integer(), nullable=True)
     """
     drop = """
     with op.batch_alter_table("jobs") as batch:
-        batch.drop_index("ix_jobs_queue")
-        batch.drop_index("ix_jobs_project_queue")
-        batch.drop_column("priority")
+        batch.drop_column("max_attempts")
     """
-    later = later_release(tmp_path / "later", Step(retire, retires=("jobs.priority",)), Step(drop, serves=serves))
+    later = later_release(tmp_path / "later", Step(retire, retires=("jobs.max_attempts",)), Step(drop, serves=serves))
     schema.upgrade(empty, schema.steps()[0].revision)
     with release(later):
         found = violations(empty)

@@ -27,8 +27,6 @@ TABLES = {
     "turns",
     "workers",
 }
-# SQLite tells an index over an expression without the expression, so it would always look changed there.
-EXPRESSION_INDEXES = {"ix_jobs_queue", "ix_jobs_project_queue"}
 
 
 def differences(database):
@@ -38,7 +36,7 @@ def differences(database):
     def compared(item, name, kind, reflected, counterpart):
         del reflected, counterpart
         if kind == "index":
-            return not (on_sqlite and name in EXPRESSION_INDEXES)
+            return not (on_sqlite and name in schema.expression_indexes())
         return (f"{item.table.name}.{name}" if isinstance(item, Column) else name) not in schema.retired()
 
     with database.engine.connect() as connection:

@@ -23,7 +23,7 @@ BODIES = (
         sa.Column("project_id", sa.String(16), sa.ForeignKey("projects.id"), primary_key=True),
         sa.Column("dollars", sa.Double(), nullable=False),
     )
-    op.create_index("ix_jobs_pool", "jobs", ["pool"])
+    op.create_index("ix_jobs_shape", "jobs", ["shape"])
     """,
 )
 

@@ -11,6 +11,8 @@ from serving import a_job, wait_until
 
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle
+from core.jobs.waiting import waiting_of
+from service.follow import Follower
 
 
 @pytest.fixture
@@ -196,12 +198,35 @@ def test_phases_come_as_they_change(live, job_id, worker):
         "phase": "queued",
         "reason": "no_worker",
         "message": "No running worker offers this machine type. Start one with `gradient-server worker`.",
+        "queuePosition": 1,
+        "estimatedStartAt": None,
     }
     job = worker.start()
     wait_until(lambda: listener.named("phase")[-1]["state"] == "Running")
     worker.end(job, exit_code=0)
     listener.thread.join(20)
     assert listener.events[-1][0] == "end"
+
+
+def test_a_follower_seldom_asks_why_a_job_waits(stores, job_id, worker, monkeypatch):
+    asked = []
+
+    def ask(session, jobs):
+        asked.append(jobs)
+        return waiting_of(session, jobs)
+
+    monkeypatch.setattr("service.follow.waiting_of", ask)
+    follower = Follower(stores, job_id, 0)
+    follower.prepare()
+    told = follower.look()
+    assert b'"reason":"no_worker"' in told
+    worker.register()
+    follower.row_due = 0
+    assert follower.look() == b""
+    worker.start()
+    follower.row_due = 0
+    assert b'"phase":"running"' in follower.look(), "that it starts is seen at once"
+    assert len(asked) == 1
 
 
 def test_fifty_broken_connections_lose_and_repeat_nothing(client, job_id, running, stores, worker):
