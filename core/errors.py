@@ -16,6 +16,7 @@ GradientError
 ├── Unauthorized
 ├── StoreUnavailable
 ├── DatabaseOutdated
+├── ReleaseOutdated
 └── LeaseLost
 
 This module knows neither HTTP nor Celery: the service maps each class to a status.
@@ -96,7 +97,11 @@ class StoreUnavailable(GradientError):
 
 
 class DatabaseOutdated(GradientError):
-    """The database's schema is not the one this release needs."""
+    """The database's schema is older than the one this release needs."""
+
+
+class ReleaseOutdated(GradientError):
+    """The database's schema is newer than this release, which can no longer run on it."""
 
 
 class LeaseLost(GradientError):

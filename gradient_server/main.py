@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
     _add_upkeep(commands)
     _add_workers(commands)
-    commands.add_parser("migrate", help="bring the database's schema up to this release")
+    _add_migrate(commands)
     _add_keys(commands)
     return parser
 
@@ -79,6 +79,16 @@ def _add_upkeep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     prune.add_argument("--dry-run", action="store_true", help="only say what would go; change nothing")
     prune.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    migrate = commands.add_parser("migrate", help="bring the database's schema up to this release")
+    migrate.add_argument(
+        "--back-to",
+        metavar="REVISION",
+        help="take it back instead, to an earlier revision such as 0001; what later ones keep is lost. Stop every "
+        "process first",
+    )
 
 
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -145,7 +155,7 @@ def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
     from gradient_server.tracing import traced
 
     if parsed.command == "migrate":
-        return processes.migrate(settings)
+        return processes.migrate(settings, parsed.back_to)
     with traced(settings.tracing):
         return _serve(parsed, settings)
 

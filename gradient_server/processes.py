@@ -73,12 +73,17 @@ def worker(settings: Settings, name: str | None) -> int:
     return code
 
 
-def migrate(settings: Settings) -> int:
-    """Bring the schema up to date."""
+def migrate(settings: Settings, back_to: str | None) -> int:
+    """Bring the schema up to date, or take it back to an earlier revision."""
     database = _open(settings)
-    schema.upgrade(database)
+    state = schema.downgrade(database, back_to) if back_to else schema.upgrade(database)
     database.close()
-    _say("The database is up to date.")
+    if back_to:
+        _say(f"The database is at {state.found} again.")
+    elif state.standing is schema.Standing.NEWER:
+        _say(f"{state.message} Nothing was changed. {state.fix}")
+    else:
+        _say("The database is up to date.")
     return 0
 
 
@@ -92,7 +97,8 @@ def _open_current(settings: Settings) -> Database:
     database = _open(settings)
     if database.is_sqlite:
         schema.upgrade(database)
-    schema.check(database)
+    else:
+        schema.check(database)
     return database
 
 

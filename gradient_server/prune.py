@@ -64,7 +64,8 @@ def _open(settings: Settings, *, dry_run: bool) -> Database:
     database = Database(settings.database_url, read_only=dry_run)
     if database.is_sqlite and not dry_run:
         schema.upgrade(database)
-    schema.check(database)
+    else:
+        schema.check(database)
     return database
 
 

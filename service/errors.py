@@ -36,6 +36,7 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.Unauthorized: 401,
     errors.StoreUnavailable: 503,
     errors.DatabaseOutdated: 503,
+    errors.ReleaseOutdated: 503,
     errors.LeaseLost: 409,
 }
 """Every class of `core.errors`; a class without a row of its own is an error in this module."""

@@ -23,8 +23,8 @@ from core.jobs import lifecycle
 from core.jobs.models import Job
 from core.settings import ApiSettings, Settings
 from service import submission
-from service.auth import KeyHolder
 from service.main import create_app
+from service.submission import Origin
 from service.uploads import Body
 
 FILES = {
@@ -79,7 +79,7 @@ class Fuzzed:
     def submit(self) -> str:
         """The id of a new job."""
         body = Body(json.dumps(a_job(tags=["fuzz"], envVars={"API_KEY": "x"})).encode())
-        return submission.submit(self._stores, KeyHolder("k", "fuzz"), body, None)[0].id
+        return submission.submit(self._stores, Origin("k", "r", None), body)[0].id
 
     def call(self, case: Case, *, key: bool = True) -> Response:
         """Send a request; three of four that name something name something that is there."""

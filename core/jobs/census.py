@@ -19,7 +19,7 @@ from core.jobs.states import TERMINAL, JobState
 WORKER_FORGOTTEN_SECONDS = 24 * 3600
 """A worker that was not seen for this long was taken away; until then it is missed."""
 DEAF_SECONDS = 180
-"""A worker with a broker sends itself a message every minute; one that hears none for so long is deaf."""
+"""A worker with a broker sends itself messages far more often, and restarts sooner if it hears none."""
 
 # Named one by one: "not ended" would be no search in the index on the state.
 _LIVE = [state for state in JobState if state not in TERMINAL]

@@ -1,4 +1,4 @@
-"""Capacity of hosts, shares of projects, policies, and what the sweep repaired."""
+"""Capacity of hosts, shares of projects, policies, what the sweep repaired, and which releases may run on all that."""
 
 # Runs while the release before is still serving: every new column may stay empty or has a default.
 
@@ -9,6 +9,7 @@ revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
+serves = "0001"
 
 _KEPT = "finished_at IS NOT NULL AND deleted_at IS NULL AND "
 _INDEXES_OF_ENDED = {
@@ -54,6 +55,12 @@ def _columns() -> dict[str, list[sa.Column]]:
 
 def upgrade() -> None:
     """One release forward."""
+    op.create_table(
+        "schema_info",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("value", sa.String(length=255), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_schema_info")),
+    )
     op.create_table(
         "repairs",
         sa.Column("kind", sa.String(length=64), nullable=False),
@@ -128,3 +135,4 @@ def downgrade() -> None:
     op.drop_table("held_cards")
     op.drop_table("turns")
     op.drop_table("repairs")
+    op.drop_table("schema_info")
