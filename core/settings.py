@@ -32,6 +32,9 @@ class DatabaseSettings(BaseModel):
 
     url: str | None = Field(default=None, description="SQLAlchemy URL; default: SQLite under GRADIENT_HOME")
     pool_size: int = Field(default=5, description="connections kept per process (PostgreSQL)")
+    patience_seconds: float = Field(
+        default=45.0, description="a connection that nothing comes back on for this long is broken (PostgreSQL)"
+    )
 
     @field_validator("url")
     @classmethod
@@ -64,6 +67,9 @@ class LogSettings(BaseModel):
 class WorkerSettings(BaseModel):
     """This host's supervisor."""
 
+    host: str | None = Field(
+        default=None, description="name of this machine; its workers adopt each other's jobs; default: its hostname"
+    )
     slots: int | None = Field(
         default=None, description="jobs at once on this host; default: one per 2 CPUs, at least 2"
     )

@@ -13,6 +13,7 @@ from core.bell import Bell
 from core.db import Database
 from core.dispatch import Dispatcher
 from core.errors import GradientError
+from core.patience import Patience
 from core.rings import Ring
 from core.settings import Settings
 from gradient_server.first_key import ensure_local_key
@@ -36,6 +37,7 @@ def up(settings: Settings, name: str | None) -> int:
     database = _open(settings)
     schema.upgrade(database)
     listener = _listen(settings)
+    Patience(database, settings.database.patience_seconds)
     supervisor = Supervisor(_host(settings, database, name), _bell(settings))
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
@@ -51,6 +53,7 @@ def up(settings: Settings, name: str | None) -> int:
 def api(settings: Settings) -> int:
     """Only the API."""
     database = _open_current(settings)
+    Patience(database, settings.database.patience_seconds)
     _serve(settings, database, _listen(settings))
     database.close()
     return 0
@@ -59,6 +62,7 @@ def api(settings: Settings) -> int:
 def worker(settings: Settings, name: str | None) -> int:
     """Only a worker; ends with SIGTERM or Ctrl-C, its jobs go on and are adopted by the next."""
     database = _open_current(settings)
+    Patience(database, settings.database.patience_seconds)
     host = _host(settings, database, name)
     supervisor = Supervisor(host, _bell(settings))
     _say(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
@@ -105,7 +109,7 @@ def _open_current(settings: Settings) -> Database:
 def _host(settings: Settings, database: Database, name: str | None) -> Host:
     hostname = socket.gethostname()
     # Over SQLite there is one machine, whatever it is called today: a laptop's name changes with its network.
-    host = _ONLY_HOST if database.is_sqlite else hostname
+    host = settings.worker.host or (_ONLY_HOST if database.is_sqlite else hostname)
     return Host.open(settings, database, name=name or hostname, host=host)
 
 

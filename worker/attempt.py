@@ -24,7 +24,7 @@ from worker.backends.base import BackendError, Handle, LaunchSpec
 from worker.host import Host
 from worker.signals import Detached, Signals
 from worker.tracing import AttemptSpans
-from worker.watch import ArtifactSync, Outcome, Recorder, Watch
+from worker.watch import ArtifactSync, MetricsSync, Outcome, Recorder, Watch
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)
@@ -140,13 +140,16 @@ class AttemptRun:
         self._move(lambda session: lifecycle.confirm(session, self.job))
 
     def _watch(self) -> None:
-        sync = ArtifactSync(self._host, self.job, self._scratch)
         with Recorder(self._host, self.job, self._scratch) as recorder:
-            sync.start()
+            watch = Watch(self._host, self.job, self._scratch, self._signals, recorder)
+            syncs = ArtifactSync(self._host, self.job, self._scratch), MetricsSync(recorder, self.job)
+            for sync in syncs:
+                sync.start()
             try:
-                outcome = Watch(self._host, self.job, self._scratch, self._signals, recorder).run()
+                outcome = watch.run()
             finally:
-                sync.end()
+                for sync in syncs:
+                    sync.end()
         failpoint("exited")
         self._end(outcome)
 

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _DATABASE_PAUSE_SECONDS = 2.0
 _FAILURE_PAUSE_SECONDS = 5.0
 _LET_GO_SECONDS = 20.0
+_FENCE_SECONDS = 5.0
 
 
 class WorkerNameTaken(GradientError):
@@ -73,6 +74,8 @@ class Supervisor:
         self._sweep = Sweep(host)
         # Apart from this loop: removing a huge folder must not stop the hearts from beating.
         self._sweeper = threading.Thread(target=self._sweep_on, name="sweep", daemon=True)
+        # Likewise: a database that takes what is sent and never answers keeps the loop waiting.
+        self._fence = threading.Thread(target=self._fence_on, name="fence", daemon=True)
         self._beat_at = self._adopt_at = 0.0
         self._in_contact_at = time.monotonic()
         self._registered = False
@@ -80,9 +83,9 @@ class Supervisor:
     def run(self) -> None:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
         self._sweeper.start()
+        self._fence.start()
         rang = True
         while not self._stopping.is_set():
-            self._end_if_cut_off()
             try:
                 self._round(rang=rang)
             except StoreUnavailable:
@@ -109,6 +112,10 @@ class Supervisor:
                 self._sweep.database_was_away()
             except Exception:  # the next one may go better
                 logger.exception("sweep_failed")
+
+    def _fence_on(self) -> None:
+        while not self._stopping.wait(min(_FENCE_SECONDS, self._worker.cut_off_seconds / 10)):
+            self._end_if_cut_off()
 
     def _round(self, *, rang: bool) -> None:
         if not self._registered:
@@ -203,7 +210,7 @@ class Supervisor:
         """
         if not self._running or time.monotonic() - self._in_contact_at < self._worker.cut_off_seconds:
             return
-        for one in self._running.values():
+        for one in list(self._running.values()):
             if one.may_run_again and not one.signals.cut_off:
                 logger.error("job_cut_off", extra=one.job.log_context())
                 one.signals.cut_off_from_record()

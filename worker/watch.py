@@ -1,5 +1,6 @@
 """The watch loop: follows one running attempt until it ends or has to be ended. The only loop there is."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -49,8 +50,8 @@ class Recorder:
         self._job = job
         self._scratch = scratch
         self._rows: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
         self._full = False
-        self._flushed = time.monotonic()
         self._stack = ExitStack()
         self._log: LogShipper | None = None
 
@@ -70,9 +71,7 @@ class Recorder:
     def ship(self) -> int:
         """Ship new output and metrics; how much there was. What cannot be stored (the disk is full) is tried again."""
         rows = self.metrics.read()
-        self._rows += rows
-        if self._rows and time.monotonic() - self._flushed >= _FLUSH_SECONDS:
-            self.flush()
+        self._keep(rows)
         try:
             shipped = self._opened_log().ship()
         except OSError:
@@ -85,23 +84,39 @@ class Recorder:
 
     def add(self, row: dict[str, Any]) -> None:
         """Add one row of metrics to those that are stored next."""
-        self._rows.append(row)
+        self._keep([row])
 
     def flush(self) -> None:
-        """Store the metrics read so far; if the database is away they wait."""
-        self._flushed = time.monotonic()
-        rows = self._rows
+        """Store the metrics read so far.
+
+        Raises:
+            StoreUnavailable: The database is away; they wait for the next time.
+        """
+        with self._lock:
+            rows, self._rows = self._rows, []
+        if not rows:
+            return
         try:
             self._host.write(lambda session: lifecycle.add_metrics(session, rows))
-        except StoreUnavailable:
-            return
-        self._rows = []
+        except BaseException:
+            with self._lock:
+                self._rows = rows + self._rows
+            raise
 
     def finish(self) -> None:
-        """Ship and store what is left, once nothing writes any more."""
-        self._rows += self.metrics.read()
+        """Ship and store what is left, once nothing writes any more.
+
+        Raises:
+            StoreUnavailable: The database is away.
+            OSError: The log cannot be stored.
+        """
+        self._keep(self.metrics.read())
         self.flush()
         self._opened_log().finish()
+
+    def _keep(self, rows: list[dict[str, Any]]) -> None:
+        with self._lock:
+            self._rows += rows
 
     def _opened_log(self) -> LogShipper:
         """The job's log, opened when it is first wanted: on a full disk it cannot be, and the job is watched still."""
@@ -112,6 +127,30 @@ class Recorder:
             self._stack.callback(output.close)
             self._log = LogShipper(output, writer, self._host.settings.logs.tail_bytes)
         return self._log
+
+
+class MetricsSync(threading.Thread):
+    """Stores a running attempt's metrics, apart from the watch: a database that hangs must not delay a stop."""
+
+    def __init__(self, recorder: Recorder, job: Job) -> None:
+        super().__init__(name=f"metrics-{job.id}", daemon=True)
+        self._recorder = recorder
+        self._job = job
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Store what is new now and then."""
+        bind(**self._job.log_context())
+        while not self._ended.wait(_FLUSH_SECONDS):
+            with contextlib.suppress(StoreUnavailable):
+                self._recorder.flush()
+
+    def end(self) -> None:
+        """Store the rest, if the database takes it; what the job wrote itself is read again when it is collected."""
+        self._ended.set()
+        self.join()
+        with contextlib.suppress(StoreUnavailable):
+            self._recorder.flush()
 
 
 class ArtifactSync(threading.Thread):

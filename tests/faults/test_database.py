@@ -107,6 +107,36 @@ def of(deployment, job_id):
     return [event for event in adoptions(deployment) if event["job_id"] == job_id]
 
 
+def test_a_host_that_is_given_up_has_ended_what_runs_elsewhere_by_then(shared, proxy):
+    """Cut off for longer than hosts are waited for: the second copy begins after the first one's end."""
+    short = {
+        "GRADIENT_WORKER__LOST_AFTER_SECONDS": "16",
+        "GRADIENT_WORKER__SWEEP_SECONDS": "0.5",
+        "GRADIENT_DATABASE__PATIENCE_SECONDS": "1",
+    }
+    shared.start_api()
+    cut_off = shared.start_worker(
+        "one", GRADIENT_WORKER__HOST="here", GRADIENT_DATABASE__URL=proxy.url(shared.database_url), **short
+    )
+    command = 'say up; [ "$GRADIENT_ATTEMPT" -ge 2 ] || sleep 600'
+    with trial("F15", shared, seconds=300) as one:
+        job_id = shared.submit(recorded(command), maxAttempts=2)
+        once = shared.submit(recorded(f"say up; {gate('once')}"))
+        wait_until(lambda: {job for job, _, _ in shared.running()} == {job_id, once}, "both to run")
+        shared.start_worker("two", GRADIENT_WORKER__HOST="there", **short)
+        proxy.shut()
+        wait_until(lambda: job_id not in {job for job, _, _ in shared.running()}, "the first copy to be ended")
+        assert shared.job(job_id)["attempt"] == 1, "before anybody else began the second"
+        assert once in {job for job, _, _ in shared.running()}, "what runs only once runs on"
+        job = shared.wait_ended(job_id)
+        assert (job["state"], job["attempt"], job["exitCode"]) == ("Stopped", 2, 0)
+        assert shared.wait_ended(once)["reason"] == "worker_lost"
+        proxy.open()
+        one.lifted()
+        wait_until(lambda: not shared.running(), "the host that is back to end what was given up")
+    assert cut_off.alive()
+
+
 def test_nobody_calls_a_job_lost_because_all_lost_the_database(shared, proxy):
     """Out of reach for longer than the time after which a silent host is given up."""
     through = proxy.url(shared.database_url)

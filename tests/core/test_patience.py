@@ -1,0 +1,55 @@
+"""A database that takes what is sent and never answers."""
+
+import contextlib
+import threading
+
+import pytest
+from deployment import wait_until
+from faults.proxy import Proxy
+from sqlalchemy import text
+
+from core.db import Database
+from core.errors import StoreUnavailable
+from core.patience import Patience
+
+
+@pytest.fixture
+def proxy(postgres):
+    proxy = Proxy(postgres.socket)
+    yield proxy
+    proxy.close()
+
+
+def ask(database):
+    with contextlib.suppress(StoreUnavailable), database.read() as session:
+        return session.scalar(text("SELECT 7"))
+
+
+def test_a_thread_that_no_answer_comes_to_is_freed(postgres, proxy):
+    database = Database(proxy.url(postgres.new_database()))
+    Patience(database, 0.2)
+
+    def ask_in_the_dark():
+        with database.read() as session:
+            assert session.scalar(text("SELECT 1")) == 1
+            proxy.shut()
+            session.scalar(text("SELECT 2"))
+
+    with pytest.raises(StoreUnavailable):
+        ask_in_the_dark()
+    proxy.open()
+    assert wait_until(lambda: ask(database), "the next answer") == 7
+    database.close()
+
+
+def test_connections_that_come_back_in_time_are_left_alone(postgres):
+    database = Database(postgres.new_database())
+    Patience(database, 0.2)
+    pause = threading.Event()
+    pids = set()
+    for _ in range(10):
+        with database.read() as session:
+            pids.add(session.scalar(text("SELECT pg_backend_pid()")))
+        pause.wait(0.05)
+    assert len(pids) == 1
+    database.close()
