@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from browser import find_chromium
 from deployment import Deployment
+from dockerserver import DockerServer, missing_for_docker
 from postgres import PostgresServer, find_binaries
 from redisserver import RedisServer, find_redis
 
@@ -39,15 +40,22 @@ NEEDS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
+    "docker_server": (
+        lambda: not missing_for_docker(),
+        f"no containers: {missing_for_docker()} (as root: apt-get install docker.io busybox-static iptables)",
+    ),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
 }
 """What some tests need of the machine, by the fixture that offers it: how it is found, and what to say if it is not."""
+
+_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker"}
+"""The parameter of a test that asks for the fixture."""
 
 _not_run: dict[str, str] = {}
 
 
 def _missing() -> dict[str, str]:
-    return {fixture: words for fixture, (find, words) in NEEDS.items() if find() is None}
+    return {fixture: words for fixture, (find, words) in NEEDS.items() if not find()}
 
 
 def pytest_sessionstart() -> None:
@@ -69,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _wants(item: pytest.Item, fixture: str) -> bool:
     params = item.callspec.params if hasattr(item, "callspec") else {}
     named = fixture in getattr(item, "fixturenames", ())
-    return named or (fixture == "postgres" and "postgresql" in params.values())
+    return named or _PARAMETERS.get(fixture) in params.values()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -106,6 +114,18 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def docker_server() -> Iterator[DockerServer]:
+    """A private Docker engine with two small images, gone when the run ends."""
+    server = DockerServer()
+    try:
+        server.start()
+        server.load_images()
+        yield server
+    finally:
+        server.remove()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from core.artifacts import DirectoryStore
 from core.ids import new_id
 from core.settings import Settings
 from worker.backends import BACKENDS, make_backend
-from worker.backends.base import BackendError, LaunchSpec
+from worker.backends.base import CONTROL, STORAGE, BackendError, LaunchSpec
 from worker.backends.mock import WRAPPER
 from worker.workspace import Scratch
 
@@ -21,8 +21,10 @@ from worker.workspace import Scratch
 class Place:
     """A backend and the folders that the worker would give it."""
 
-    def __init__(self, name, root):
-        self.backend = make_backend(name, Settings(home=root))
+    def __init__(self, name, root, docker=None):
+        self.name = name
+        self.settings = Settings(home=root, **({"docker": docker} if docker else {}))
+        self.backend = make_backend(name, self.settings)
         self.root = root
         self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
         self._made = []
@@ -51,7 +53,7 @@ class Place:
         )
 
     def launch(self, spec, confirm=lambda: None):
-        handle = self.backend.launch(spec, confirm)
+        handle = self.backend.launch(spec, confirm, lambda *_: None)
         self._made.append(handle)
         return handle
 
@@ -61,6 +63,10 @@ class Place:
     def output(self, spec):
         return (spec.control / "log").read_bytes() if (spec.control / "log").exists() else b""
 
+    def inside(self, folder, mounted):
+        """Where the job finds a folder of this host."""
+        return mounted if self.backend.capabilities.mounts else str(folder)
+
     def clear(self):
         for handle in self._made + self.backend.list_owned():
             self.backend.destroy(handle)
@@ -68,7 +74,8 @@ class Place:
 
 @pytest.fixture(params=list(BACKENDS))
 def place(request, tmp_path):
-    place = Place(request.param, tmp_path)
+    docker = request.getfixturevalue("docker_server").settings() if request.param == "docker" else None
+    place = Place(request.param, tmp_path, docker)
     yield place
     place.clear()
 
@@ -138,12 +145,13 @@ def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
 
 def test_a_start_after_the_attempt_is_over_runs_nothing(place):
     """What a zombie does that wakes between its check and its start."""
-    spec = place.spec('touch "$GRADIENT_TEST_FILE"', env={"GRADIENT_TEST_FILE": str(place.root / "ran")})
+    folder = place.inside(place.root / "storage", STORAGE)
+    spec = place.spec('touch "$GRADIENT_TEST_FILE"', env={"GRADIENT_TEST_FILE": f"{folder}/ran"})
     scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
     with contextlib.suppress(BackendError):
         place.launch(spec, scratch.remove)
     assert place.backend.list_owned() == []
-    assert not (place.root / "ran").exists()
+    assert not (place.root / "storage" / "ran").exists()
 
 
 def test_stop_asks_all_processes_and_then_ends_them(place):
@@ -167,13 +175,12 @@ def test_destroy_ends_everything_and_may_be_repeated(place):
     assert place.output(spec) == b"up\n", "what it printed stays"
 
 
-def test_another_instance_finds_the_same_job_again(place, tmp_path):
+def test_another_instance_finds_the_same_job_again(place):
     """What a worker that comes back does."""
     spec = place.spec("echo up; sleep 600; exit 3")
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-    name = next(name for name in BACKENDS if type(place.backend).__name__.lower().startswith(name))
-    heir = make_backend(name, Settings(home=tmp_path))
+    heir = make_backend(place.name, place.settings)
     assert heir.poll(handle) is None
     assert [owned["name"] for owned in heir.list_owned()] == [spec.name]
     heir.stop(handle, grace=False)
@@ -184,7 +191,7 @@ def test_a_sample_tells_memory_and_processes(place):
     spec = place.spec("echo up; sleep 600")
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-    sample = place.backend.sample(handle)
+    sample = wait_until(lambda: place.backend.sample(handle), "a sample")
     assert sample["memory_bytes"] > 0
     assert sample["processes"] >= 1
 
@@ -203,7 +210,7 @@ def test_a_sample_tells_memory_and_processes(place):
 )
 def test_a_forged_exit_file_harms_nobody_else(place, attack):
     spec = place.spec(f'{attack} "$CONTROL/exit"; sleep 600', env={"CONTROL": ""})
-    spec.env["CONTROL"] = str(spec.control)
+    spec.env["CONTROL"] = place.inside(spec.control, CONTROL)
     handle = place.launch(spec)
     wait_until(lambda: (spec.control / "exit").is_symlink() or (spec.control / "exit").exists(), "the attack")
     ended = place.backend.poll(handle)
@@ -212,7 +219,7 @@ def test_a_forged_exit_file_harms_nobody_else(place, attack):
 
 def test_exit_codes_survive_a_removed_log(place):
     spec = place.spec('rm "$CONTROL/log"; echo lost; exit 4', env={"CONTROL": ""})
-    spec.env["CONTROL"] = str(spec.control)
+    spec.env["CONTROL"] = place.inside(spec.control, CONTROL)
     assert place.wait(place.launch(spec)).code == 4
 
 
