@@ -85,8 +85,7 @@ class DockerBackend:
     def unready(self) -> str | None:
         """See `Backend.unready`."""
         try:
-            info = self._engine.call(lambda api: api.info())
-            version = self._engine.call(lambda api: api.version())["ApiVersion"]
+            info, version = self._watched.call(lambda api: (api.info(), api.api_version))
         except EngineAway as error:
             return f"The Docker engine does not answer ({error}). Start it, or mend GRADIENT_DOCKER__URL."
         except EngineRefused as error:
