@@ -54,8 +54,10 @@ class DockerServer:
         self.url = f"unix://{self.folder / 'docker.sock'}"
         # Ends everything in its process namespace when it ends: engine, shims, containers.
         alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._holder = subprocess.Popen([*alone, "sh", "-c", "ip link set lo up; exec sleep infinity"])
-        wait_until(lambda: "sleep" in [one.name() for one in self._inner()], "the namespaces")
+        self._holder = subprocess.Popen([*alone, "sh", "-c", "ip link set lo up; exec docker-init -- sleep infinity"])
+        # The first process there reaps: an engine that comes back takes a dead containerd for a living one otherwise.
+        wait_until(lambda: "docker-init" in [one.name() for one in self._inner()], "the namespaces")
+        self.network = ["nsenter", "--target", str(self._inner()[0].pid), "--net"]
         self.namespaces = ["nsenter", "--target", str(self._inner()[0].pid), "--net", "--mount", "--pid"]
         self._started: subprocess.Popen[bytes] | None = None
 
@@ -87,9 +89,13 @@ class DockerServer:
         self._started.wait()
         (self.folder / "pid").unlink(missing_ok=True)  # its number may be another process's by the next start
 
-    def restart(self) -> None:
-        self.kill()
-        self.start()
+    def freeze(self) -> None:
+        """What hangs takes connections and does not answer."""
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+        self._started.send_signal(signal.SIGCONT)  # it stops with what it started
 
     @contextlib.contextmanager
     def client(self) -> Iterator[APIClient]:
@@ -98,10 +104,6 @@ class DockerServer:
 
     def settings(self, **options) -> DockerSettings:
         return DockerSettings(**{"url": self.url, "default_image": SHELL, "pull": "never", "fence": "off"} | options)
-
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of this machine in the engine's namespaces."""
-        return subprocess.run([*self.namespaces, *command], capture_output=True, text=True, check=False)
 
     def load_images(self) -> None:
         shell = _image({"bin/busybox": _busybox(), "tmp/": None}, links=_applets())

@@ -136,7 +136,7 @@ class Sweep:
         found = self._found()
         if found is None:
             return False
-        return all([self._end(backend, handle) for backend, handle in found if handle["name"] == name])
+        return all(self._end(backend, handle) for backend, handle in found if handle["name"] == name)
 
     def _found(self) -> list[tuple[Backend, Handle]] | None:
         """What the backends of this host have of ours; None if one of them does not answer."""

@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 Handle = dict[str, Any]
 """How a launched job is found again: plain JSON with a `version`, storable in the job's row."""
 
+WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
+"""What every job runs under."""
+
 STOPPING = "stopping"
 """The control file that `stop` leaves: whoever adopts the job knows that it did not end by itself."""
 

@@ -27,6 +27,7 @@ from core.failpoints import failpoint
 from core.settings import Settings
 from worker.backends.base import (
     STOPPING,
+    WRAPPER,
     BackendError,
     Capabilities,
     Exit,
@@ -40,7 +41,6 @@ from worker.backends.base import (
 from worker.backends.processes import Members
 from worker.machine import boot_id
 
-WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 REFUSED = 97
 """Exit code of a wrapper that found the attempt started, or gone."""
 

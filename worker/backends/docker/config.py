@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from worker.backends import base
-from worker.backends.base import LaunchSpec
+from worker.backends.base import WRAPPER, LaunchSpec
 
-WRAPPER = Path(__file__).parents[2] / "wrapper" / "run.sh"
 RUN = "/.gradient/run.sh"
 """Where the wrapper is inside."""
 
