@@ -16,7 +16,7 @@ from worker.backends.docker.engine import Engine
 from worker.backends.docker.network import Fence, FenceMissing, Network, service_addresses
 
 OUTSIDE, METADATA, PRIVATE = "10.99.0.2", "169.254.169.254", "10.98.0.1"
-FETCH = "wget -q -T 3 -O - http://{}/ >/dev/null 2>&1 && echo reached || echo kept off"
+FETCH = r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 3 {} 2>/dev/null | grep -q HTTP && echo reached || echo kept off"
 
 
 def test_rules_are_one_whole_that_may_be_set_again():
@@ -71,7 +71,7 @@ class Outside:
         stack.callback(self._do, here, "ip link del veth0")
 
     def listen(self, network, port):
-        command = [*network, sys.executable, "-m", "http.server", str(port), "--bind", "0.0.0.0"]
+        command = [*network, sys.executable, "-m", "http.server", str(port)]
         process = subprocess.Popen(command, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._stack.callback(self._end, process)
         look = [*network, sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"]
@@ -93,7 +93,7 @@ def engine(docker_server):
 
 def reaches(server, network, *places):
     """What a container on the network says of each place."""
-    script = "; ".join(FETCH.format(place) for place in places)
+    script = "; ".join(FETCH.format(f"{address} {port}") for address, port in places)
     with server.client() as client:
         config = client.create_host_config(network_mode=network, init=True)
         made = client.create_container(SHELL, ["sh", "-c", script], host_config=config)["Id"]
@@ -119,9 +119,10 @@ def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_ser
         outside.listen(outside.network, 80)
         outside.listen(outside.network, 5432)
         outside.listen(docker_server.network, 8780)
-        places = (OUTSIDE, f"{OUTSIDE}:5432", METADATA, PRIVATE, f"{gateway}:8780", "10.99.0.1:8780")
+        ordinary, service = (OUTSIDE, 80), (OUTSIDE, 5432)
+        places = (ordinary, service, (METADATA, 80), (PRIVATE, 80), (gateway, 8780), ("10.99.0.1", 8780))
         assert reaches(docker_server, "fenced", *places) == ["reached"] * 6
-        fence = Fence(bridge, ("169.254.0.0/16", "10.98.0.0/16"), ((OUTSIDE, 5432),), tuple(docker_server.network))
+        fence = Fence(bridge, ("169.254.0.0/16", "10.98.0.0/16"), (service,), tuple(docker_server.network))
         for _ in range(2):
             fence.set()
             assert reaches(docker_server, "fenced", *places) == ["reached"] + ["kept off"] * 5
@@ -132,11 +133,11 @@ def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_ser
 def test_a_job_without_a_network_reaches_nobody(docker_server, engine, tmp_path):
     settings = Settings(home=tmp_path, docker=docker_server.settings(network="none"))
     assert Network(engine, settings).have() == "none"
-    assert reaches(docker_server, "none", "127.0.0.1:8780") == ["kept off"]
+    assert reaches(docker_server, "none", ("127.0.0.1", 8780)) == ["kept off"]
 
 
 def test_a_fence_that_cannot_be_set_is_a_warning_or_an_error(docker_server, engine, tmp_path, monkeypatch, caplog):
-    def refuse(fence):
+    def refuse(_):
         raise FenceMissing("iptables: Permission denied")
 
     monkeypatch.setattr(module.Fence, "set", refuse)
