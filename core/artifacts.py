@@ -7,7 +7,6 @@ once, last). On one file system files are hard links to the job's own: no byte i
 
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from core.artifact_survey import ArtifactLimits, Skipped, Skips
 from core.artifact_sync import bring_in
 from core.errors import JobNotFound
 from core.manifests import ArtifactFile, ArtifactsState, FileList, Manifest, write_list
+from core.trees import remove_tree
 
 __all__ = [
     "ArtifactFile",
@@ -203,8 +203,7 @@ class DirectoryStore:
 
     def remove(self, job_id: str) -> None:
         """Deletes what all attempts of a job left; deleting nothing is success."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self._directory(job_id, 0).parent)
+        remove_tree(self._directory(job_id, 0).parent)
 
     def _directory(self, job_id: str, attempt: int) -> Path:
         if not _JOB_ID.fullmatch(job_id):

@@ -7,19 +7,32 @@ outbox row and answers; this thread, woken by the commit, rings.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import Row, delete, select
 
 from core.db import Database
 from core.errors import StoreUnavailable
-from core.jobs.models import Outbox
+from core.jobs.models import Job, Outbox
+from core.jobs.states import OWNED, JobState
+from core.rings import Ring, host_queue, pool_queue
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
 _LINGER_SECONDS = 0.2
+_LOOK_SECONDS = 5.0
+"""Workers, too, write into the outbox, and another host's cannot wake this thread."""
 _BATCH = 1000
+
+_OUTBOX = select(Outbox.id).order_by(Outbox.id).limit(_BATCH)
+_ADDRESSED = (
+    select(Outbox.id, Outbox.job_id, Job.state, Job.machine_type, Job.worker, Job.request_id)
+    .outerjoin(Job, Job.id == Outbox.job_id)
+    .order_by(Outbox.id)
+    .limit(_BATCH)
+)
 
 
 class Dispatcher:
@@ -27,23 +40,30 @@ class Dispatcher:
 
     Args:
         database: Where the outbox is.
-        ring: Rings once for any number of rows; may raise, the rows then stay and are tried again.
+        ring: Rings this host's own bell, once for any number of rows; quick.
+        publish: Rings elsewhere; None where there is no broker. May take seconds and raise: the rows then stay and
+            are tried again.
     """
 
-    def __init__(self, database: Database, ring: Callable[[], None]) -> None:
+    def __init__(
+        self, database: Database, ring: Callable[[], None], publish: Callable[[Sequence[Ring]], None] | None = None
+    ) -> None:
         self._database = database
         self._ring = ring
+        self._publish = publish
         self._woken = threading.Event()
-        self._stopping = False
+        self._stopping = self._failing = False
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     def start(self) -> None:
         """Begin; rows that an earlier process left are sent first."""
-        self._woken.set()
+        self.wake()
         self._thread.start()
 
     def wake(self) -> None:
         """There is something in the outbox: for `on_commit`."""
+        if self._publish is not None:
+            self._ring()  # from here: while the thread waits for a broker that hangs, this host must not
         self._woken.set()
 
     def stop(self) -> None:
@@ -55,15 +75,19 @@ class Dispatcher:
     def send(self) -> int:
         """Send what is there now; the number of rows."""
         with self._database.read() as session:
-            ids = list(session.scalars(select(Outbox.id).order_by(Outbox.id).limit(_BATCH)))
-        if not ids:
+            rows = session.execute(_OUTBOX if self._publish is None else _ADDRESSED).all()
+        if not rows:
             return 0
-        self._ring()
+        if self._publish is None:
+            self._ring()
+        else:
+            self._publish(_rings(rows))
         with self._database.write() as session:
-            session.execute(delete(Outbox).where(Outbox.id.in_(ids)))
-        return len(ids)
+            session.execute(delete(Outbox).where(Outbox.id.in_([row.id for row in rows])))
+        return len(rows)
 
     def _run(self) -> None:
+        move_on = self._nearby if self._publish is None else self._far
         due: float | None = None
         while True:
             woken = self._woken.wait(None if due is None else max(0.0, due - time.monotonic()))
@@ -71,17 +95,44 @@ class Dispatcher:
             if self._stopping:
                 return
             try:
-                if woken and (due is None or time.monotonic() < due):
-                    # Who waits for work hears of it at once; the rows of many commits are removed together.
-                    self._ring()
-                    due = due or time.monotonic() + _LINGER_SECONDS
-                else:
-                    while self.send():
-                        pass
-                    due = None
+                due = move_on(due, woken=woken)
             except (StoreUnavailable, OSError) as error:
                 logger.warning("dispatch_failed", extra={"error": str(error)})
                 due = time.monotonic() + _RETRY_SECONDS
             except Exception:  # the thread must outlive whatever a broker throws: nobody starts another
                 logger.exception("dispatch_failed")
                 due = time.monotonic() + _RETRY_SECONDS
+
+    def _nearby(self, due: float | None, *, woken: bool) -> float | None:
+        """Ring here; when to do something next."""
+        if woken and (due is None or time.monotonic() < due):
+            # Who waits for work hears of it at once; the rows of many commits are removed together.
+            self._ring()
+            return due or time.monotonic() + _LINGER_SECONDS
+        while self.send():
+            pass
+        return None
+
+    def _far(self, due: float | None, *, woken: bool) -> float | None:
+        """Ring elsewhere; when to do something next."""
+        if woken and self._failing and due is not None and time.monotonic() < due:
+            return due  # not at every commit: a broker that hangs takes seconds each time
+        self._failing = True
+        while self.send():
+            pass
+        self._failing = False
+        return time.monotonic() + _LOOK_SECONDS
+
+
+def _rings(rows: Sequence[Row[Any]]) -> list[Ring]:
+    """One message for each queue that the rows' jobs concern; none for jobs that have ended meanwhile."""
+    rings: dict[str, Ring] = {}
+    for row in rows:
+        if row.state in OWNED:
+            queue = host_queue(row.worker)  # a wish for whoever holds it
+        elif row.state is JobState.QUEUED:
+            queue = pool_queue(row.machine_type)
+        else:
+            continue
+        rings.setdefault(queue, Ring(queue, row.job_id, row.request_id))
+    return list(rings.values())

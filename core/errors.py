@@ -6,7 +6,8 @@ GradientError
 │   ├── ProjectNotFound
 │   ├── WorkerNotFound
 │   ├── WorkspaceNotFound
-│   └── ArtifactNotFound
+│   ├── ArtifactNotFound
+│   └── OutputRemoved
 ├── SpecInvalid
 │   ├── MachineTypeUnknown
 │   ├── WorkspaceInvalid
@@ -15,6 +16,7 @@ GradientError
 ├── Unauthorized
 ├── StoreUnavailable
 ├── DatabaseOutdated
+├── ReleaseOutdated
 └── LeaseLost
 
 This module knows neither HTTP nor Celery: the service maps each class to a status.
@@ -62,6 +64,10 @@ class ArtifactNotFound(NotFound):
     """The job has no artifact at this path."""
 
 
+class OutputRemoved(NotFound):
+    """What the job printed or left was removed by policy; the record says when."""
+
+
 class SpecInvalid(GradientError):
     """The request is well formed, but asks for something that cannot be."""
 
@@ -91,7 +97,11 @@ class StoreUnavailable(GradientError):
 
 
 class DatabaseOutdated(GradientError):
-    """The database's schema is not the one this release needs."""
+    """The database's schema is older than the one this release needs."""
+
+
+class ReleaseOutdated(GradientError):
+    """The database's schema is newer than this release, which can no longer run on it."""
 
 
 class LeaseLost(GradientError):

@@ -6,13 +6,13 @@ see what is committed, so they may be anywhere and need no lock.
 """
 
 import re
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from core.errors import JobNotFound
 from core.joblog_reader import LogLine, LogReader
 from core.joblog_writer import DEFAULT_MAX_BYTES, LogWriter
+from core.trees import remove_tree
 
 __all__ = ["JobLogs", "LogLine", "LogReader", "LogWriter"]
 
@@ -68,5 +68,4 @@ class JobLogs:
 
     def remove(self, job_id: str) -> None:
         """Deletes the log; deleting a missing one is success."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self.directory(job_id))
+        remove_tree(self.directory(job_id))

@@ -10,6 +10,8 @@ from pydantic import BaseModel, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 GIB = 1024**3
+MAX_DAYS = 36_500
+"""The longest a policy may say: a hundred years."""
 _FENCE_SECONDS = 120.0
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
 
@@ -46,6 +48,10 @@ class QueueSettings(BaseModel):
     """The doorbell between hosts."""
 
     broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
+    ping_seconds: float = Field(default=20.0, gt=0, description="seconds between a worker's messages to itself")
+    deaf_seconds: float = Field(
+        default=90.0, ge=0, description="a worker that hears none of them for so long restarts; 0: never"
+    )
 
 
 class LogSettings(BaseModel):
@@ -132,6 +138,29 @@ class MachineSettings(BaseModel):
     simulate: bool = Field(default=True, description="run every machine type on this computer's CPU, saying so")
 
 
+class RetentionSettings(BaseModel):
+    """How long things are kept; a project may say otherwise for its logs and artifacts."""
+
+    logs_days: int | None = Field(
+        default=None, ge=1, le=MAX_DAYS, description="days that logs are kept after a job's end; default: for good"
+    )
+    artifacts_days: int | None = Field(
+        default=None, ge=1, le=MAX_DAYS, description="days that artifacts are kept after a job's end; default: for good"
+    )
+    workspaces_days: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_DAYS,
+        description="days that an uploaded workspace is kept after the end of the last job on it; default: for good",
+    )
+
+
+class TracingSettings(BaseModel):
+    """Traces by OpenTelemetry; OTEL_* variables say where to and which."""
+
+    enabled: bool = Field(default=False, description="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (OTLP over HTTP)")
+
+
 class Settings(BaseSettings):
     """The whole configuration of one process."""
 
@@ -147,6 +176,8 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
+    retention: RetentionSettings = RetentionSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @property
     def root(self) -> Path:

@@ -13,11 +13,13 @@ import json
 import os
 import re
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from core.archives import ArchiveKind, ArchiveLimits, inspect
 from core.errors import WorkspaceInvalid
@@ -44,6 +46,14 @@ class StoredWorkspace:
     kind: ArchiveKind
     files: int
     unpacked_bytes: int
+
+
+class UsedArchive(NamedTuple):
+    """A stored archive: its digest, its bytes, and when it was last stored or named by a new job (Unix seconds)."""
+
+    sha256: str
+    size: int
+    used_at: float
 
 
 class WorkspaceStore:
@@ -85,7 +95,8 @@ class WorkspaceStore:
                     "send it again",
                     field="workspace",
                 )
-            return self.stat(sha256) or self._keep(upload, sha256, size, limits)
+            stored = self.stat(sha256) if self.use(sha256) else None
+            return stored or self._keep(upload, sha256, size, limits)
         finally:
             upload.unlink(missing_ok=True)
 
@@ -123,6 +134,59 @@ class WorkspaceStore:
             return None
         # A file system that lost an archive's end (power cut) must not serve it for ever after.
         return stored if stored.size == size else None
+
+    def use(self, sha256: str) -> bool:
+        """Notes that a job is about to name this archive, which keeps `discard` from it from now on.
+
+        Returns:
+            Whether it is stored.
+
+        Raises:
+            WorkspaceInvalid: `sha256` is no sha256.
+        """
+        try:
+            os.utime(self.path(sha256))
+        except FileNotFoundError:
+            return False
+        return self.has(sha256)
+
+    def archives(self) -> Iterator[UsedArchive]:
+        """Every archive there is, in no order."""
+        for folder in self._root.glob("[0-9a-f][0-9a-f]"):
+            for archive in folder.iterdir():
+                if _SHA256.fullmatch(archive.name):
+                    with suppress(FileNotFoundError):
+                        status = archive.stat()
+                        yield UsedArchive(archive.name, status.st_size, status.st_mtime)
+
+    def discard(self, sha256: str, *, unused_since: float) -> bool:
+        """Removes an archive that nobody has stored or used since a time (Unix seconds); whether it is gone.
+
+        The caller knows that no job needs it. One that is used at this very moment stays.
+        """
+        archive = self.path(sha256)
+        gone = self._withdraw(archive, unused_since)
+        if gone:
+            # Written anew by an upload of the same: then it belongs to that.
+            self._withdraw(_facts_path(archive), unused_since)
+        return gone
+
+    def _withdraw(self, path: Path, unused_since: float) -> bool:
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        aside = self._incoming / f"withdrawn-{os.getpid()}-{threading.get_ident()}-{path.name}"
+        try:
+            if path.stat().st_mtime >= unused_since:
+                return False
+            path.rename(aside)
+        except FileNotFoundError:
+            return False
+        # Looked at again where nobody finds it any more: it may have been used between the look and the rename.
+        with suppress(FileNotFoundError):  # what is aside, and old, `sweep_temporary` may remove as well
+            if aside.stat().st_mtime >= unused_since:
+                aside.rename(path)
+                return False
+            aside.unlink()
+        return True
 
     def remove(self, sha256: str) -> None:
         """Forgets an archive; no error when it is not stored. The caller knows that no job needs it.

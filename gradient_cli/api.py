@@ -167,6 +167,13 @@ class Api:
         """The project of this name, made if there is none."""
         return self._transport.json("POST", "/projects", body={"name": name}, needs="id")
 
+    def update_project(self, project_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+        """The project, changed."""
+        from urllib.parse import quote
+
+        path = f"/projects/{quote(project_id, safe='')}"
+        return self._transport.json("PATCH", path, body=changes, needs="id")
+
     def health(self) -> dict[str, Any]:
         """Whether the server is up, and its version."""
         return self._transport.json("GET", "/health", needs="status")

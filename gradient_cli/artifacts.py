@@ -7,7 +7,7 @@ import fnmatch
 from gradient_cli import terminal
 from gradient_cli.errors import FAILED, OK, ClientError
 from gradient_cli.options import add_connection, add_job_id, add_json, add_positional, chosen_job, is_job_id
-from gradient_cli.output import ago, count, print_json, print_table, size
+from gradient_cli.output import ago, count, print_json, print_table, removed_line, size
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ def get(args: argparse.Namespace) -> int:
     api = connect(args)
     job_id = chosen_job(args.id, api.url)
     found = _all(api, job_id)
+    if found.get("removed"):
+        clone = f"`gradient-cli jobs clone {terminal.plain(job_id)}` runs it again."
+        raise ClientError(removed_line(found["removed"]), hint=clone)
     files = _matching(found["files"], args.patterns)
     target = Target(args.to or f"artifacts-{job_id}")
     got, kept = [], 0
@@ -126,6 +129,9 @@ def _matching(files: list[dict[str, Any]], patterns: list[str]) -> list[dict[str
 
 
 def _tell_state(found: dict[str, Any]) -> None:
+    if found.get("removed"):
+        terminal.note(removed_line(found["removed"]))
+        return
     for item in found.get("skipped") or []:
         terminal.note(f"not kept: {terminal.plain(item['path'])}: {terminal.plain(item['why'])}")
     words = {

@@ -9,7 +9,7 @@ import time
 
 from gradient_cli import terminal
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError
-from gradient_cli.output import count, duration, money, price, size
+from gradient_cli.output import count, duration, money, price, removed_line, size, starting
 from gradient_cli.transport import jittered
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -22,6 +22,8 @@ _SUCCEEDED = "Stopped"  # the original service's word for a command that ran and
 _LARGEST_CODE = 255
 _FIRST_POLL = 0.2
 _LAST_POLL = 2.0
+_SAME_REASON_SECONDS = 10.0
+_NEAR = 3
 
 
 class LogPrinter:
@@ -39,6 +41,8 @@ class LogPrinter:
         self._colours = terminal.coloured(sys.stdout)
         self._drawn = False
         self._phase = ""
+        self._reason: tuple[object, object] = (None, None)
+        self._told = 0.0
         self._ended = ""
 
     def line(self, row: dict[str, Any]) -> None:
@@ -68,13 +72,28 @@ class LogPrinter:
         if phase == "collecting":  # how the command ended: told with the job's end, or before the next attempt
             self._ended, message = message, ""
         text = f"{phase}: {message}" if message else phase
-        if text != self._phase:
+        if text != self._phase and not self._moves_on(row):
             self._phase = text
             self.clear()
             if self._ended and phase != "collecting":
                 terminal.note(self._ended)
                 self._ended = ""
-            terminal.note(terminal.style(text, "dim", sys.stderr))
+            starts = starting(row.get("estimatedStartAt"))
+            terminal.note(terminal.style(f"{text} Starts {starts}." if starts else text, "dim", sys.stderr))
+
+    def _moves_on(self, row: dict[str, Any]) -> bool:
+        """Whether it is the reason told last with another place: worth a line only now and then."""
+        reason, now = (row.get("phase"), row.get("reason")), time.monotonic()
+        far = (row.get("queuePosition") or 0) > _NEAR
+        if far and reason == self._reason and now - self._told < _SAME_REASON_SECONDS:
+            return True
+        self._reason, self._told = reason, now
+        return False
+
+    def removed(self, row: dict[str, Any]) -> None:
+        """The log is no longer there."""
+        self.clear()
+        terminal.note(removed_line(row))
 
     def clear(self) -> None:
         """Remove an unfinished line from the terminal."""
@@ -107,7 +126,7 @@ def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, a line is wanted when it is printed
-    shows = {"line": printer.line, "partial": printer.partial, "phase": printer.phase}
+    shows = {"line": printer.line, "partial": printer.partial, "phase": printer.phase, "removed": printer.removed}
     try:
         for name, data in api.follow(job_id, line):
             show = shows.get(name)

@@ -15,7 +15,18 @@ from gradient_cli.options import (
     chosen_job,
     this_folder,
 )
-from gradient_cli.output import ago, duration, money, price, print_fields, print_json, print_table
+from gradient_cli.output import (
+    ago,
+    ahead,
+    duration,
+    money,
+    ordinal,
+    price,
+    print_fields,
+    print_json,
+    print_table,
+    starting,
+)
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -23,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PAGE = 200
+_IN_TURN = ("behind_jobs", "waiting_for_machine")
 _FILTERS = {
     "state": ("STATE", "only jobs in this state"),
     "project": ("NAME", "only jobs of this project"),
@@ -112,16 +124,35 @@ def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
             else "no jobs yet; `gradient-cli jobs create` submits one"
         )
         return
-    heads = ("ID", "NAME", "STATE", "MACHINE", "PROJECT", "CREATED", "RAN", "COST")
-    print_table(heads, [_row(job) for job in found])
+    waits = [_waits(job) for job in found]
+    shown = any(waits)  # most lists hold no job that waits: no column for nothing
+    heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
+    rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits, strict=True)]
+    print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN") if shown else ())
 
 
-def _row(job: dict[str, Any]) -> list[str]:
+def _waits(job: dict[str, Any]) -> str:
+    """Why nothing goes on, in few words: `3rd, ~4m`, `no worker`, `silent, 5m`."""
+    if job.get("silentSince"):
+        return f"silent, {ago(job['silentSince']).removesuffix(' ago')}"
+    position = job.get("queuePosition")
+    if position is None:
+        return ""
+    reason = str(job.get("reason") or "")
+    # Where only others are before it, its place says more than the reason's name.
+    short = reason.removeprefix("waiting_for_").removeprefix("project_").replace("_", " ")
+    why = ordinal(position) if reason in _IN_TURN else short
+    return ", ".join(part for part in (why, ahead(job.get("estimatedStartAt"))) if part)
+
+
+def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
     phase, state = job.get("phase"), str(job.get("state"))
+    told = not phase or phase.casefold() == state.casefold() or any(waits)
     return [
         str(job["id"]),
         str(job.get("name") or ""),
-        f"{state} ({phase})" if phase and phase.casefold() != state.casefold() else state,
+        state if told else f"{state} ({phase})",
+        *waits,
         str(job.get("machineType") or ""),
         str(job.get("project") or ""),
         ago(job.get("createdAt")),
@@ -143,7 +174,10 @@ def show(args: argparse.Namespace) -> int:
     job_id = job["id"]
     steps = [f"gradient-cli jobs logs {job_id}"]
     if job.get("finishedAt"):
-        steps += [f"gradient-cli jobs artifacts list {job_id}", f"gradient-cli jobs clone {job_id}"]
+        gone = {one["what"] for one in job.get("removed") or []}
+        steps = [] if "logs" in gone else steps
+        steps += [] if "artifacts" in gone else [f"gradient-cli jobs artifacts list {job_id}"]
+        steps += [f"gradient-cli jobs clone {job_id}"]
     else:
         steps = [f"{steps[0]} --follow", f"gradient-cli jobs stop {job_id}"]
     terminal.note("\n".join(["next", *(f"  {step}" for step in steps)]))
@@ -153,7 +187,7 @@ def show(args: argparse.Namespace) -> int:
 def _fields(job: dict[str, Any]) -> dict[str, str]:
     from gradient_cli.follow import sentence
 
-    position = job.get("queuePosition")
+    position, starts_at = job.get("queuePosition"), job.get("estimatedStartAt")
     phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
     exact = {
         "id": str(job["id"]),
@@ -163,6 +197,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "reason": str(job.get("reason") or ""),
         "phase": phase,
         "queue position": "" if position is None else str(position),
+        "starts": f"{starting(starts_at)} ({starts_at}, an estimate from earlier jobs)" if starts_at else "",
         "stopping": "asked for" if job.get("stopRequested") and not job.get("finishedAt") else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
@@ -177,6 +212,8 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "time limit": duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
     }
+    gone = {one["what"]: f"{one['message']} {_moment(one['at'])}" for one in job.get("removed") or []}
+    exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: _moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     cost = " at ".join(part for part in (money(job.get("cost")), price(job)) if part)
     ran = duration(job.get("durationSeconds"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.options import add_connection, add_job_id, chosen_job
+from gradient_cli.output import removed_line
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -53,9 +54,16 @@ def logs(args: argparse.Namespace) -> int:
     if args.follow:
         return attach(api, job_id, printer, line=seen)
     if seen == (args.line or 0):
-        ended = api.logs(job_id, line=seen, limit=1).get("complete")
-        terminal.note(f"no {'more ' if args.line else ''}lines{'' if ended else ' yet'}")
+        _tell_none(api.logs(job_id, line=seen, limit=1), more=bool(args.line))
     return OK
+
+
+def _tell_none(page: dict[str, Any], *, more: bool) -> None:
+    """Say why nothing was printed: there is nothing, nothing yet, or nothing any more."""
+    if page.get("removed"):
+        terminal.note(removed_line(page["removed"]))
+    else:
+        terminal.note(f"no {'more ' if more else ''}lines{'' if page.get('complete') else ' yet'}")
 
 
 def _pages(api: Api, job_id: str, line: int, tail: int | None) -> Iterator[dict[str, Any]]:

@@ -40,6 +40,8 @@ _COMMANDS = {
     "projects init": ("projects:add_init", "write a project file into this folder"),
     "projects create": ("projects:add_create", "make a project and print its id"),
     "projects list": ("projects:add_list", "list projects"),
+    "projects show": ("projects:add_show", "show one project: its limit, and how long it keeps what"),
+    "projects update": ("projects:add_update", "change a project's limit, and how long it keeps what"),
     "machine-types": ("machine_types:add_machine_types", "list what there is to run on, with prices"),
     "login": ("login:add_login", "save which server to use, and the key for it"),
     "version": ("version:add_version", "show the versions of client and server"),

@@ -27,15 +27,23 @@ def print_json(value: object) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = (), spare: Sequence[str] = ()
+) -> None:
     """Print rows under their heads, fitted to the terminal; in a pipe nothing is cut.
 
-    The first column is the one people copy from, so it is never cut.
+    The first column is the one people copy from, so it is never cut, nor are those of the heads in `whole`. Columns of
+    the heads in `spare` are left out, one after another, where the terminal is too narrow for all of them.
     """
     lines = [list(heads), *([terminal.plain(cell) for cell in row] for row in rows)]
-    widths = [max(terminal.cells(line[column]) for line in lines) for column in range(len(heads))]
+    widths = _widths(lines)
     if terminal.is_tty(sys.stdout):
-        _shrink(widths, terminal.width() - len(_GAP) * (len(heads) - 1))
+        left_out = list(spare)
+        while not _shrink(widths, lines[0], whole) and left_out:
+            column = lines[0].index(left_out.pop(0))
+            for line in lines:
+                del line[column]
+            widths = _widths(lines)
     for index, line in enumerate(lines):
         text = _GAP.join(_pad(terminal.fit(cell, room), room) for cell, room in zip(line, widths, strict=True))
         text = text.rstrip()
@@ -51,12 +59,20 @@ def print_fields(fields: Mapping[str, str]) -> None:
         print(f"{label}{_GAP}{terminal.plain(text)}")
 
 
-def _shrink(widths: list[int], room: int) -> None:
-    while sum(widths) > room and len(widths) > 1:
-        widest = max(range(1, len(widths)), key=widths.__getitem__)
-        if widths[widest] <= _NARROWEST:
-            return
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(terminal.cells, column)) for column in zip(*lines, strict=True)]
+
+
+def _shrink(widths: list[int], heads: Sequence[str], whole: Sequence[str]) -> bool:
+    """Make columns narrower until they fit, and say whether they do."""
+    room = terminal.width() - len(_GAP) * (len(widths) - 1)
+    columns = [column for column in range(1, len(widths)) if heads[column] not in whole]
+    while sum(widths) > room:
+        widest = max(columns, key=widths.__getitem__, default=0)
+        if not widest or widths[widest] <= _NARROWEST:
+            return False
         widths[widest] -= 1  # one by one: wide columns end up equally wide
+    return True
 
 
 def _pad(text: str, room: int) -> str:
@@ -106,18 +122,51 @@ def ago(moment: str | None) -> str:
     """A time in the past, as the server writes it, for people: `3m ago`."""
     if not moment:
         return ""
+    seconds = _since(moment)
+    if seconds is None:
+        return moment
+    return "just now" if seconds < _MINUTE else f"{_roughly(seconds)} ago"
+
+
+def ahead(moment: str | None) -> str:
+    """How long it is until an estimated time, as the server writes it: `~4m`; `soon` when it is there or past."""
+    seconds = _since(moment) if moment else None
+    if seconds is None:
+        return ""
+    return "soon" if seconds > -1 else f"~{_roughly(-seconds)}"
+
+
+def starting(moment: str | None) -> str:
+    """The same inside a sentence: `in about 4m`."""
+    left = ahead(moment)
+    return f"in about {left[1:]}" if left.startswith("~") else left
+
+
+def ordinal(number: int) -> str:
+    """A place: `1st`, `2nd`, `3rd`, `11th`."""
+    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+def _since(moment: str) -> float | None:
     from datetime import UTC, datetime
 
     try:
-        seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+        return (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
     except (TypeError, ValueError):
-        return moment
-    if seconds < _MINUTE:
-        return "just now"
+        return None
+
+
+def _roughly(seconds: float) -> str:
     for length, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
         if seconds >= length:
-            return f"{int(seconds // length)}{unit} ago"
-    return moment
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def removed_line(removed: Mapping[str, Any]) -> str:
+    """What a policy removed, by which, and when."""
+    return terminal.plain(f"{removed['message']} ({ago(removed.get('at'))})")
 
 
 def count(number: int, noun: str) -> str:

@@ -1,19 +1,33 @@
-"""`projects init`, `create` and `list`."""
+"""`projects init`, `create`, `list`, `show` and `update`."""
 
 from __future__ import annotations
 
 import os
 
 from gradient_cli import project_file, terminal
-from gradient_cli.errors import OK, ClientError, UsageError
+from gradient_cli.errors import OK, REFUSED, ClientError, UsageError
 from gradient_cli.options import add_connection, add_json, add_option, add_positional
-from gradient_cli.output import ago, print_json, print_table
+from gradient_cli.output import ago, count, print_fields, print_json, print_table
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
+
+    from gradient_cli.api import Api
 
 _PREFILLED = {"project": "NAME", "machineType": "NAME", "container": "IMAGE", "command": "TEXT", "workspace": "PATH"}
+# By option: the words it takes beside a number, and what is sent for them.
+_CHANGES: dict[str, dict[str, str | None]] = {
+    "maxRunning": {"none": None},
+    "keepLogsDays": {"forever": None, "default": "default"},
+    "keepArtifactsDays": {"forever": None, "default": "default"},
+}
+_HELPS = {
+    "maxRunning": ("N|none", "jobs of it that run at once, at most"),
+    "keepLogsDays": ("N|forever|default", "days that logs are kept after a job's end; default: as the service is set"),
+    "keepArtifactsDays": ("N|forever|default", "the same for artifacts"),
+}
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +52,28 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_projects)
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Describe `projects show`."""
+    _one_project(parser)
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=show)
+
+
+def add_update(parser: argparse.ArgumentParser) -> None:
+    """Describe `projects update`."""
+    _one_project(parser)
+    for name, (metavar, text) in _HELPS.items():
+        add_option(parser, f"--{name}", metavar=metavar, help=text)
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=update)
+
+
+def _one_project(parser: argparse.ArgumentParser) -> None:
+    add_positional(parser, "project", needed=True, metavar="NAME_OR_ID", nargs="?", help="the project")
 
 
 def init(args: argparse.Namespace) -> int:
@@ -82,9 +118,89 @@ def list_projects(args: argparse.Namespace) -> int:
     elif not found["projects"]:
         terminal.note("no projects yet; `gradient-cli projects create NAME` makes one")
     else:
-        rows = [
-            [project["id"], project["name"], str(project.get("jobCount", "")), ago(project.get("createdAt"))]
-            for project in found["projects"]
-        ]
-        print_table(("ID", "NAME", "JOBS", "CREATED"), rows)
+        print_table(("ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"), [_row(one) for one in found["projects"]])
     return OK
+
+
+def _row(project: dict[str, Any]) -> list[str]:
+    counts = [str(project.get(name, "")) for name in ("jobCount", "queuedCount")]
+    return [project["id"], project["name"], counts[0], _running(project), counts[1], ago(project.get("createdAt"))]
+
+
+def _running(project: dict[str, Any]) -> str:
+    """How many run, and of how many at most: `2 of 4`."""
+    most = project.get("maxRunning")
+    return f"{project.get('runningCount', '')}{'' if most is None else f' of {most}'}"
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print one project."""
+    from gradient_cli.api import connect
+
+    _print(args, _chosen(connect(args), args.project))
+    return OK
+
+
+def update(args: argparse.Namespace) -> int:
+    """Change a project's limit and policies, and print it as it is then."""
+    from gradient_cli.api import connect
+
+    given = {name: getattr(args, name) for name in _CHANGES if getattr(args, name) is not None}
+    changes = {name: _value(name, text) for name, text in given.items()}
+    if not changes:
+        raise UsageError("nothing to change", hint="For example --maxRunning 4, or --keepArtifactsDays 90.")
+    api = connect(args)
+    _print(args, api.update_project(_chosen(api, args.project)["id"], changes))
+    return OK
+
+
+def _value(name: str, text: str) -> int | str | None:
+    words = _CHANGES[name]
+    if text in words:
+        return words[text]
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        others = " or ".join(words)
+        raise UsageError(f"{name}: {text!r} is not a number from 1 on", hint=f"Give a whole number, or say {others}.")
+    return int(text)
+
+
+def _chosen(api: Api, given: str | None) -> dict[str, Any]:
+    """The project with this id, else the one of this name."""
+    if not given:
+        raise UsageError("which project? It must be named", hint="`gradient-cli projects list` shows them.")
+    found: list[dict[str, Any]] = api.projects()["projects"]
+    for key in ("id", "name"):
+        for project in found:
+            if project[key] == given:
+                return project
+    raise ClientError(
+        f"no project has the name or id {given!r}",
+        hint="`gradient-cli projects list` shows them; `gradient-cli projects create NAME` makes one.",
+        code=REFUSED,
+    )
+
+
+def _print(args: argparse.Namespace, project: dict[str, Any]) -> None:
+    if args.json:
+        print_json(project)
+        return
+    most = project.get("maxRunning")
+    print_fields(
+        {
+            "id": project["id"],
+            "name": project["name"],
+            "jobs": str(project.get("jobCount", "")),
+            "running": str(project.get("runningCount", "")),
+            "waiting": str(project.get("queuedCount", "")),
+            "at once": "no limit of its own" if most is None else f"at most {most}",
+            "keeps logs": _kept(project, "keepLogs"),
+            "keeps artifacts": _kept(project, "keepArtifacts"),
+            "created": " ".join(filter(None, [project.get("createdAt"), f"({ago(project.get('createdAt'))})"])),
+        }
+    )
+
+
+def _kept(project: dict[str, Any], name: str) -> str:
+    days = project.get(f"{name}Days")
+    length = "for good" if days is None else f"{count(days, 'day')} after a job's end"
+    return length + (" (as the service is set)" if project.get(f"{name}By") == "service" else "")

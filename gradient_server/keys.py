@@ -15,7 +15,8 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
     database = Database(settings.database_url)
     if database.is_sqlite:
         schema.upgrade(database)
-    schema.check(database)
+    else:
+        schema.check(database)
     verbs = {"create": _create, "list": _list, "revoke": _revoke}
     verbs[parsed.verb](parsed, database)
     database.close()

@@ -41,14 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
     alive = commands.add_parser("alive", help="say by the exit code whether a worker's heart beats, for health checks")
     for command in (up, worker, alive):
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
-    doctor = commands.add_parser(
-        "doctor",
-        help="check this installation, and say what to do about what is wrong",
-        description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
-    )
-    doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_upkeep(commands)
     _add_workers(commands)
-    commands.add_parser("migrate", help="bring the database's schema up to this release")
+    _add_migrate(commands)
     _add_keys(commands)
     return parser
 
@@ -67,6 +62,33 @@ def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     resume = commands.add_parser("resume", help="have a drained worker claim jobs again")
     for command in (drain, resume):
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
+
+
+def _add_upkeep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="check this installation, and say what to do about what is wrong",
+        description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    prune = commands.add_parser(
+        "prune",
+        help="remove what no policy keeps any longer: logs, artifacts, workspaces",
+        description="Lists and removes logs and artifacts of jobs that ended longer ago than their project's policy or "
+        "GRADIENT_RETENTION__* keeps them, and uploaded workspaces that no job needs. Workers do so once an hour.",
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only say what would go; change nothing")
+    prune.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    migrate = commands.add_parser("migrate", help="bring the database's schema up to this release")
+    migrate.add_argument(
+        "--back-to",
+        metavar="REVISION",
+        help="take it back instead, to an earlier revision such as 0001; what later ones keep is lost. Stop every "
+        "process first",
+    )
 
 
 def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -117,6 +139,10 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server import doctor
 
         return doctor.run(settings, as_json=parsed.json)
+    if parsed.command == "prune":
+        from gradient_server import prune
+
+        return prune.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
     if parsed.command == "alive":
         from gradient_server import alive
 
@@ -126,9 +152,17 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
 
 def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
     from gradient_server import processes
+    from gradient_server.tracing import traced
 
     if parsed.command == "migrate":
-        return processes.migrate(settings)
+        return processes.migrate(settings, parsed.back_to)
+    with traced(settings.tracing):
+        return _serve(parsed, settings)
+
+
+def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
+    from gradient_server import processes
+
     if parsed.command == "worker":
         return processes.worker(settings, parsed.name)
     given = {"host": parsed.host, "port": parsed.port}

@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from core import schema
@@ -13,6 +13,7 @@ from core.bell import Bell
 from core.db import Database
 from core.dispatch import Dispatcher
 from core.errors import GradientError
+from core.rings import Ring
 from core.settings import Settings
 from gradient_server.first_key import ensure_local_key
 from service.deps import OpenStores
@@ -35,7 +36,7 @@ def up(settings: Settings, name: str | None) -> int:
     database = _open(settings)
     schema.upgrade(database)
     listener = _listen(settings)
-    supervisor = _supervisor(settings, database, name)
+    supervisor = Supervisor(_host(settings, database, name), _bell(settings))
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
     try:
@@ -58,24 +59,31 @@ def api(settings: Settings) -> int:
 def worker(settings: Settings, name: str | None) -> int:
     """Only a worker; ends with SIGTERM or Ctrl-C, its jobs go on and are adopted by the next."""
     database = _open_current(settings)
-    supervisor = _supervisor(settings, database, name)
+    host = _host(settings, database, name)
+    supervisor = Supervisor(host, _bell(settings))
     _say(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
+    code = 0
     if settings.queue.broker_url is not None:
-        import_module("worker.app").run(settings.queue.broker_url, supervisor, _bell(settings))
+        code = import_module("worker.app").run(settings.queue.broker_url, host, supervisor, _bell(settings))
     else:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: supervisor.stop())
         supervisor.run()
     database.close()
-    return 0
+    return code
 
 
-def migrate(settings: Settings) -> int:
-    """Bring the schema up to date."""
+def migrate(settings: Settings, back_to: str | None) -> int:
+    """Bring the schema up to date, or take it back to an earlier revision."""
     database = _open(settings)
-    schema.upgrade(database)
+    state = schema.downgrade(database, back_to) if back_to else schema.upgrade(database)
     database.close()
-    _say("The database is up to date.")
+    if back_to:
+        _say(f"The database is at {state.found} again.")
+    elif state.standing is schema.Standing.NEWER:
+        _say(f"{state.message} Nothing was changed. {state.fix}")
+    else:
+        _say("The database is up to date.")
     return 0
 
 
@@ -89,39 +97,34 @@ def _open_current(settings: Settings) -> Database:
     database = _open(settings)
     if database.is_sqlite:
         schema.upgrade(database)
-    schema.check(database)
+    else:
+        schema.check(database)
     return database
 
 
-def _supervisor(settings: Settings, database: Database, name: str | None) -> Supervisor:
+def _host(settings: Settings, database: Database, name: str | None) -> Host:
     hostname = socket.gethostname()
     # Over SQLite there is one machine, whatever it is called today: a laptop's name changes with its network.
     host = _ONLY_HOST if database.is_sqlite else hostname
-    return Supervisor(Host.open(settings, database, name=name or hostname, host=host), _bell(settings))
+    return Host.open(settings, database, name=name or hostname, host=host)
 
 
 def _bell(settings: Settings) -> Bell:
     return Bell(settings.root / "bell")
 
 
-def _ring(settings: Settings) -> Callable[[], None]:
-    """What rings: this host's bell, and where there is a broker, another host's. Celery is loaded only then."""
-    local = _bell(settings).ring
+def _publish(settings: Settings) -> Callable[[Sequence[Ring]], None] | None:
+    """What rings on other hosts, where there is a broker. Celery is loaded only then."""
     if settings.queue.broker_url is None:
-        return local
-    everywhere: Callable[[], None] = import_module("core.queue").Ringer(settings.queue.broker_url).ring
-
-    def both() -> None:
-        local()
-        everywhere()
-
-    return both
+        return None
+    publish: Callable[[Sequence[Ring]], None] = import_module("core.queue").Ringer(settings.queue.broker_url).ring
+    return publish
 
 
 def _serve(settings: Settings, database: Database, listener: socket.socket) -> None:
     settings = _with_port(settings, listener)
     key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
-    dispatcher = Dispatcher(database, _ring(settings))
+    dispatcher = Dispatcher(database, _bell(settings).ring, _publish(settings))
     dispatcher.start()
     app = create_app(settings, database=database, wake=dispatcher.wake)
     for number in (signal.SIGTERM, signal.SIGINT):

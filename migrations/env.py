@@ -1,8 +1,11 @@
-"""How Alembic reaches the database; `core.migrations` passes the engine in."""
+"""How Alembic reaches the database; `core.schema` passes the connection in."""
 
 from alembic import context
+from sqlalchemy import Column
+from sqlalchemy.schema import SchemaItem
 
 import core.jobs.models  # noqa: F401 - the import registers the tables
+from core import schema
 from core.db import Base, UtcDateTime
 
 
@@ -13,11 +16,12 @@ def _render(kind: str, item: object, _context: object) -> str | bool:
     return False
 
 
-def _include(_item: object, name: str | None, kind: str, *_: object) -> bool:
-    """Leave out the index that SQLite cannot describe: it goes by an expression, and would be made anew each time."""
-    return not (
-        kind == "index" and name in {"ix_jobs_queue", "ix_jobs_project_queue"} and connection.dialect.name == "sqlite"
-    )
+def _include(item: SchemaItem, name: str | None, kind: str, *_: object) -> bool:
+    """Leave out what was retired, and the indexes that SQLite cannot describe, which would be made anew each time."""
+    if kind == "index":
+        return connection.dialect.name != "sqlite" or name not in schema.expression_indexes()
+    full = f"{item.table.name}.{name}" if isinstance(item, Column) else name
+    return full not in schema.retired()
 
 
 connection = context.config.attributes["connection"]

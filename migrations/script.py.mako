@@ -1,7 +1,7 @@
 """${message}."""
 
-# Runs while the release before is still serving: add first, remove one release later. On PostgreSQL the
-# session's lock_timeout is short on purpose: a migration that waits for a lock makes everybody wait.
+# Runs while the release before is still serving: it only adds (CONTRIBUTING.md, "A migration"). Everything that it
+# locks stays locked until all of it is done; where it has to wait for a lock, all of it is tried again.
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,6 +10,7 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
+serves = ${repr(down_revision)}  # the oldest revision whose code may still run on what this makes
 
 
 def upgrade() -> None:

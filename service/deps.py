@@ -65,6 +65,14 @@ async def _stores(connection: HTTPConnection) -> OpenStores:
 Stores = Annotated[OpenStores, Depends(_stores)]
 
 
+async def _request_id(connection: HTTPConnection) -> str:
+    return cast("str", connection.state.request_id)
+
+
+RequestId = Annotated[str, Depends(_request_id)]
+"""The request's id, as `service.middleware.RequestContext` gave it."""
+
+
 def _reading(stores: Stores) -> Iterator[Session]:
     with stores.database.read() as session:
         yield session

@@ -27,6 +27,7 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.WorkerNotFound: 404,
     errors.WorkspaceNotFound: 404,
     errors.ArtifactNotFound: 404,
+    errors.OutputRemoved: 410,
     errors.SpecInvalid: 400,
     errors.MachineTypeUnknown: 400,
     errors.WorkspaceInvalid: 400,
@@ -35,6 +36,7 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.Unauthorized: 401,
     errors.StoreUnavailable: 503,
     errors.DatabaseOutdated: 503,
+    errors.ReleaseOutdated: 503,
     errors.LeaseLost: 409,
 }
 """Every class of `core.errors`; a class without a row of its own is an error in this module."""
@@ -43,18 +45,35 @@ _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
 _NAMES = {413: "TooLarge", 416: "RangeNotSatisfiable", 422: "Unprocessable"}  # these differ between Pythons
 _MOST_PROBLEMS = 3
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorView, "description": description}
-    for status, description in {
+
+def _declared(descriptions: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    return {
+        status: {"model": ErrorView, "description": description}
+        | {"headers": {name: {"schema": {"type": "string"}} for name in _HEADERS.get(status, ())}}
+        for status, description in descriptions.items()
+    }
+
+
+RESPONSES_TO_ALL = _declared(
+    {
         400: "The request asks for something that cannot be; `field` says where.",
+        403: "A page of another site sent the request.",
+        413: "The request is too large.",
+        421: "The Host header names another service.",
+        500: "The service failed; `message` says under which id its log tells more.",
+    }
+)
+"""How errors are declared in the OpenAPI document, by status: those that anybody can get."""
+
+RESPONSES = RESPONSES_TO_ALL | _declared(
+    {
         401: "The API key is missing, unknown or revoked.",
         404: "There is no such thing, or it was deleted.",
-        413: "The request is too large.",
         422: "The request has the wrong shape; `field` says where.",
         503: "A store does not answer now; try again.",
-    }.items()
-}
-"""How errors are declared in the OpenAPI document, by status."""
+    }
+)
+"""The same for whoever has a key."""
 
 
 def install(app: FastAPI) -> None:

@@ -3,10 +3,12 @@
     line     a line of the log; its id is the line's number, so that a client can come back for what it missed
     partial  the present state of a line that has no end yet, such as a progress bar
     phase    where the job is, whenever that changes
+    removed  the log is no longer there: when it was removed, and by which policy
     end      the job ended and every line was sent
 
 While nothing happens a follower costs a look at the job's row each second: no thread, no session, no reading. A
-worker on the same host says when the row changed, so that nobody waits for that look.
+worker on the same host says when the row changed, so that nobody waits for that look. Why a job waits is asked less
+often: that costs the more the longer the queue is.
 """
 
 import json
@@ -17,6 +19,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,16 +28,21 @@ from core.errors import GradientError, JobNotFound, StoreUnavailable
 from core.joblogs import LogLine
 from core.jobs import queries
 from core.jobs.models import Job
+from core.jobs.states import JobState
+from core.jobs.waiting import Waiting, waiting_of
+from core.retention import Kind
 from service.deps import OpenStores
+from service.removed import removed_of
 from service.streams import Wakes
 from service.views import outside_state, reason_of
-from service.wire import iso_ms
+from service.wire import RemovedView, iso, iso_ms
 
 logger = logging.getLogger(__name__)
 
 _PAGE_LINES = 2000
 _PAGE_BYTES = 256 * 1024
 _ROW_SECONDS = 1.0
+_WAITS_SECONDS = 5.0
 _LEAST_SECONDS = 0.01
 _KEEP_ALIVE_SECONDS = 15.0
 _GOODBYE_SECONDS = 1.0
@@ -141,6 +149,9 @@ class Follower:
         self._partial = ""
         self._phase: dict[str, Any] | None = None
         self._job: Job | None = None
+        self._removed: RemovedView | None = None
+        self._waits: Waiting | None = None
+        self._waits_due = 0.0
         self._nudged = 0
         self.row_due = 0.0
         """When to look at the row again, by the monotonic clock."""
@@ -170,7 +181,8 @@ class Follower:
         try:
             with self._stores.database.read() as session:
                 job = queries.get(session, self._job_id)
-                waits = queries.waiting_of(session, [job]).get(job.id)
+                waits = self._look_at_queue(session, job)
+                self._removed = removed_of(session, job, Kind.LOGS)
         except JobNotFound as error:
             self.done = True
             return [_event("error", _error(error, 404))]
@@ -186,11 +198,22 @@ class Follower:
             "phase": job.phase,
             "reason": reason,
             "message": message or job.phase_detail,
+            "queuePosition": waits.position if waits else None,
         }
         if phase == self._phase:
             return []
         self._phase = phase
-        return [_event("phase", phase)]
+        # The estimate moves with the clock: it comes along with news, and is none itself.
+        starts_at = iso(waits.starts_at) if waits and waits.starts_at else None
+        return [_event("phase", phase | {"estimatedStartAt": starts_at})]
+
+    def _look_at_queue(self, session: Session, job: Job) -> Waiting | None:
+        if job.state is not JobState.QUEUED:
+            self._waits = None
+        elif self._waits is None or time.monotonic() >= self._waits_due:
+            self._waits = waiting_of(session, [job])[job.id]
+            self._waits_due = time.monotonic() + _WAITS_SECONDS
+        return self._waits
 
     def _look_at_log(self) -> list[bytes]:
         final = self._job is not None and self._job.ended
@@ -203,7 +226,8 @@ class Follower:
             return [_event("line", log_row(line), line.line) for line in lines]
         if final and self._job is not None:
             self.done = True
-            return [_event("end", _end(self._job, self._phase or {}))]
+            gone = [_event("removed", self._removed.model_dump())] if self._removed else []
+            return [*gone, _event("end", _end(self._job, self._phase or {}))]
         if partial == self._partial:
             return []
         self._partial = partial

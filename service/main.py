@@ -25,6 +25,7 @@ from service.prometheus import Measured, Measures
 from service.routes import artifacts, health, jobs, logs, machine_types, metrics, operations, projects, workspaces
 from service.sessions import Sessions, load_secret
 from service.streams import Streams
+from service.tracing import Traced
 
 logger = logging.getLogger(__name__)
 
@@ -75,15 +76,19 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
         lifespan=_lifespan,
+        # Its own spans would hold queries, and with them what signs somebody in; `Traced` makes ours.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     stores = app.state.stores = open_stores(settings, database, wake=wake)
     errors.install(app)
     app.add_middleware(SameSite, settings=settings.api)
     app.add_middleware(BodyLimit, settings=settings.api)
     app.add_middleware(RequestContext)
+    app.add_middleware(Traced)
     app.add_middleware(Measured, measures=stores.measures)
-    app.include_router(health.router)
+    app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
     for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces, operations):
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)

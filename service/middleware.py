@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from core.ids import new_id
 from core.settings import ApiSettings
 from service.errors import http_answer, incident
+from service.scopes import route_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class RequestContext:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.match(given) else new_id("r")
         structlog.contextvars.bind_contextvars(request_id=request_id)
+        scope.setdefault("state", {})["request_id"] = request_id
         began = time.monotonic()
         status = 0
 
@@ -76,11 +78,17 @@ class RequestContext:
         finally:
             took = round((time.monotonic() - began) * 1000, 1)
             # The path alone: queries may carry what does not belong into a log.
-            fields = {"method": scope["method"], "path": scope["path"], "status": status, "ms": took}
+            fields = {"method": scope["method"], "path": scope["path"], "route": route_of(scope), "status": status}
+            fields |= {"ms": took} | _of_job(scope)
             # A page that is open asks every few seconds; what went well and changed nothing is not news.
             quiet = scope["method"] in {"GET", "HEAD"} and status < HTTPStatus.BAD_REQUEST
             logger.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
             structlog.contextvars.unbind_contextvars("request_id")
+
+
+def _of_job(scope: Scope) -> dict[str, str]:
+    job_id = scope.get("path_params", {}).get("job_id")
+    return {} if job_id is None else {"job_id": job_id}
 
 
 class BodyLimit:
@@ -194,9 +202,16 @@ class SameSite:
         origin = headers.get("origin")
         if method in _SAFE_METHODS or origin is None:
             return None
-        if urlsplit(origin).netloc.lower() in {host, self._public} - {""}:
+        if _netloc(origin) in {host, self._public} - {""}:
             return None
         return HTTPException(403, f"A page of another site ({origin[:100]!r}) may not change anything here.")
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # brackets that hold no address
+        return ""
 
 
 def _hostname(netloc: str) -> str:

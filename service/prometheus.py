@@ -6,7 +6,7 @@ database when the page is asked for, so that there is no second record of it.
 
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
@@ -21,14 +21,13 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client import generate_latest as render
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from sqlalchemy.orm import Session
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.jobs import census
-from core.jobs.census import Census, Endings
-from core.jobs.states import TERMINAL, JobState
+from core.jobs.following import Following
+from service.figures import Counted
+from service.scopes import METHODS, route_of
 from service.streams import Streams
 
 __all__ = ["CONTENT_TYPE_LATEST", "Measured", "Measures"]
@@ -36,8 +35,6 @@ __all__ = ["CONTENT_TYPE_LATEST", "Measured", "Measures"]
 # A second series beside each one, of when it began: Prometheus tells a restart from the figures themselves.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
 
-_UNMATCHED = "none"
-_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _CONTENT = {
     "/jobs/{job_id}/logs": "log",
     "/jobs/{job_id}/logs/raw": "log",
@@ -47,6 +44,7 @@ _CONTENT = {
 """Routes whose answers are what jobs printed or left."""
 _FIRST_ERROR = 400
 _REQUEST_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_CLAIM_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0)
 _SUBMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
 
 
@@ -81,18 +79,12 @@ class Measures:
         )
         for content in sorted(set(_CONTENT.values())):
             self._served.labels(content)
-        self._ended = Counter(
-            "gradient_jobs_ended",
-            "Jobs that ended since this process was first asked.",
-            ["state", "backend"],
-            registry=registry,
-        )
+        self._of_jobs = _OfJobs(registry)
         following = Gauge("gradient_log_streams", "Logs being followed now.", registry=registry)
         following.set_function(lambda: streams.active)
         build = Info("gradient_build", "This release.", registry=registry)
         build.info({"version": version("gradient-jobs"), "python": platform.python_version()})
         ProcessCollector(registry=registry)
-        self._endings = Endings(lambda state, backend, number: self._ended.labels(state, backend).inc(number))
 
     @contextmanager
     def submitting(self) -> Iterator[None]:
@@ -109,7 +101,7 @@ class Measures:
             status: Of the answer; 0: the client left before there was one.
             seconds: From its arrival to the beginning of the answer.
         """
-        route, method = _route(scope), scope["method"] if scope["method"] in _METHODS else "other"
+        route, method = route_of(scope), scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, str(status)).inc()
         self._seconds.labels(route, method).observe(seconds)
 
@@ -123,10 +115,48 @@ class Measures:
         Raises:
             StoreUnavailable: The database does not answer.
         """
-        self._endings.look(session)
+        self._of_jobs.follow(session)
         counted = CollectorRegistry()
-        counted.register(_Counted(census.take(session)))
+        counted.register(Counted(census.take(session)))
         return render(self._registry) + render(counted)
+
+
+class _OfJobs:
+    """What is counted of jobs as it happens, whichever process made it happen."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._following = Following()
+        self._ended = Counter(
+            "gradient_jobs_ended",
+            "Jobs that ended since this process was first asked.",
+            ["state", "backend", "pool"],
+            registry=registry,
+        )
+        self._claims = Histogram(
+            "gradient_claim_duration_seconds",
+            "From when a job was due to its claim by a worker.",
+            ["backend", "pool"],
+            buckets=_CLAIM_BUCKETS,
+            registry=registry,
+        )
+        self._stored = Counter(
+            "gradient_stored_bytes",
+            "Bytes kept of attempts that ended since this process was first asked.",
+            ["content"],
+            registry=registry,
+        )
+        for content in sorted(set(_CONTENT.values())):
+            self._stored.labels(content)
+
+    def follow(self, session: Session) -> None:
+        """Count what happened since the last time."""
+        happened = self._following.look(session)
+        for labels, number in happened.ended.items():
+            self._ended.labels(*labels).inc(number)
+        for pool, seconds in happened.claims:
+            self._claims.labels(*pool).observe(seconds)
+        self._stored.labels("log").inc(happened.log_bytes)
+        self._stored.labels("artifact").inc(happened.artifact_bytes)
 
 
 class Measured:
@@ -150,7 +180,7 @@ class Measured:
             nonlocal took, status, content
             if message["type"] == "http.response.start":
                 took, status = time.perf_counter() - began, message["status"]
-                content = _CONTENT.get(_route(scope)) if status < _FIRST_ERROR else None
+                content = _CONTENT.get(route_of(scope)) if status < _FIRST_ERROR else None
             await send(message)
             if content is not None and message["type"] == "http.response.body":
                 self._measures.sent(content, len(message.get("body", b"")))
@@ -159,53 +189,3 @@ class Measured:
             await self._app(scope, receive, send_counted)
         finally:
             self._measures.answered(scope, status, time.perf_counter() - began if took is None else took)
-
-
-class _Counted(Collector):
-    """A census as families of figures."""
-
-    def __init__(self, taken: Census) -> None:
-        self._census = taken
-
-    def collect(self) -> Iterable[Metric]:
-        """The families."""
-        yield from _jobs(self._census)
-        yield from _workers(self._census)
-        yield GaugeMetricFamily("gradient_outbox_messages", "Rings that are not sent yet.", self._census.outbox)
-        yield GaugeMetricFamily(
-            "gradient_outbox_oldest_seconds", "Age of the oldest of them.", self._census.oldest_message
-        )
-
-
-def _jobs(taken: Census) -> Iterator[Metric]:
-    live = [state for state in JobState if state not in TERMINAL]
-    backends = {backend for _, backend in taken.jobs} | {name for worker in taken.workers for name in worker.backends}
-    jobs = GaugeMetricFamily("gradient_jobs", "Jobs that have not ended.", labels=["state", "backend"])
-    depth = GaugeMetricFamily("gradient_queue_jobs", "Jobs that wait.", labels=["backend"])
-    oldest = GaugeMetricFamily(
-        "gradient_queue_oldest_seconds", "How long the job has waited that waits longest.", labels=["backend"]
-    )
-    for backend in sorted(backends):
-        for state in live:
-            jobs.add_metric([state, backend], taken.jobs[state, backend])
-        depth.add_metric([backend], taken.jobs[JobState.QUEUED, backend])
-        oldest.add_metric([backend], taken.oldest_queued.get(backend, 0.0))
-    return iter((jobs, depth, oldest))
-
-
-def _workers(taken: Census) -> Iterator[Metric]:
-    workers = GaugeMetricFamily("gradient_workers", "Workers seen in the last minute.", labels=["backend"])
-    slots = GaugeMetricFamily("gradient_worker_slots", "Jobs a worker takes at once.", labels=["worker", "host"])
-    held = GaugeMetricFamily("gradient_worker_jobs", "Jobs a worker holds.", labels=["worker", "host"])
-    offered = {backend for _, backend in taken.jobs} | {name for one in taken.workers for name in one.backends}
-    for backend in sorted(offered):
-        workers.add_metric([backend], sum(backend in worker.backends for worker in taken.workers))
-    for worker in taken.workers:
-        slots.add_metric([worker.name, worker.host], worker.slots)
-        held.add_metric([worker.name, worker.host], worker.held)
-    return iter((workers, slots, held))
-
-
-def _route(scope: Scope) -> str:
-    """The pattern of the route that serves a request: there are few of them, and endlessly many paths."""
-    return str(getattr(scope.get("route"), "path", _UNMATCHED))

@@ -4,12 +4,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+
+from service.wire import ErrorView
 
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})\Z")
 _BLOCK = 256 * 1024
@@ -32,6 +34,30 @@ INLINE_TYPES = {
     ".yml": "text/plain; charset=utf-8",
 }
 """What may be looked at in the browser, by ending. Nothing that can hold a script: no html, svg, xml or pdf."""
+
+
+_ANY = {"schema": {"type": "string", "format": "binary"}}
+_TEXT = {"type": "string"}
+_BODIES = {"content": dict.fromkeys(("application/octet-stream", "text/plain", "image/*"), _ANY)}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {**_BODIES, "headers": {"Accept-Ranges": {"schema": _TEXT}, "Content-Disposition": {"schema": _TEXT}}},
+    206: {
+        **_BODIES,
+        "description": "The part that Range asked for.",
+        "headers": {"Content-Range": {"schema": _TEXT}},
+    },
+    416: {
+        "model": ErrorView,
+        "description": "The range begins past the end.",
+        "headers": {"Content-Range": {"schema": _TEXT}},
+    },
+}
+"""How bytes are declared in the OpenAPI document, by status."""
+
+
+def headers_read(*names: str) -> dict[str, Any]:
+    """The declaration of request headers that an endpoint reads by itself."""
+    return {"parameters": [{"name": name, "in": "header", "required": False, "schema": _TEXT} for name in names]}
 
 
 @dataclass(frozen=True, slots=True)

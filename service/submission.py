@@ -1,11 +1,13 @@
 """Making a job from what a client sent: check everything, store the workspace, then write the record."""
 
 import json
+import logging
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
+from core import tracing
 from core.archives import ArchiveLimits
 from core.db import on_commit
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
@@ -13,13 +15,15 @@ from core.failpoints import failpoint
 from core.jobs import lifecycle, queries
 from core.jobs.lifecycle import Submission
 from core.jobs.models import Job, Project
+from core.jobs.offers import Offers, offers
 from core.jobs.spec import MAX_NAME, JobSpec, check_label
 from core.machines import MachineType
-from service.auth import KeyHolder
 from service.deps import OpenStores
 from service.uploads import Body
-from service.views import job_view, machine_type_view, resolved_view
+from service.views import machine_type_view, resolved_view, submitted_view
 from service.wire import DryRun, JobView, SubmitJob, parse
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PROJECT = "default"
 
@@ -35,14 +39,28 @@ class _Checked:
     machine: MachineType
 
 
-def submit(stores: OpenStores, caller: KeyHolder, body: Body, key: str | None) -> tuple[JobView, bool]:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a job comes from.
+
+    Attributes:
+        key_id: Id of the API key of who asks.
+        request_id: Of the request.
+        idempotency_key: The client's, or None.
+    """
+
+    key_id: str
+    request_id: str
+    idempotency_key: str | None
+
+
+def submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[JobView, bool]:
     """Make the job that a client asked for.
 
     Args:
         stores: The open stores.
-        caller: Who asks.
+        origin: Who asks.
         body: What came; its workspace is stored only when the rest is good.
-        key: Idempotency-Key, or None.
 
     Returns:
         The job, and whether it was made now.
@@ -52,7 +70,13 @@ def submit(stores: OpenStores, caller: KeyHolder, body: Body, key: str | None) -
         SpecInvalid: It asks for what cannot be.
         IdempotencyMismatch: The key came with another request before.
     """
-    check_key(key)
+    check_key(origin.idempotency_key)
+    with tracing.span("submit"):
+        job, made = _submit(stores, origin, body)
+    return _answer(stores, job), made
+
+
+def _submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[Job, bool]:
     checked = _check(stores, body)
     sha256 = _store(stores, body.workspace, checked.asked.workspace_sha256)
     spec = replace(checked.spec, workspace_sha256=sha256)
@@ -63,12 +87,14 @@ def submit(stores: OpenStores, caller: KeyHolder, body: Body, key: str | None) -
             machine=checked.machine,
             backend=stores.backend_for(checked.machine),
             project=_project(session, checked.asked),
-            submitted_by=caller.id,
-            idempotency_key=key,
+            submitted_by=origin.key_id,
+            idempotency_key=origin.idempotency_key,
             request_sha256=digest,
+            request_id=origin.request_id,
+            trace_parent=tracing.trace_parent(),
         )
         job, made = _write(session, stores, submission)
-    return _answer(stores, job), made
+    return _noted(job, made=made)
 
 
 def dry_run(stores: OpenStores, body: Body) -> DryRun:
@@ -85,7 +111,7 @@ def dry_run(stores: OpenStores, body: Body) -> DryRun:
     with stores.database.read() as session:
         if checked.asked.project_id:
             project["name"] = queries.project(session, checked.asked.project_id).name
-        offered = queries.offered_backends(session)
+        offered = offers(session)
     project["name"] = project["name"] or DEFAULT_PROJECT
     spec = replace(checked.spec, workspace_sha256=checked.asked.workspace_sha256)
     return DryRun(
@@ -96,7 +122,7 @@ def dry_run(stores: OpenStores, body: Body) -> DryRun:
     )
 
 
-def clone(stores: OpenStores, caller: KeyHolder, job_id: str, key: str | None) -> tuple[JobView, bool]:
+def clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[JobView, bool]:
     """Make a job with the spec, workspace and project of another.
 
     Returns:
@@ -108,11 +134,22 @@ def clone(stores: OpenStores, caller: KeyHolder, job_id: str, key: str | None) -
         MachineTypeUnknown: Its machine type is no longer offered.
         IdempotencyMismatch: The key came with another request before.
     """
-    check_key(key)
+    check_key(origin.idempotency_key)
+    with tracing.span("submit"):
+        job, made = _clone(stores, origin, job_id)
+    return _answer(stores, job), made
+
+
+def _clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[Job, bool]:
     with stores.database.read() as session:
         spec = queries.get(session, job_id).spec
     machine = stores.catalogue.get(spec.machine_type)
-    _check_stored(stores, spec.workspace_sha256)
+    if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
+        raise WorkspaceNotFound(
+            f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
+            "folder again with `gradient-cli jobs create`.",
+            field="workspaceSha256",
+        )
     with stores.database.write() as session:
         original = queries.get(session, job_id)
         submission = Submission(
@@ -120,13 +157,15 @@ def clone(stores: OpenStores, caller: KeyHolder, job_id: str, key: str | None) -
             machine=machine,
             backend=stores.backend_for(machine),
             project=queries.project(session, original.project_id),
-            submitted_by=caller.id,
+            submitted_by=origin.key_id,
             parent_id=original.id,
-            idempotency_key=key,
+            idempotency_key=origin.idempotency_key,
             request_sha256=lifecycle.request_digest(b"clone", original.id.encode()),
+            request_id=origin.request_id,
+            trace_parent=tracing.trace_parent(),
         )
         job, made = _write(session, stores, submission)
-    return _answer(stores, job), made
+    return _noted(job, made=made)
 
 
 def check_key(key: str | None) -> None:
@@ -170,7 +209,9 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
 
 def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:
     if upload is None:
-        _check_stored(stores, expected)
+        # From here on it is not removed as unused: the job that will name it is on its way.
+        if expected is not None and not stores.workspaces.use(expected):
+            raise _not_stored()
         return expected
     api = stores.settings.api
     limits = ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
@@ -182,7 +223,11 @@ def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) ->
 
 def _check_stored(stores: OpenStores, sha256: str | None) -> None:
     if sha256 is not None and not stores.workspaces.has(sha256):
-        raise WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="workspaceSha256")
+        raise _not_stored()
+
+
+def _not_stored() -> WorkspaceNotFound:
+    return WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="workspaceSha256")
 
 
 def _project(session: Session, asked: SubmitJob) -> Project:
@@ -198,10 +243,18 @@ def _write(session: Session, stores: OpenStores, submission: Submission) -> tupl
     return job, made
 
 
+def _noted(job: Job, *, made: bool) -> tuple[Job, bool]:
+    """Say in our own log, and in the trace, which job a request made."""
+    if made:
+        logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
+    tracing.note({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
+    return job, made
+
+
 def _answer(stores: OpenStores, job: Job) -> JobView:
     failpoint("submit_after_commit")
     with stores.database.read() as session:
-        return job_view(session, stores, job)
+        return submitted_view(session, stores, job)
 
 
 def _canonical(asked: SubmitJob) -> bytes:
@@ -210,11 +263,11 @@ def _canonical(asked: SubmitJob) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def _notes(machine: MachineType, backend: str, offered: set[str], *, uploaded: bool) -> list[str]:
+def _notes(machine: MachineType, backend: str, offered: Offers, *, uploaded: bool) -> list[str]:
     notes = []
     if backend != machine.backend:
         notes.append("Simulated: the job runs on this server's own CPU, at that CPU's speed.")
-    if backend not in offered:
+    if not offered.available(machine.name, backend):
         notes.append("No running worker offers this machine type now; the job would wait.")
     if uploaded:
         notes.append("The uploaded workspace was not looked at.")

@@ -6,14 +6,21 @@ from typing import TypedDict
 
 from sqlalchemy.orm import Session
 
+from core import retention
 from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.models import Event, Job, Project
-from core.jobs.queries import JobFilter, Waiting
+from core.jobs.offers import Offers
+from core.jobs.projects import Live
+from core.jobs.queries import JobFilter
 from core.jobs.spec import JobSpec
 from core.jobs.states import OWNED, REASONS, JobState, sentence
+from core.jobs.waiting import Waiting, said_at, waiting_of
 from core.machines import Catalogue, MachineType
+from core.retention import Kind, Removed
+from core.settings import RetentionSettings
 from service.deps import OpenStores
+from service.removed import removed_view
 from service.wire import EventView, JobView, ListJobs, MachineTypeView, ProjectView, ResolvedJob
 
 _OUTSIDE = {
@@ -66,15 +73,27 @@ def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
     return job_views(session, stores, [job])[0]
 
 
+def submitted_view(session: Session, stores: OpenStores, job: Job) -> JobView:
+    """The answer to a submission: neither place nor estimate, which cost the more the longer the queue is."""
+    project = queries.project_names(session, [job])[job.project_id]
+    return _job_view(job, project, None, (), stores.settings.public_url, datetime.now(UTC))
+
+
 def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
     """Jobs as clients see them; the number of queries does not depend on how many there are."""
     names = queries.project_names(session, jobs)
-    waits = queries.waiting_of(session, jobs)
+    waits = waiting_of(session, jobs)
+    removed = retention.removed(session, jobs)
     public_url, current = stores.settings.public_url, datetime.now(UTC)
-    return [_job_view(job, names[job.project_id], waits.get(job.id), public_url, current) for job in jobs]
+    return [
+        _job_view(job, names[job.project_id], waits.get(job.id), removed.get(job.id, ()), public_url, current)
+        for job in jobs
+    ]
 
 
-def _job_view(job: Job, project: str, waits: Waiting | None, public_url: str, current: datetime) -> JobView:
+def _job_view(
+    job: Job, project: str, waits: Waiting | None, removed: Sequence[Removed], public_url: str, current: datetime
+) -> JobView:
     spec = job.spec
     reason, message = reason_of(job, waits, current)
     seconds = _duration(job, current)
@@ -102,7 +121,10 @@ def _job_view(job: Job, project: str, waits: Waiting | None, public_url: str, cu
         price_per_hour=job.price_per_hour,
         cost=round((seconds or 0.0) * job.price_per_hour / 3600, 6),
         queue_position=waits.position if waits else None,
+        estimated_start_at=waits.starts_at if waits else None,
+        silent_since=job.heartbeat_at if is_silent(job, current) else None,
         artifacts_state=job.artifacts_state,
+        removed=[removed_view(one) for one in removed],
         stop_requested=job.stop_requested_at is not None,
         url=f"{public_url}/ui/jobs/{job.id}",
     )
@@ -144,14 +166,17 @@ def reason_of(job: Job, waits: Waiting | None, current: datetime) -> tuple[str |
     """Why a job waits or how it ended: the code and the sentence."""
     if waits is not None:
         return waits.reason, sentence(waits.reason, waits.detail)
-    if job.state in OWNED and _silent(job, current):
-        return "worker_silent", sentence("worker_silent")
+    if job.heartbeat_at is not None and is_silent(job, current):
+        return "worker_silent", sentence("worker_silent", said_at(job.heartbeat_at))
     return job.reason, _message(job.reason, job.reason_detail)
 
 
-def _silent(job: Job, current: datetime) -> bool:
+def is_silent(job: Job, current: datetime) -> bool:
+    """Whether a worker holds the job and has not been heard of for too long."""
     heard = job.heartbeat_at
-    return heard is not None and (current - heard).total_seconds() > queries.WORKER_SILENT_SECONDS
+    if job.state not in OWNED or heard is None:
+        return False
+    return (current - heard).total_seconds() > queries.WORKER_SILENT_SECONDS
 
 
 def _message(reason: str | None, detail: str | None) -> str | None:
@@ -185,13 +210,13 @@ def _state_of_event(state: str | None, job: Job) -> str | None:
     return outside_state(JobState(state), job.exit_code) if state else None
 
 
-def machine_type_view(machine: MachineType, backend: str, offered: set[str]) -> MachineTypeView:
+def machine_type_view(machine: MachineType, backend: str, offered: Offers) -> MachineTypeView:
     """A machine type, and whether it can be had now.
 
     Args:
         machine: From the catalogue.
         backend: What would run its jobs here.
-        offered: Backends that a running worker offers.
+        offered: What the running workers offer.
     """
     return MachineTypeView(
         name=machine.name,
@@ -207,7 +232,7 @@ def machine_type_view(machine: MachineType, backend: str, offered: set[str]) -> 
         price_source=machine.price_source,
         spec_source=machine.spec_source,
         simulated=backend != machine.backend,
-        available=backend in offered,
+        available=offered.available(machine.name, backend),
     )
 
 
@@ -224,6 +249,19 @@ def resolved_view(spec: JobSpec, machine: MachineType, backend: str, project: Ma
     )
 
 
-def project_view(project: Project, jobs: int) -> ProjectView:
-    """A project and the number of its jobs."""
-    return ProjectView(id=project.id, name=project.name, created_at=project.created_at, job_count=jobs)
+def project_view(project: Project, jobs: int, live: Live, settings: RetentionSettings) -> ProjectView:
+    """A project, the number of its jobs, how many of them are not over, and what it keeps for how long."""
+    logs, artifacts = (retention.policy(project, kind, settings) for kind in (Kind.LOGS, Kind.ARTIFACTS))
+    return ProjectView(
+        id=project.id,
+        name=project.name,
+        created_at=project.created_at,
+        job_count=jobs,
+        running_count=live.running,
+        queued_count=live.queued,
+        max_running=project.max_running,
+        keep_logs_days=logs.days,
+        keep_logs_by="project" if logs.own else "service",
+        keep_artifacts_days=artifacts.days,
+        keep_artifacts_by="project" if artifacts.own else "service",
+    )

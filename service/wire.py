@@ -4,7 +4,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic.alias_generators import to_camel
 
 from core.jobs.spec import JobSpec
@@ -129,6 +137,28 @@ class CreateProject(Request):
     name: str
 
 
+def _days(given: object, check: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return check(given)
+    except ValidationError:
+        # One sentence instead of one for each of the types that it is not.
+        raise ValueError('must be a number of days, null (for good) or "default" (as the service is set)') from None
+
+
+Days = Annotated[int | Literal["default"] | None, WrapValidator(_days)]
+"""How long something is kept."""
+
+
+class UpdateProject(Request):
+    """What to change of a project; what is left out stays as it is."""
+
+    max_running: int | None = Field(None, description="jobs that run at once, at least 1; null: no limit")
+    keep_logs_days: Days = Field(
+        None, description='days that logs are kept, at least 1; null: for good; "default": as the service is set'
+    )
+    keep_artifacts_days: Days = Field(None, description="the same for artifacts")
+
+
 class ErrorDetail(View):
     """What went wrong."""
 
@@ -142,6 +172,14 @@ class ErrorView(View):
     """Every error."""
 
     error: ErrorDetail
+
+
+class RemovedView(View):
+    """What a policy removed of a job."""
+
+    what: Literal["logs", "artifacts"]
+    at: Time
+    message: str = Field(description="by which policy")
 
 
 class JobView(View):
@@ -180,8 +218,16 @@ class JobView(View):
     duration_seconds: float | None = Field(description="of this attempt's command")
     price_per_hour: float = Field(description="US dollars, at the time of submission")
     cost: float = Field(description="US dollars: duration times price")
-    queue_position: int | None = Field(description="1 is next; null when it does not wait")
+    queue_position: int | None = Field(
+        description="1 is next of its machine type; null when it does not wait, and in the answer to a submission"
+    )
+    estimated_start_at: Time | None = Field(
+        description="an estimate from how long the last jobs of its machine type ran, what runs now and its place; "
+        "null when it does not wait, when fewer than three have ended, or when no worker takes it"
+    )
+    silent_since: Time | None = Field(description="when its worker was last heard of, if that is too long ago")
     artifacts_state: str
+    removed: list[RemovedView] = Field(description="what policies removed of what it printed and left")
     stop_requested: bool
     url: str = Field(description="its page")
 
@@ -283,6 +329,7 @@ class LogPage(View):
 
     lines: list[LogRow]
     complete: bool = Field(description="the job ended and no further line will come")
+    removed: RemovedView | None = Field(None, description="when and by which policy the log was removed, if it was")
 
 
 class PointView(View):
@@ -329,12 +376,13 @@ class SkippedView(View):
 class ArtifactsPage(View):
     """One page of a job's files, by path."""
 
-    state: str = Field(description="none, partial, complete or failed")
+    state: str = Field(description="none, partial, complete, failed or removed")
     files: list[ArtifactView]
     skipped: list[SkippedView]
     next: str | None = Field(description="path to go on after, for `after`")
     total_files: int
     total_bytes: int
+    removed: RemovedView | None = Field(None, description="when and by which policy they were removed, if they were")
 
 
 class ProjectView(View):
@@ -344,6 +392,13 @@ class ProjectView(View):
     name: str
     created_at: Time
     job_count: int
+    running_count: int = Field(description="jobs that have a machine")
+    queued_count: int = Field(description="jobs that wait")
+    max_running: int | None = Field(description="jobs that run at once, at most; null: no limit of its own")
+    keep_logs_days: int | None = Field(description="days that logs are kept after a job's end; null: for good")
+    keep_logs_by: Literal["project", "service"] = Field(description="whose policy that is")
+    keep_artifacts_days: int | None = Field(description="the same for artifacts")
+    keep_artifacts_by: Literal["project", "service"]
 
 
 class Projects(View):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from zipstream import ZIP_DEFLATED, ZIP_STORED, ZipStream
 
-from core.artifacts import DirectoryStore
+from core.artifacts import ArtifactFile, DirectoryStore
 from core.errors import ArtifactNotFound
 
 _BLOCK = 256 * 1024
@@ -21,7 +21,7 @@ def zip_blocks(store: DirectoryStore, job_id: str, attempt: int, folder: str) ->
     stream = ZipStream(compress_type=ZIP_DEFLATED, compress_level=1)
     for file in store.walk(job_id, attempt):
         kind = ZIP_STORED if file.path.lower().endswith(_PACKED_ALREADY) else ZIP_DEFLATED
-        blocks = _blocks(store, job_id, attempt, file.path)
+        blocks = _blocks(store, job_id, attempt, file)
         first = next(blocks, None)
         if first is None:
             continue
@@ -37,10 +37,12 @@ def safe_name(path: str) -> str:
     return "/".join(part for part in parts if part not in {"", ".", ".."})
 
 
-def _blocks(store: DirectoryStore, job_id: str, attempt: int, path: str) -> Iterator[bytes]:
+def _blocks(store: DirectoryStore, job_id: str, attempt: int, file: ArtifactFile) -> Iterator[bytes]:
     try:
-        opened = store.open(job_id, attempt, path)
+        opened = store.open(job_id, attempt, file.path)
     except ArtifactNotFound:
+        if file.sha256 is not None:
+            raise  # it was removed while it was sent: what breaks off cannot be taken for all there was
         return  # the job that is still running has removed it
     with opened.file:
         yield b""

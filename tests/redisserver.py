@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -58,6 +59,16 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def freeze(self) -> None:
+        """It hangs: connections stand, and nobody answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on where it was."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def _answers(self) -> bool:
         with contextlib.suppress(redis.RedisError), self.client() as client:

@@ -1,42 +1,96 @@
 """The Celery worker of one host: it hears the doorbell, and its supervisor, started with it, does the work."""
 
+import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from celery import bootsteps
+from celery import bootsteps, signals
 
 from core.bell import Bell
-from core.queue import QUEUE, make_app
-from worker import tasks
+from core.jobs.hearing import note_heard
+from core.queue import Ringer, make_app, queue
+from core.rings import host_queue, pool_queue
+from worker import redis_transport, tasks
+from worker.host import Host
+from worker.probe import Probe
 from worker.supervisor import Supervisor
 
+DEAF = 70
+"""Exit code of a worker that no message reaches."""
 
-def run(broker_url: str, supervisor: Supervisor, bell: Bell) -> None:
+_LET_GO_SECONDS = 60.0
+
+
+def queues(host: Host) -> list[str]:
+    """Names of the queues that this worker hears: those of the machine types it takes, and its own."""
+    return [*dict.fromkeys(pool_queue(one.name) for one in host.takes()), host_queue(host.name)]
+
+
+def run(broker_url: str, host: Host, supervisor: Supervisor, bell: Bell) -> int:
     """Run the Celery worker with this supervisor in it until SIGTERM; jobs run on.
 
     Tasks run in threads: a pool of forked processes would be forked while attempts run in threads of their own.
-    """
-    app = make_app(broker_url)
-    tasks.register(app, bell)
 
+    Returns:
+        The exit code.
+    """
+    redis_transport.install()
+    app = make_app(broker_url)
+    app.conf.task_queues = [queue(name) for name in queues(host)]
+    app.conf.worker_consumer = "worker.consumer:Consumer"
+    work = threading.Thread(target=supervisor.run, name="supervisor")
+
+    def end() -> None:
+        # Not by way of Celery: its thread may hang in what made it deaf.
+        supervisor.stop()
+        work.join(_LET_GO_SECONDS)
+        os._exit(DEAF)
+
+    probe = _probe(broker_url, host, end)
+    tasks.register(app, bell, probe.heard)
+
+    app.steps["worker"].add(_step(supervisor, work, probe))
+    signals.setup_logging.connect(_leave_logging)
+    worker = app.Worker(pool="threads", concurrency=2, loglevel=None, without_gossip=True, without_mingle=True)
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def _step(supervisor: Supervisor, work: threading.Thread, probe: Probe) -> type:
     class SupervisorStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery ships no types
-        """Starts the supervisor once the worker's pool is there, and stops it with the worker."""
+        """Starts the supervisor once the worker's pool is there, and stops it with the worker.
+
+        It comes before the consumer, which waits for the broker: jobs run also while that is away.
+        """
 
         requires = {"celery.worker.components:Pool"}  # noqa: RUF012 - celery's way of declaring it
 
-        def __init__(self, parent: Any, **options: Any) -> None:  # noqa: ANN401 - celery's hook
-            super().__init__(parent, **options)
-            self._thread = threading.Thread(target=supervisor.run, name="supervisor")
-
         def start(self, parent: Any) -> None:  # noqa: ANN401 - celery's hook
             del parent
-            self._thread.start()
+            work.start()
+            probe.start()
 
         def stop(self, parent: Any) -> None:  # noqa: ANN401 - celery's hook
             del parent
+            probe.stop()
             supervisor.stop()
-            self._thread.join()
+            work.join()
 
-    app.steps["worker"].add(SupervisorStep)
-    worker = app.Worker(queues=[QUEUE], pool="threads", concurrency=2, loglevel=None, without_gossip=True)
-    worker.start()
+    return SupervisorStep
+
+
+def _leave_logging(**_: object) -> None:
+    """Celery keeps its hands off where somebody answers: else it sets its own level, and ours is no longer heard."""
+
+
+def _probe(broker_url: str, host: Host, on_deaf: Callable[[], None]) -> Probe:
+    ringer = Ringer(broker_url)
+    own = host_queue(host.name)
+    return Probe(
+        lambda: ringer.ping(own),
+        lambda: host.write(lambda session: note_heard(session, host.name)),
+        on_deaf,
+        ping_seconds=host.settings.queue.ping_seconds,
+        deaf_seconds=host.settings.queue.deaf_seconds,
+    )

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -17,11 +18,13 @@ from core.errors import LeaseLost, StoreUnavailable
 from core.failpoints import failpoint
 from core.jobs import claims, lifecycle, queries
 from core.jobs.models import Job
+from core.jobs.moves import note_sizes
 from core.jobs.states import JobState
 from worker.backends import base
 from worker.backends.base import BackendError, Handle, LaunchSpec
 from worker.host import Host
 from worker.signals import Detached, Signals
+from worker.tracing import AttemptSpans
 from worker.watch import ArtifactSync, Outcome, Recorder, Watch
 from worker.workspace import Scratch
 
@@ -32,6 +35,14 @@ _TEARDOWN_PAUSE_SECONDS = 5.0
 _FAILURE_PAUSE_SECONDS = 5.0
 _MOST_FAILURES = 5
 _FORGIVEN_SECONDS = 300.0
+
+
+class _Kept(NamedTuple):
+    """What was kept of an attempt: state of its artifacts, bytes of its job's log and of its artifacts."""
+
+    artifacts_state: str
+    log_bytes: int | None = None
+    artifact_bytes: int | None = None
 
 
 class AttemptRun:
@@ -49,6 +60,7 @@ class AttemptRun:
         self._signals = signals
         self._scratch: Scratch = host.scratch(job.id, job.attempt)
         self._backend = host.backend(job.backend)
+        self._spans = AttemptSpans(job)
 
     def run(self) -> None:
         """The whole attempt, from wherever it is.
@@ -64,11 +76,13 @@ class AttemptRun:
             self._watch()
         if self.job.state is JobState.FINISHING:
             failpoint("finishing")
-            self._tear_down()
+            with self._spans.step("tear down"):
+                self._tear_down()
             failpoint("destroyed")
-            artifacts_state = self._collect()
+            with self._spans.step("collect"):
+                kept = self._collect()
             failpoint("collected")
-            self._move(lambda session: lifecycle.finish(session, self.job, artifacts_state=artifacts_state))
+            self._close(kept)
             failpoint("finished")
         if not self._host.settings.worker.keep_scratch:
             self._scratch.remove()
@@ -83,16 +97,18 @@ class AttemptRun:
             self._end(Outcome("internal_error", why))
         self._tear_down()
         try:
-            artifacts_state = self._store()
+            kept = self._store()
         except Exception:  # the fault may lie here; what was stored before stays
             logger.exception("abandoned_outputs_not_stored")
-            artifacts_state = "failed"
-        self._move(lambda session: lifecycle.finish(session, self.job, artifacts_state=artifacts_state))
+            kept = _Kept("failed")
+        self._close(kept)
 
     def _start(self) -> None:
         try:
-            self._prepare()
-            handle = self._backend.launch(self._launch_spec(), self._confirm, self._progress)
+            with self._spans.step("prepare"):
+                self._prepare()
+            with self._spans.step("launch"):
+                handle = self._backend.launch(self._launch_spec(), self._confirm, self._progress)
         except BackendError as error:
             self._end(Outcome(error.reason, error.detail))
             return
@@ -146,6 +162,20 @@ class AttemptRun:
             )
         )
 
+    def _close(self, kept: _Kept) -> None:
+        over = self.job
+
+        def close(session: Session) -> Job:
+            closed = lifecycle.finish(session, over, artifacts_state=kept.artifacts_state)
+            note_sizes(session, closed, log_bytes=kept.log_bytes, artifact_bytes=kept.artifact_bytes)
+            return closed
+
+        with self._spans.step("finish"):
+            self._move(close)
+        reason = over.reason or "internal_error"
+        self._spans.closed(over, reason)
+        logger.info("attempt_closed", extra={"reason": reason, "exit_code": over.exit_code, "state": self.job.state})
+
     def _tear_down(self) -> None:
         """Remove what the backend made before outputs are completed: nothing may write to them any more."""
         while True:
@@ -164,12 +194,8 @@ class AttemptRun:
         """What a launch made whose handle was never stored."""
         return next((h for h in self._backend.list_owned() if h["name"] == self._scratch.name), None)
 
-    def _collect(self) -> str:
-        """Complete output, metrics and artifacts. A failure here is told apart from how the job ended.
-
-        Returns:
-            State of the artifacts: none, partial, complete or failed.
-        """
+    def _collect(self) -> _Kept:
+        """Complete output, metrics and artifacts. A failure here is told apart from how the job ended."""
         began = time.monotonic()
         while True:
             try:
@@ -177,20 +203,24 @@ class AttemptRun:
             except (OSError, StoreUnavailable) as error:
                 logger.warning("collect_failed", exc_info=True)
                 if time.monotonic() - began > self._host.settings.worker.collect_seconds:
-                    return "failed"
+                    return _Kept("failed")
                 self._phase("collecting", f"trying again: {error}")
                 self._signals.pause(_TEARDOWN_PAUSE_SECONDS)
 
-    def _store(self) -> str:
-        """Complete output, metrics and artifacts; the state of the artifacts."""
+    def _store(self) -> _Kept:
+        """Complete output, metrics and artifacts."""
         if not self._scratch.control.is_dir():
-            return self.job.artifacts_state
+            return _Kept(self.job.artifacts_state)
         with Recorder(self._host, self.job, self._scratch) as recorder:
             recorder.finish()
+        log_bytes = self._host.logs.reader(self.job.id).size
         if not (self._scratch.artifacts.is_dir() or (self._scratch.control / "started").exists()):
-            return self.job.artifacts_state  # it never began: what an earlier attempt left is still the latest
+            return _Kept(
+                self.job.artifacts_state, log_bytes
+            )  # it never began: what an earlier attempt left is still the latest
         manifest = self._host.artifacts.close(self.job.id, self.job.attempt, self._scratch.artifacts)
-        return manifest.state if manifest.files or manifest.skipped else "none"
+        state = manifest.state if manifest.files or manifest.skipped else "none"
+        return _Kept(state, log_bytes, manifest.bytes)
 
     def _cards(self) -> tuple[str, ...]:
         if not self.job.cards:
@@ -283,6 +313,7 @@ class AttemptRun:
 
 def run_attempt(host: Host, job: Job, signals: Signals) -> None:
     """Run an attempt to its end, or to where this worker has to let go of it; raises nothing."""
+    logger.info("attempt_taken_up", extra={"state": job.state, "machine_type": job.machine_type})
     attempt = AttemptRun(host, job, signals)
     failures = 0
     while True:

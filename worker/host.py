@@ -17,7 +17,7 @@ from core.artifacts import DirectoryStore
 from core.db import Database
 from core.joblogs import JobLogs
 from core.jobs.claims import Offer
-from core.machines import Catalogue
+from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from worker.backends import BACKENDS, make_backend
@@ -91,7 +91,7 @@ class Host:
             worker=self.name,
             host=self.host,
             backends=tuple(ready),
-            machine_types=None if asked.machine_types is None else self._known(asked.machine_types),
+            machine_types=None if asked.machine_types is None else tuple(one.name for one in self.takes()),
             cards=self._cards(ready) if asked.cards is None else tuple(asked.cards),
             cpus=asked.cpus or os.cpu_count() or 1,
             memory_mb=asked.memory_mb or memory_mb,
@@ -109,9 +109,17 @@ class Host:
         found = [cards for cards in (self.backend(name).cards() for name in ready) if cards is not None]
         return tuple(dict.fromkeys(chain.from_iterable(found))) if found else None
 
-    def _known(self, names: list[str]) -> tuple[str, ...]:
+    def takes(self) -> list[MachineType]:
+        """The machine types whose jobs this host takes.
+
+        Raises:
+            MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
+        """
         catalogue = Catalogue.load(override_path=self.settings.machines.file)
-        return tuple(catalogue.get(name).name for name in names)
+        named = self.settings.worker.machine_types
+        if named is not None:
+            return [catalogue.get(name) for name in named]
+        return [one for one in catalogue if self.settings.machines.simulate or one.backend in self.offered]
 
     @property
     def limits(self) -> ArchiveLimits:

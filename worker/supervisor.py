@@ -33,11 +33,16 @@ class WorkerNameTaken(GradientError):
 
 @dataclass(slots=True)
 class _Running:
-    lease: int
-    may_run_again: bool
-    """Whether it is started elsewhere once this host is given up."""
+    job: Job
+    """As it was taken up."""
     signals: Signals
     thread: threading.Thread
+    ended: threading.Event
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether it is started elsewhere once this host is given up."""
+        return self.job.max_attempts > 1
 
 
 def default_slots() -> int:
@@ -165,20 +170,23 @@ class Supervisor:
 
     def _begin(self, job: Job) -> None:
         signals = Signals(stop_requested=job.stop_requested_at is not None)
-        thread = threading.Thread(target=self._attempt, args=(job, signals), name=f"job-{job.id}", daemon=True)
-        self._running[job.id] = _Running(job.lease, job.max_attempts > 1, signals, thread)
+        ended = threading.Event()
+        thread = threading.Thread(target=self._attempt, args=(job, signals, ended), name=f"job-{job.id}", daemon=True)
+        self._running[job.id] = _Running(job, signals, thread, ended)
         thread.start()
 
-    def _attempt(self, job: Job, signals: Signals) -> None:
+    def _attempt(self, job: Job, signals: Signals, ended: threading.Event) -> None:
         bind(**job.log_context())
         try:
             run_attempt(self._host, job, signals)
         finally:
-            self._watch.wake()  # a place is free
+            # The thread itself is still there when the loop wakes; its place is free all the same.
+            ended.set()
+            self._watch.wake()
 
     def _forget_ended(self) -> None:
         for job_id, one in list(self._running.items()):
-            if not one.thread.is_alive():
+            if one.ended.is_set():
                 del self._running[job_id]
 
     def _beat(self) -> None:
@@ -191,7 +199,7 @@ class Supervisor:
             heart = hearts.get(job_id)
             # Gone: its thread has just closed it, or another worker took it over. A watch writes nothing under its
             # lease while the job runs, and two of them must not write one log.
-            if heart is None or heart.lease != one.lease:
+            if heart is None or heart.lease != one.job.lease:
                 one.signals.detach()
             elif heart.stop_requested:
                 one.signals.request_stop()
@@ -203,9 +211,9 @@ class Supervisor:
         """
         if not self._running or time.monotonic() - self._in_contact_at < self._worker.cut_off_seconds:
             return
-        for job_id, one in self._running.items():
+        for one in self._running.values():
             if one.may_run_again and not one.signals.cut_off:
-                logger.error("job_cut_off", extra={"job_id": job_id})
+                logger.error("job_cut_off", extra=one.job.log_context())
                 one.signals.cut_off_from_record()
 
     def _let_go(self) -> None:

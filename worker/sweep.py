@@ -1,4 +1,4 @@
-"""The periodic repair: dead workers, strays, old scratch, deleted jobs.
+"""The periodic repair: dead workers, strays, old scratch, deleted jobs, what no policy keeps.
 
 Each repair may run on any worker, any number of times.
 """
@@ -16,6 +16,8 @@ from core.jobs.models import Job
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import Backend, BackendError, Handle
 from worker.host import Host
+from worker.keeping import Keeping
+from worker.tracing import AttemptSpans
 from worker.workspace import scratches
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class Sweep:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._keeping = Keeping(host)
         self._lost_after = host.settings.worker.lost_after_seconds
         self._rung_again = host.settings.worker.rung_again_seconds
         self._trusted_at = time.monotonic() + self._lost_after
@@ -64,6 +67,7 @@ class Sweep:
                 "deleted_jobs": self._empty_deleted(),
                 "rung_again": self._host.write(partial(repairs.ring_again, seconds=self._rung_again)),
                 "cards": self._host.write(repairs.free_cards),
+                "retention": self._keeping.run(),
             }
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
@@ -92,6 +96,7 @@ class Sweep:
             self._host.write(lambda session: lifecycle.give_up(session, job, "worker_lost", detail))
         except LeaseLost:
             return False  # it came back
+        AttemptSpans(job).closed(job, "worker_lost")
         logger.warning("job_given_up", extra=job.log_context())
         return True
 

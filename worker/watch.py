@@ -13,6 +13,7 @@ from core.filewatch import FileWatch
 from core.jobs import lifecycle, queries
 from core.jobs.models import Job
 from core.jobs.states import reason_of_exit
+from core.logging import bind
 from worker.backends.base import STOPPING, Backend, Exit, Handle, read_control
 from worker.host import Host
 from worker.shipping import LogShipper, MetricsReader, SourceFile, system_row
@@ -119,13 +120,14 @@ class ArtifactSync(threading.Thread):
 
     def run(self) -> None:
         """Sync now and then; a large folder less often, so that it never costs more than a tenth of the time."""
+        bind(**self._job.log_context())
         pause = self._host.settings.worker.sync_seconds
         while not self._ended.wait(pause):
             began = time.monotonic()
             try:
                 self._host.artifacts.sync(self._job.id, self._job.attempt, self._scratch.artifacts)
             except (OSError, GradientError):
-                logger.warning("artifact_sync_failed", exc_info=True, extra=self._job.log_context())
+                logger.warning("artifact_sync_failed", exc_info=True)
             pause = max(self._host.settings.worker.sync_seconds, _SYNC_SHARE * (time.monotonic() - began))
 
     def end(self) -> None:

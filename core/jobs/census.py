@@ -1,56 +1,62 @@
 """What there is now, in numbers, for whoever watches over the service.
 
 Everything here is read from the record and costs the same however many jobs have ended: jobs that are not over are
-found by the index on their state, and jobs that ended are counted as they end, by following the events.
+found by the index on their state. What ended is counted by `core.jobs.following`.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from threading import Lock
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from core.db import now
-from core.jobs.models import Event, Job, Outbox, Worker
+from core.jobs.models import HeldCard, Job, Outbox, Repair, Worker
 from core.jobs.queries import WORKER_SILENT_SECONDS
 from core.jobs.states import TERMINAL, JobState
 
-SETTLED_SECONDS = 60
-"""After this time no transaction that took an earlier event's number is still open: statements end after 15 s."""
-MOST_EVENTS = 100_000
-"""Events looked through at once; a reader that was away for long catches up over several looks."""
+WORKER_FORGOTTEN_SECONDS = 24 * 3600
+"""A worker that was not seen for this long was taken away; until then it is missed."""
+DEAF_SECONDS = 180
+"""A worker with a broker sends itself messages far more often, and restarts sooner if it hears none."""
 
 # Named one by one: "not ended" would be no search in the index on the state.
 _LIVE = [state for state in JobState if state not in TERMINAL]
 _waits_since = func.coalesce(Job.run_after, Job.created_at)
+_is_silent = (Job.state != JobState.QUEUED) & (Job.heartbeat_at < now(-WORKER_SILENT_SECONDS))
+_of_one_kind = (Job.state, Job.backend, Job.machine_type, Job.worker)
 _JOBS = (
-    select(Job.state, Job.backend, Job.worker, func.count().label("jobs"), func.min(_waits_since).label("since"))
+    select(
+        *_of_one_kind,
+        func.count().label("jobs"),
+        func.min(_waits_since).label("since"),
+        func.sum(case((_is_silent, 1), else_=0)).label("silent"),
+    )
     .where(Job.state.in_(_LIVE))
-    .group_by(Job.state, Job.backend, Job.worker)
+    .group_by(*_of_one_kind)
 )
-_WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS)).order_by(Worker.name)
+_WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_FORGOTTEN_SECONDS)).order_by(Worker.name)
 _OUTBOX = select(now().label("at"), func.count(Outbox.id).label("messages"), func.min(Outbox.created_at).label("since"))
-_NEWEST_EVENT = select(func.coalesce(func.max(Event.id), 0))
-_STRETCH = Event.id.between(bindparam("first"), bindparam("last"))
-_ENDINGS = (
-    select(Event.id, Event.to_state, Job.backend)
-    .join(Job, Job.id == Event.job_id)
-    .where(_STRETCH, Event.kind == "finished")
-)
-# From the newest on, so that what is read ends at the first one that is old enough.
-_SETTLED = select(Event.id).where(_STRETCH, Event.at < now(-SETTLED_SECONDS)).order_by(Event.id.desc()).limit(1)
+_CARDS = select(HeldCard.host, func.count().label("cards")).group_by(HeldCard.host)
+_REPAIRS = select(Repair).order_by(Repair.kind)
+
+Pool = tuple[str, str]
+"""Backend and machine type: jobs that wait for the same machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A worker that was seen lately.
+    """A worker.
 
     Attributes:
         slots: Jobs it takes at once.
         held: Jobs it holds now.
+        machine_types: Those it takes; None: all that its backends run.
+        cards: Its host's cards; None: they are not counted.
+        seen: Seconds since it was last seen.
+        heard: Seconds since a message last reached it through the broker; None: none ever did.
+        drained: Since how many seconds it claims nothing, by an administrator's wish; None: it claims.
     """
 
     name: str
@@ -58,6 +64,37 @@ class Presence:
     backends: tuple[str, ...]
     slots: int
     held: int
+    machine_types: tuple[str, ...] | None = None
+    cards: int | None = None
+    seen: float = field(default=0.0, compare=False)
+    heard: float | None = field(default=None, compare=False)
+    drained: float | None = field(default=None, compare=False)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it should have been seen since."""
+        return self.seen > WORKER_SILENT_SECONDS
+
+    @property
+    def deaf(self) -> bool:
+        """Whether messages no longer reach it, though it is there."""
+        return not self.silent and self.heard is not None and self.heard > DEAF_SECONDS
+
+    def takes(self, pool: Pool) -> bool:
+        """Whether it takes new jobs of this pool, when it has room."""
+        backend, machine_type = pool
+        able = backend in self.backends and (self.machine_types is None or machine_type in self.machine_types)
+        return able and not self.silent and self.drained is None
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """How often the sweep repaired one kind of damage; when it last did, in seconds before now, and which worker's."""
+
+    kind: str
+    total: int
+    last: float
+    worker: str
 
 
 @dataclass(slots=True)
@@ -65,77 +102,86 @@ class Census:
     """What there is at one moment.
 
     Attributes:
-        jobs: Jobs that are not over, by state and backend.
-        oldest_queued: How long the job has waited that has waited longest, by backend, in seconds. One that is
-            tried again has waited since it was due.
+        jobs: Jobs that are not over, by state, backend and machine type.
+        silent: Jobs that a worker holds whose heart does not beat, by backend and machine type.
+        oldest_queued: How long the job has waited that has waited longest, by backend and machine type, in seconds.
+            One that is tried again has waited since it was due.
         workers: Those that were seen lately.
+        missed: Those that were not, but in the last day.
+        cards: Cards that jobs hold, by host.
+        repairs: What the sweeps repaired.
         outbox: Messages that are not sent yet.
         oldest_message: Age of the oldest of them, in seconds; 0 if there is none.
     """
 
-    jobs: Counter[tuple[JobState, str]] = field(default_factory=Counter)
-    oldest_queued: dict[str, float] = field(default_factory=dict)
+    jobs: Counter[tuple[JobState, str, str]] = field(default_factory=Counter)
+    silent: Counter[Pool] = field(default_factory=Counter)
+    oldest_queued: dict[Pool, float] = field(default_factory=dict)
     workers: list[Presence] = field(default_factory=list)
+    missed: list[Presence] = field(default_factory=list)
+    cards: Counter[str] = field(default_factory=Counter)
+    repairs: list[Repaired] = field(default_factory=list)
     outbox: int = 0
     oldest_message: float = 0.0
 
+    @property
+    def pools(self) -> list[Pool]:
+        """Those that jobs are in which are not over, and those that workers name."""
+        named = {
+            (backend, name)
+            for worker in self.workers
+            for backend in worker.backends
+            for name in worker.machine_types or ()
+        }
+        return sorted(named | {(backend, machine_type) for _, backend, machine_type in self.jobs})
+
+    def waiting(self, pool: Pool) -> int:
+        """Jobs that wait in a pool."""
+        return self.jobs[(JobState.QUEUED, *pool)]
+
+    def takers(self, pool: Pool) -> int:
+        """Workers that take jobs of a pool."""
+        return sum(worker.takes(pool) for worker in self.workers)
+
 
 def take(session: Session) -> Census:
-    """Count what there is, in three queries."""
+    """Count what there is, in five queries."""
     outbox = session.execute(_OUTBOX).one()
     census = Census(outbox=outbox.messages, oldest_message=_age(outbox.at, outbox.since))
     held: Counter[str] = Counter()
     for row in session.execute(_JOBS):
-        census.jobs[row.state, row.backend] += row.jobs
+        pool = (row.backend, row.machine_type)
+        census.jobs[(row.state, *pool)] += row.jobs
         if row.state is JobState.QUEUED:
-            known = census.oldest_queued.get(row.backend, 0.0)
-            census.oldest_queued[row.backend] = max(known, _age(outbox.at, row.since))
+            known = census.oldest_queued.get(pool, 0.0)
+            census.oldest_queued[pool] = max(known, _age(outbox.at, row.since))
         elif row.worker is not None:
             held[row.worker] += row.jobs
-    census.workers = [
-        Presence(worker.name, worker.host, tuple(worker.backends), worker.slots, held[worker.name])
-        for worker in session.scalars(_WORKERS)
+            census.silent[pool] += int(row.silent)
+    for worker in session.scalars(_WORKERS):
+        one = _presence(worker, held[worker.name], outbox.at)
+        (census.missed if one.silent else census.workers).append(one)
+    census.cards = Counter({row.host: row.cards for row in session.execute(_CARDS)})
+    census.repairs = [
+        Repaired(row.kind, row.total, _age(outbox.at, row.last_at), row.last_worker)
+        for row in session.scalars(_REPAIRS)
     ]
     return census
 
 
-class Endings:
-    """Counts jobs as they end, by state and backend, by following the record's events.
-
-    It begins with the first look. Numbers of events are given out before their transactions are committed, so the
-    newest events are looked at again until nothing can come before them; each is counted once.
-
-    Args:
-        count: Called with state, backend and number for jobs that ended since the look before.
-    """
-
-    def __init__(self, count: Callable[[str, str, int], None]) -> None:
-        self._count = count
-        self._lock = Lock()
-        self._settled: int | None = None
-        self._counted: set[int] = set()
-
-    def look(self, session: Session) -> None:
-        """Count what ended since the last look."""
-        with self._lock:
-            if self._settled is None:
-                self._begin(session)
-                return
-            stretch = {"first": self._settled + 1, "last": self._settled + MOST_EVENTS}
-            # Asked first: what is settled now cannot gain an event before it while the endings are read.
-            settled = session.scalar(_SETTLED, stretch)
-            found = [row for row in session.execute(_ENDINGS, stretch) if row.id not in self._counted]
-            for (state, backend), number in Counter((row.to_state, row.backend) for row in found).items():
-                self._count(state, backend, number)
-            self._settled = settled or self._settled
-            self._counted = {id_ for id_ in self._counted | {row.id for row in found} if id_ > self._settled}
-
-    def _begin(self, session: Session) -> None:
-        """Take what there is as counted."""
-        newest = session.scalar(_NEWEST_EVENT) or 0
-        self._settled = session.scalar(_SETTLED, {"first": 0, "last": newest}) or 0
-        stretch = {"first": self._settled + 1, "last": newest}
-        self._counted = {row.id for row in session.execute(_ENDINGS, stretch)}
+def _presence(worker: Worker, held: int, at: datetime) -> Presence:
+    return Presence(
+        name=worker.name,
+        host=worker.host,
+        backends=tuple(worker.backends),
+        slots=worker.slots,
+        held=held,
+        machine_types=None if worker.machine_types is None else tuple(worker.machine_types),
+        cards=None if worker.cards is None else len(worker.cards),
+        seen=_age(at, worker.seen_at),
+        heard=None if worker.heard_at is None else _age(at, worker.heard_at),
+        drained=None if worker.drained_at is None else _age(at, worker.drained_at),
+    )
 
 
 def _age(at: datetime, since: datetime | None) -> float:

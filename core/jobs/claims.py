@@ -27,7 +27,6 @@ _OF_ONE_ATTEMPT = (
     "reason",
     "reason_detail",
     "phase_detail",
-    "run_after",
 )
 """Columns that an attempt begins without."""
 _NEW_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
@@ -114,6 +113,7 @@ def _note(session: Session, job: Job, offer: Offer, free: _Free) -> None:
             "attempt": job.attempt,
             "worker": offer.worker,
             "host": offer.host,
+            "due_at": job.run_after or job.created_at,
             "claimed_at": job.claimed_at,
         },
     )

@@ -43,6 +43,8 @@ class Submission:
     parent_id: str | None = None
     idempotency_key: str | None = None
     request_sha256: str | None = None
+    request_id: str | None = None
+    trace_parent: str | None = None
 
 
 @cache
@@ -80,6 +82,8 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "parent_id": submission.parent_id,
         "idempotency_key": submission.idempotency_key,
         "request_sha256": submission.request_sha256,
+        "request_id": submission.request_id,
+        "trace_parent": submission.trace_parent,
         "spec_json": spec.to_json(),
         "name": spec.name,
         "machine_type": submission.machine.name,
@@ -371,4 +375,5 @@ def add_metrics(session: Session, rows: Sequence[dict[str, Any]]) -> None:
 
 def mark_emptied(session: Session, job_id: str) -> None:
     """Say that what a deleted job printed and left is removed."""
-    session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed"))
+    gone = {"logs_removed_at": now(), "artifacts_removed_at": now()}
+    session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed", **gone))

@@ -12,6 +12,11 @@ from core.jobs.states import TERMINAL, JobState
 
 _QUEUED = text("state = 'queued'")
 _OWNED = text("state IN ('starting', 'running', 'finishing')")
+_ENDED = text("finished_at IS NOT NULL")
+# What was removed leaves its index: looking for what is due costs what is due.
+_KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_removed_at IS NULL")
+_KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
+_RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in INTEGER PRIMARY KEY
 
@@ -33,9 +38,9 @@ class Project(Base):
     last_claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """When a job of it was last given a machine: among projects that run equally many, the longest unserved is next."""
     keep_logs_days: Mapped[int | None]
-    """How long the logs of its ended jobs are kept; None: for good."""
+    """How long the logs of its ended jobs are kept; 0: for good; None: as the service's settings say."""
     keep_artifacts_days: Mapped[int | None]
-    """How long the artifacts of its ended jobs are kept; None: for good."""
+    """How long the artifacts of its ended jobs are kept; 0: for good; None: as the service's settings say."""
 
 
 class ApiKey(Base):
@@ -90,7 +95,7 @@ class Job(Base):
     request_id: Mapped[str | None] = mapped_column(String(64))
     """Of the request that made it: our own logs carry it on the service's side and on the worker's."""
     trace_parent: Mapped[str | None] = mapped_column(String(64))
-    """W3C traceparent of that request, which the attempts' traces continue."""
+    """W3C traceparent of the submission in that request, which the attempts' traces continue."""
 
     state: Mapped[JobState] = mapped_column(StateColumn)
     reason: Mapped[str | None] = mapped_column(String(32))
@@ -99,7 +104,7 @@ class Job(Base):
     phase_detail: Mapped[str | None] = mapped_column(Text)
     exit_code: Mapped[int | None]
     artifacts_state: Mapped[str] = mapped_column(String(16), default="none")
-    """none, partial, complete or failed; apart from the state: a failed upload fails no job."""
+    """none, partial, complete, failed or removed; apart from the state: a failed upload fails no job."""
 
     attempt: Mapped[int] = mapped_column(default=0)
     """How often it ran."""
@@ -127,6 +132,8 @@ class Job(Base):
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     logs_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """When its logs went, by its project's policy or because it was deleted."""
+    artifacts_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """The same of its artifacts."""
 
     __table_args__ = (
         Index("ix_jobs_queue", text("priority DESC"), "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
@@ -138,9 +145,37 @@ class Job(Base):
             sqlite_where=_QUEUED,
             postgresql_where=_QUEUED,
         ),
+        Index(
+            "ix_jobs_pool",
+            "machine_type",
+            "backend",
+            "project_id",
+            text("priority DESC"),
+            "seq",
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
+        Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
         Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),
+        Index("ix_jobs_finished_at", "finished_at", sqlite_where=_ENDED, postgresql_where=_ENDED),
+        Index(
+            "ix_jobs_kept_logs",
+            "project_id",
+            "finished_at",
+            "seq",
+            sqlite_where=_KEPT_LOGS,
+            postgresql_where=_KEPT_LOGS,
+        ),
+        Index(
+            "ix_jobs_kept_artifacts",
+            "project_id",
+            "finished_at",
+            "seq",
+            sqlite_where=_KEPT_ARTIFACTS,
+            postgresql_where=_KEPT_ARTIFACTS,
+        ),
         Index("uq_jobs_idempotency", "submitted_by", "idempotency_key", unique=True),
     )
 
@@ -161,7 +196,8 @@ class Job(Base):
 
     def log_context(self) -> dict[str, Any]:
         """What our own logs say of it."""
-        return {"job_id": self.id, "attempt": self.attempt, "lease": self.lease}
+        context = {"job_id": self.id, "attempt": self.attempt, "lease": self.lease}
+        return context if self.request_id is None else context | {"request_id": self.request_id}
 
 
 class Attempt(Base):
@@ -173,6 +209,8 @@ class Attempt(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     worker: Mapped[str] = mapped_column(String(255))
     host: Mapped[str] = mapped_column(String(255))
+    due_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """From when on it could have been claimed: its job's submission, or the end of the pause before a retry."""
     claimed_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -206,7 +244,7 @@ class Event(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     kind: Mapped[str] = mapped_column(String(32))
-    """submitted, claimed, adopted, started, ended, finished, requeued, stop_requested, phase, …"""
+    """submitted, claimed, adopted, started, ended, finished, requeued, stop_requested, phase, retention, …"""
     attempt: Mapped[int]
     lease: Mapped[int]
     from_state: Mapped[str | None] = mapped_column(String(16))
@@ -243,6 +281,17 @@ class Outbox(Base):
     kind: Mapped[str] = mapped_column(String(32))
     job_id: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Removal(Base):
+    """Files that the record no longer names and that are still to be removed; gone once they are."""
+
+    __tablename__ = "removals"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    what: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """logs or artifacts."""
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class Worker(Base):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Update, delete, insert, update
+from sqlalchemy import Update, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -70,6 +70,21 @@ def all_rows(session: Session, statement: Update, params: dict[str, Any] | None 
 def note_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
     """Write into the record of the job's present attempt."""
     session.execute(update(Attempt).where(Attempt.job_id == job.id, Attempt.attempt == job.attempt).values(**values))
+
+
+def note_sizes(session: Session, job: Job, *, log_bytes: int | None, artifact_bytes: int | None) -> None:
+    """Note what is kept of the job's present attempt, beside the move that closes it.
+
+    Args:
+        session: The closing move's.
+        job: The job, under a lease that the move has checked.
+        log_bytes: Bytes of the job's whole log; the attempt's share is what earlier ones did not account for.
+        artifact_bytes: Bytes of the attempt's artifacts.
+    """
+    if log_bytes is not None and job.attempt > 1:
+        earlier = select(func.sum(Attempt.log_bytes)).where(Attempt.job_id == job.id, Attempt.attempt < job.attempt)
+        log_bytes = max(0, log_bytes - int(session.scalar(earlier) or 0))
+    note_attempt(session, job, log_bytes=log_bytes, artifact_bytes=artifact_bytes)
 
 
 def record(  # noqa: PLR0913 - the columns of one event

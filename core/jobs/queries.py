@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import Select, bindparam, func, or_, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from core.db import now
@@ -14,17 +14,6 @@ from core.jobs.states import OWNED, JobState
 
 WORKER_SILENT_SECONDS = 60
 MAX_METRIC_ROWS = 20_000
-
-# Every submission asks these. Built once: putting a statement together costs more than running it.
-_AHEAD = select(func.count(Job.seq)).where(
-    Job.state == JobState.QUEUED,
-    Job.backend == bindparam("backend"),
-    or_(
-        Job.priority > bindparam("priority"),
-        (Job.priority == bindparam("priority")) & (Job.seq < bindparam("seq")),
-    ),
-)
-_OFFERED = select(Worker.backends).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +40,6 @@ class Page:
 
     jobs: list[Job]
     following: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Why a job waits: a reason's name, what is known beside it, and its place (1 is next)."""
-
-    reason: str
-    detail: str | None
-    position: int
 
 
 @dataclass(slots=True)
@@ -191,42 +171,6 @@ def project_names(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
     return {row.id: row.name for row in rows}
 
 
-def waiting(session: Session, job: Job) -> Waiting:
-    """Why a queued job waits, and its place in the queue of its backend."""
-    ahead = session.scalar(_AHEAD, {"backend": job.backend, "priority": job.priority, "seq": job.seq})
-    return _waits(job, ahead or 0, offered_backends(session))
-
-
-def waiting_of(session: Session, jobs: Iterable[Job]) -> dict[str, Waiting]:
-    """The same for all jobs among `jobs` that wait, by job id, in at most two queries."""
-    queued = [job for job in jobs if job.state == JobState.QUEUED]
-    if len(queued) < 2:  # noqa: PLR2004 - one job's place is counted, without numbering the whole queue
-        return {job.id: waiting(session, job) for job in queued}
-    place = func.row_number().over(partition_by=Job.backend, order_by=(Job.priority.desc(), Job.seq))
-    queue = select(Job.id, place.label("place")).where(Job.state == JobState.QUEUED).subquery()
-    rows = session.execute(select(queue.c.id, queue.c.place).where(queue.c.id.in_([job.id for job in queued])))
-    places = {row.id: row.place for row in rows}
-    offered = offered_backends(session)
-    # A job that was claimed between the two queries is no longer in the queue.
-    return {job.id: _waits(job, places.get(job.id, 1) - 1, offered) for job in queued}
-
-
-def _waits(job: Job, ahead: int, offered: set[str]) -> Waiting:
-    position = ahead + 1
-    if job.backend not in offered:
-        return Waiting("no_worker", None, position)
-    if job.reason == "retrying":
-        return Waiting("retrying", job.reason_detail, position)
-    if ahead:
-        return Waiting("behind_jobs", f"{ahead} job{'s' if ahead > 1 else ''}", position)
-    return Waiting("waiting_for_machine", None, position)
-
-
-def offered_backends(session: Session) -> set[str]:
-    """Backends that some worker, seen lately, runs."""
-    return {backend for backends in session.scalars(_OFFERED) for backend in backends}
-
-
 def silent(session: Session, seconds: float) -> list[Job]:
     """Jobs that a worker holds whose heart has been silent for longer than this, longest first."""
     quiet = select(Job).where(Job.state.in_(OWNED), Job.heartbeat_at < now(-seconds))
@@ -237,6 +181,13 @@ def held_attempts(session: Session) -> set[tuple[str, int]]:
     """(job id, attempt) of everything that a worker holds now."""
     rows = session.execute(select(Job.id, Job.attempt).where(Job.state.in_(OWNED)))
     return {(row.id, row.attempt) for row in rows}
+
+
+def kept_bytes(session: Session, *, days: float) -> int:
+    """Bytes of logs and artifacts that attempts left which ended within these days. Reads all attempts."""
+    kept = func.coalesce(Attempt.log_bytes, 0) + func.coalesce(Attempt.artifact_bytes, 0)
+    lately = Attempt.ended_at >= now(-days * 86400)
+    return int(session.scalar(select(func.coalesce(func.sum(kept), 0)).where(lately)) or 0)
 
 
 def newest_event_at(session: Session) -> datetime | None:

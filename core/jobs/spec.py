@@ -220,14 +220,28 @@ def _check_workspace(url: str | None, sha256: str | None) -> None:
         raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
     if url is None:
         return
-    parts = urlsplit(url)
-    if parts.scheme.removeprefix("git+") not in GIT_SCHEMES or not parts.hostname or url.startswith("-"):
+    if not _can_be_fetched(url):
         raise SpecInvalid(
-            f"{_short(hide_password(url))} is not a git address that can be fetched. Use https://host/repo.git "
+            f"{_short(_shown(url))} is not a git address that can be fetched. Use https://host/repo.git "
             "(with #branch for one of its branches), or upload the folder.",
             field="workspace",
         )
     check_label(url, "workspace", 2000)
+
+
+def _can_be_fetched(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and not url.startswith("-")
+    except ValueError:  # brackets that hold no address
+        return False
+
+
+def _shown(url: str) -> str:
+    try:
+        return hide_password(url)
+    except ValueError:
+        return HIDDEN
 
 
 def _check_range(value: float | None, low: float, high: float, where: str, unit: str) -> None:

@@ -91,8 +91,38 @@ _ALL = (
         Fault.SERVICE,
         "No running worker offers this machine type. Start one with `gradient-server worker`.",
     ),
-    Reason("worker_silent", None, Fault.SERVICE, "Its worker is silent; the job may still be running."),
-    Reason("retrying", None, Fault.NOBODY, "It is tried again soon: {detail}"),
+    Reason(
+        "too_large",
+        None,
+        Fault.USER,
+        "It asks for {detail}. Submit it again with less, or start a larger worker.",
+    ),
+    Reason(
+        "draining",
+        None,
+        Fault.SERVICE,
+        "Every worker that could take it is drained and takes nothing new. Let one work again with "
+        "`gradient-server resume`, or start another.",
+    ),
+    Reason("retrying", None, Fault.NOBODY, "It is tried again: {detail}"),
+    Reason(
+        "project_quota",
+        None,
+        Fault.NOBODY,
+        "Its project runs {detail}. It goes on when one of them has ended, or an administrator has raised the limit.",
+    ),
+    Reason(
+        "waiting_for_cards",
+        None,
+        Fault.NOBODY,
+        "It needs {detail}. It starts when enough of them have ended.",
+    ),
+    Reason(
+        "worker_silent",
+        None,
+        Fault.SERVICE,
+        "Its worker was last heard of at {detail}. Unreachable is not dead: the job may still be running.",
+    ),
     # Ended by itself.
     Reason("completed", S.SUCCEEDED, Fault.NOBODY, "The command ended with exit code 0."),
     Reason(

@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 
 from core import schema
 from core.db import Database, now
-from core.errors import DatabaseOutdated
 from core.jobs import queries
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, duration, ok, problem, warning
@@ -63,12 +62,12 @@ def _postgres(session: Session) -> Iterator[Finding]:
 
 
 def migrations(database: Database) -> Finding:
-    """The schema is this release's."""
-    try:
-        schema.check(database)
-    except DatabaseOutdated as error:
-        return problem("migrations", error.message, "Stop the service, then run `gradient-server migrate`.")
-    return ok("migrations", "The schema is this release's.")
+    """The schema is this release's, or one that this release may run on."""
+    state = schema.examine(database)
+    if state.fix is None:
+        return ok("migrations", state.message)
+    tell = warning if state.standing is schema.Standing.NEWER else problem
+    return tell("migrations", state.message, state.fix)
 
 
 def clocks(session: Session) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """What the record says of workers, jobs and keys."""
 
 import json
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,23 +13,27 @@ from core.errors import Unauthorized
 from core.jobs import census, queries
 from core.jobs.census import Census
 from core.jobs.queries import WORKER_SILENT_SECONDS
-from core.jobs.states import JobState
-from core.settings import Settings
+from core.settings import GIB, Settings
+from gradient_server.checks import fleet
 from gradient_server.checks.finding import Finding, duration, ok, problem, warning
 from worker.workspace import scratches
 
 _SHOWN = 5
+_TREND_DAYS = 7
+_LEAST_DAYS = 14
 
 
 def check(settings: Settings, session: Session) -> Iterator[Finding]:
     """Everything that needs the record's tables."""
     taken = census.take(session)
     yield workers(taken)
+    yield from fleet.check(taken)
     yield queue(taken)
     yield silent(settings, session)
     yield api_keys(session)
     yield client_file(settings.root / "cli.json", session)
     yield scratch(settings, session)
+    yield growth(settings, session)
 
 
 def workers(taken: Census) -> Finding:
@@ -48,19 +53,19 @@ def workers(taken: Census) -> Finding:
 
 
 def queue(taken: Census) -> Finding:
-    """Every waiting job has a worker that can take it."""
-    waiting = {backend: number for (state, backend), number in taken.jobs.items() if state is JobState.QUEUED}
-    offered = {backend for one in taken.workers for backend in one.backends}
-    stuck = sorted(waiting.keys() - offered)
+    """Every waiting job has a worker that takes its kind."""
+    waiting = {pool: number for pool in taken.pools if (number := taken.waiting(pool))}
+    stuck = [pool for pool in waiting if not taken.takers(pool)]
     if stuck:
-        what = ", ".join(f"{waiting[name]} for backend {name}" for name in stuck)
-        oldest = max(taken.oldest_queued[name] for name in stuck)
+        what = ", ".join(f"{waiting[pool]} for {pool[1]} (backend {pool[0]})" for pool in stuck)
+        oldest = max(taken.oldest_queued[pool] for pool in stuck)
         return problem(
             "queue",
             f"Jobs wait that no worker takes: {what}; the oldest for {duration(oldest)}.",
-            f"Start a worker that offers {' and '.join(stuck)}; GRADIENT_MACHINES__SIMULATE decides what one offers.",
+            "Start a worker that offers it, or have a drained one claim again (`gradient-server resume NAME`); "
+            "GRADIENT_MACHINES__SIMULATE decides which backend a job is for.",
         )
-    return ok("queue", f"{sum(waiting.values())} jobs wait, each for a backend that a worker offers.")
+    return ok("queue", f"{sum(waiting.values())} jobs wait, each for machines that some worker offers.")
 
 
 def silent(settings: Settings, session: Session) -> Finding:
@@ -126,3 +131,19 @@ def scratch(settings: Settings, session: Session) -> Finding:
         "scratch",
         f"{len(found)} scratch folders, {len(left)} of them kept on purpose." if left else "No scratch is left over.",
     )
+
+
+def growth(settings: Settings, session: Session) -> Finding:
+    """What jobs leave does not fill the disk soon."""
+    kept = queries.kept_bytes(session, days=_TREND_DAYS)
+    free = shutil.disk_usage(next(place for place in (settings.root, *settings.root.parents) if place.exists())).free
+    daily = kept / _TREND_DAYS
+    trend = f"Jobs left {daily / GIB:.2f} GiB a day in the last {_TREND_DAYS} days"
+    if daily * _LEAST_DAYS > free:
+        return warning(
+            "growth",
+            f"{trend}; {free / GIB:.0f} GiB are free, which is {free / daily:.0f} days of that.",
+            "Set GRADIENT_RETENTION__ARTIFACTS_DAYS or policies of projects, delete jobs, or move GRADIENT_HOME to a "
+            "larger disk.",
+        )
+    return ok("growth", f"{trend}; the disk has room for more than {_LEAST_DAYS} days of that.")

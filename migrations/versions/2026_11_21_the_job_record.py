@@ -1,8 +1,5 @@
 """The job record."""
 
-# Runs while the release before is still serving: add first, remove one release later. On PostgreSQL the
-# session's lock_timeout is short on purpose: a migration that waits for a lock makes everybody wait.
-
 import sqlalchemy as sa
 from alembic import op
 
@@ -10,6 +7,7 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+serves = "0001"
 
 
 def upgrade() -> None:

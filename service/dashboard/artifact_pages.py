@@ -9,12 +9,14 @@ from fastapi.responses import Response
 
 from core.artifact_paths import not_found
 from core.jobs import queries
+from core.retention import Kind
 from service.auth import PageCaller, require_key_or_session
 from service.dashboard.folders import crumbs, entries
 from service.dashboard.job_pages import LIVE
 from service.dashboard.rendering import page
 from service.deps import OpenStores, Reading, Stores
 from service.ranges import INLINE_TYPES
+from service.removed import refuse_removed
 from service.routes.artifacts import list_artifacts
 from service.views import job_view
 from service.wire import ArtifactsPage
@@ -75,6 +77,7 @@ def show_folder(
 def show_file(session: Reading, stores: Stores, caller: PageCaller, job_id: str, path: str) -> Response:
     """A look at one file."""
     row = queries.get(session, job_id)
+    refuse_removed(session, row, Kind.ARTIFACTS)
     return page(
         "artifact.html",
         caller=caller,

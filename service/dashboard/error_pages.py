@@ -18,6 +18,7 @@ _HEADINGS = {
     401: "Sign in to see this",
     403: "This was refused",
     404: "There is nothing here",
+    410: "This was removed",
     503: "Not available at this moment",
 }
 _REPLACED = {"content-type", "content-length", "content-security-policy", "cache-control", "www-authenticate"}

@@ -16,8 +16,9 @@ from service.auth import PageCaller, require_key_or_session
 from service.dashboard.access import HOME, OwnForm
 from service.dashboard.rendering import job_url, page
 from service.dashboard.timeline import stretches
-from service.deps import OpenStores, Reading, Stores, Writing
+from service.deps import OpenStores, Reading, RequestId, Stores, Writing
 from service.routes import artifacts, jobs, logs, metrics, projects
+from service.submission import Origin
 from service.views import OUTSIDE_STATES, job_view
 from service.wire import EventView, ListJobs, LogPage
 
@@ -63,7 +64,7 @@ def show_jobs(
         project=project,
         after=after,
         states=OUTSIDE_STATES,
-        projects=projects.list_projects(session).projects,
+        projects=projects.list_projects(session, stores).projects,
         # The first job of all is waited for, too.
         live=any(job.state in LIVE for job in found.jobs) or not (found.jobs or state or project or after),
         public_url=stores.settings.public_url,
@@ -85,8 +86,9 @@ def show_job(session: Reading, stores: Stores, caller: PageCaller, job_id: str, 
         events=events,
         stretches=stretches(events, datetime.now(UTC)),
         attempts=_attempts(session, row, events),
+        gone={removed.what: removed for removed in job.removed},
         outputs=artifacts.list_artifacts(session, stores, job_id, limit=1),
-        log=_last_lines(stores, row) if whole else None,
+        log=_last_lines(session, stores, row) if whole else None,
         series=metrics.read_metrics(session, job_id, None, _POINTS_WITHOUT_SCRIPT).series if whole else None,
         clone_key=secrets.token_urlsafe(16),
     )
@@ -100,9 +102,15 @@ def stop_job(session: Writing, stores: Stores, caller: PageCaller, job_id: str) 
 
 
 @router.post("/ui/jobs/{job_id}/clone", dependencies=[OwnForm])
-def clone_job(stores: Stores, caller: PageCaller, job_id: str, key: Annotated[str | None, Form()] = None) -> Response:
+def clone_job(
+    stores: Stores,
+    caller: PageCaller,
+    request_id: RequestId,
+    job_id: str,
+    key: Annotated[str | None, Form()] = None,
+) -> Response:
     """Submit a job again; the form's key makes a double click one job."""
-    made, _ = submission.clone(stores, caller, job_id, key)
+    made, _ = submission.clone(stores, Origin(caller.id, request_id, key), job_id)
     return _to(made.id)
 
 
@@ -117,9 +125,9 @@ def _to(job_id: str) -> Response:
     return RedirectResponse(job_url(job_id), 303)
 
 
-def _last_lines(stores: OpenStores, job: Job) -> LogPage:
+def _last_lines(session: Session, stores: OpenStores, job: Job) -> LogPage:
     after = stores.logs.reader(job.id).tail(_LOG_LINES_WITHOUT_SCRIPT, final=job.ended)
-    return logs.log_page(stores, job, after, _LOG_LINES_WITHOUT_SCRIPT)
+    return logs.log_page(session, stores, job, after, _LOG_LINES_WITHOUT_SCRIPT)
 
 
 def _attempts(session: Session, job: Job, events: list[EventView]) -> list[AttemptRow]:

@@ -44,9 +44,18 @@ def page(template: str, status: int = 200, **values: Any) -> HTMLResponse:  # no
 
 def moment(at: datetime) -> Markup:
     """A time as an element: exact in UTC, also where no script turns it into "5 minutes ago"."""
+    return _time(at, "")
+
+
+def coming(at: datetime) -> Markup:
+    """A time that is estimated: "soon" once it is there, not "just now"."""
+    return _time(at, Markup(" data-coming"))
+
+
+def _time(at: datetime, mark: str) -> Markup:
     at = at.astimezone(UTC)
-    return Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M:%S} UTC">{:%Y-%m-%d %H:%M} UTC</time>').format(
-        iso(at), at, at
+    return Markup('<time datetime="{}"{} title="{:%Y-%m-%d %H:%M:%S} UTC">{:%Y-%m-%d %H:%M} UTC</time>').format(
+        iso(at), mark, at, at
     )
 
 
@@ -138,6 +147,7 @@ def _load() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "coming": coming,
         "dollars": dollars,
         "figure": figure,
         "moment": moment,

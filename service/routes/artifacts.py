@@ -8,25 +8,29 @@ from fastapi.responses import StreamingResponse
 
 from core.artifacts import ArtifactFile, OpenArtifact
 from core.jobs import queries
-from service import ranges
+from core.retention import Kind
+from service import links, ranges
 from service.deps import Reading, Stores
+from service.removed import GONE, refuse_removed, removed_of
 from service.wire import ArtifactsPage, ArtifactView, SkippedView
 from service.zips import zip_blocks
 
-WhichAttempt = Annotated[int | None, Query(ge=1, description="an earlier attempt's; default: the latest's")]
+_MAX_ATTEMPT = 2**31 - 1
+
+WhichAttempt = Annotated[
+    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="an earlier attempt's; default: the latest's")
+]
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
 
-_BYTES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {}}},
-    206: {"description": "The part that Range asked for."},
-    304: {"description": "The client has this version."},
-    416: {"description": "The range begins past the end."},
+_BYTES = {**ranges.RESPONSES, 304: {"description": "The client has this version."}, **GONE}
+_ZIP: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
+    **GONE,
 }
-_ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}}}
 
 
-@router.get("/artifacts")
+@router.get("/artifacts", responses={200: {"links": links.OF_ARTIFACTS}})
 def list_artifacts(
     session: Reading,
     stores: Stores,
@@ -38,6 +42,10 @@ def list_artifacts(
 ) -> ArtifactsPage:
     """Files a job left, by path; as of the last copy while it runs."""
     job = queries.get(session, job_id)
+    if removed := removed_of(session, job, Kind.ARTIFACTS):
+        return ArtifactsPage(
+            state="removed", files=[], skipped=[], next=None, total_files=0, total_bytes=0, removed=removed
+        )
     page = stores.artifacts.list(job.id, attempt or job.attempt, prefix=prefix, after=after, limit=limit)
     return ArtifactsPage(
         state="failed" if job.artifacts_state == "failed" else page.state,
@@ -49,7 +57,12 @@ def list_artifacts(
     )
 
 
-@router.get("/artifacts/file/{path:path}", response_class=Response, responses=_BYTES)
+@router.get(
+    "/artifacts/file/{path:path}",
+    response_class=Response,
+    responses=_BYTES,
+    openapi_extra=ranges.headers_read("Range", "If-Range", "If-None-Match"),
+)
 def read_artifact(
     request: Request,
     session: Reading,
@@ -61,6 +74,7 @@ def read_artifact(
 ) -> Response:
     """One file; a part of it with Range. Its ETag is its sha256 once the job has ended."""
     job = queries.get(session, job_id)
+    refuse_removed(session, job, Kind.ARTIFACTS)
     opened = stores.artifacts.open(job.id, attempt or job.attempt, path)
     try:
         return _file(request, opened, path, inline=inline)
@@ -73,6 +87,7 @@ def read_artifact(
 def read_zip(session: Reading, stores: Stores, job_id: str, attempt: WhichAttempt = None) -> Response:
     """Every file of a job as one zip, made while it is sent."""
     job = queries.get(session, job_id)
+    refuse_removed(session, job, Kind.ARTIFACTS)
     blocks = zip_blocks(stores.artifacts, job.id, attempt or job.attempt, job.id)
     headers = ranges.user_content(f"{job.id}.zip") | {"Content-Type": "application/zip"}
     return StreamingResponse(blocks, headers=headers)

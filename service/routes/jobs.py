@@ -8,12 +8,13 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from core.db import on_commit
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
-from service import submission
+from service import links, submission
 from service.auth import Caller
-from service.deps import Reading, Stores, Writing
+from service.deps import Reading, RequestId, Stores, Writing
+from service.submission import Origin
 from service.uploads import SPEC, WORKSPACE, Body, read_body
 from service.views import event_view, job_filter, job_view, job_views
-from service.wire import DryRun, Events, JobsPage, JobView, ListJobs, SubmitJob
+from service.wire import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -40,8 +41,14 @@ _BODY: dict[str, Any] = {
         },
     }
 }
-_REPEATED: dict[int | str, dict[str, Any]] = {
-    200: {"model": JobView | DryRun, "description": "Made before under the same Idempotency-Key; or a dry run."}
+_SUBMITTED: dict[int | str, dict[str, Any]] = {
+    200: {"model": JobView | DryRun, "description": "Made before under the same Idempotency-Key; or a dry run."},
+    201: {"links": links.OF_JOB},
+    415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
+}
+_CLONED: dict[int | str, dict[str, Any]] = {
+    200: {"model": JobView, "description": "Made before under the same Idempotency-Key.", "links": links.OF_JOB},
+    201: {"links": links.OF_JOB},
 }
 
 
@@ -66,11 +73,12 @@ async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIte
 Posted = Annotated[Body, Depends(_posted, scope="function")]
 
 
-@router.post("", status_code=201, response_model=JobView | DryRun, responses=_REPEATED, openapi_extra=_BODY)
+@router.post("", status_code=201, response_model=JobView | DryRun, responses=_SUBMITTED, openapi_extra=_BODY)
 def submit_job(
     response: Response,
     stores: Stores,
     caller: Caller,
+    request_id: RequestId,
     body: Posted,
     idempotency_key: IdempotencyKey = None,
     dry_run: Annotated[bool, Query(alias="dryRun", description="only say what would be done")] = False,  # noqa: FBT002 - a query parameter
@@ -80,19 +88,19 @@ def submit_job(
         response.status_code = 200
         return submission.dry_run(stores, body)
     with stores.measures.submitting():
-        job, made = submission.submit(stores, caller, body, idempotency_key)
+        job, made = submission.submit(stores, Origin(caller.id, request_id, idempotency_key), body)
     response.status_code = 201 if made else 200
     return job
 
 
-@router.get("")
+@router.get("", responses={200: {"links": links.OF_JOBS}})
 def list_jobs(session: Reading, stores: Stores, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
     """Jobs, newest first."""
     page = queries.page(session, job_filter(wanted, stores.catalogue), limit=wanted.limit, after=wanted.after)
     return JobsPage(jobs=job_views(session, stores, page.jobs), next=page.following)
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", responses={200: {"links": links.OF_JOB}})
 def show_job(session: Reading, stores: Stores, job_id: str) -> JobView:
     """One job."""
     return job_view(session, stores, queries.get(session, job_id))
@@ -106,13 +114,18 @@ def stop_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -> 
     return job_view(session, stores, job)
 
 
-@router.post("/{job_id}/clone", status_code=201)
+@router.post("/{job_id}/clone", status_code=201, responses=_CLONED)
 def clone_job(
-    response: Response, stores: Stores, caller: Caller, job_id: str, idempotency_key: IdempotencyKey = None
+    response: Response,
+    stores: Stores,
+    caller: Caller,
+    request_id: RequestId,
+    job_id: str,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Submit the same job again, on the same workspace."""
     with stores.measures.submitting():
-        job, made = submission.clone(stores, caller, job_id, idempotency_key)
+        job, made = submission.clone(stores, Origin(caller.id, request_id, idempotency_key), job_id)
     response.status_code = 201 if made else 200
     return job
 

@@ -3,13 +3,16 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from sqlalchemy.orm import Session
 
 from core.jobs import queries
 from core.jobs.models import Job
+from core.retention import Kind
 from service import ranges
 from service.deps import OpenStores, Reading, Stores
 from service.errors import problem
 from service.follow import LogStream, log_row
+from service.removed import GONE, refuse_removed, removed_of
 from service.wire import MAX_LINE, LogPage, LogRow, ReadLog
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"])
@@ -19,11 +22,13 @@ _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": (
             "Lines. With `Accept: text/event-stream`: events `line`, `partial`, `phase` and `end`, followed until the "
-            "job has ended; `Last-Event-ID` takes the stream up after a line."
+            "job has ended; `Last-Event-ID` takes the stream up after a line. Of a log that a policy removed there is "
+            "one event, `removed`, before the `end`."
         ),
         "content": {_EVENTS: {"schema": {"type": "string"}}},
     }
 }
+_RAW = {**ranges.RESPONSES, **GONE}
 
 
 @router.get("", response_model=LogPage, responses=_STREAM)
@@ -40,10 +45,10 @@ def read_log(
     if _EVENTS in request.headers.get("accept", ""):
         seen = _seen(last_event_id)
         return LogStream(stores, job_id, _first(stores, job, wanted) if seen is None else seen)
-    return log_page(stores, job, _first(stores, job, wanted), wanted.limit)
+    return log_page(session, stores, job, _first(stores, job, wanted), wanted.limit)
 
 
-@router.get("/raw", response_class=Response, responses={200: {"content": {"application/octet-stream": {}}}})
+@router.get("/raw", response_class=Response, responses=_RAW, openapi_extra=ranges.headers_read("Range", "If-Range"))
 def read_raw_log(
     request: Request,
     session: Reading,
@@ -52,14 +57,18 @@ def read_raw_log(
     inline: Annotated[bool, Query(description="to look at in a browser")] = False,  # noqa: FBT002 - a query parameter
 ) -> Response:
     """The bytes a job printed, as they came; a part of them with Range."""
-    reader = stores.logs.reader(queries.get(session, job_id).id)
+    job = queries.get(session, job_id)
+    refuse_removed(session, job, Kind.LOGS)
+    reader = stores.logs.reader(job.id)
     stretch = ranges.stretch_of(request, reader.size, None)
     blocks = reader.raw_blocks(stretch.start, stretch.length)
     return ranges.serve(blocks, stretch, ranges.user_content(f"{job_id}.log", inline=inline))
 
 
-def log_page(stores: OpenStores, job: Job, after: int, limit: int) -> LogPage:
+def log_page(session: Session, stores: OpenStores, job: Job, after: int, limit: int) -> LogPage:
     """Lines after line `after`; the row was read before the log, so `complete` cannot come too early."""
+    if removed := removed_of(session, job, Kind.LOGS):
+        return LogPage(lines=[], complete=True, removed=removed)
     reader = stores.logs.reader(job.id)
     lines = reader.lines(after, limit, final=job.ended)
     last = lines[-1].line if lines else after

@@ -5,6 +5,7 @@ import tarfile
 import threading
 import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -176,3 +177,58 @@ def test_sweep_removes_dead_uploads_only(store):
     assert not dead.exists()
     assert alive.exists()
     assert store.has(SHA)
+
+
+def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
+    store.add(io.BytesIO(DATA), LIMITS)
+    long_ago = time.time() - 3600
+    os.utime(store.path(SHA), (long_ago, long_ago))
+    (found,) = store.archives()
+    assert (found.sha256, found.size, round(found.used_at)) == (SHA, len(DATA), round(long_ago))
+    assert not store.discard(SHA, unused_since=long_ago - 1)
+    assert store.use(SHA)
+    assert not store.discard(SHA, unused_since=long_ago + 1)
+    assert store.has(SHA)
+    os.utime(store.path(SHA), (long_ago, long_ago))
+    store.add(io.BytesIO(DATA), LIMITS)
+    assert not store.discard(SHA, unused_since=long_ago + 1), "sent again is used again"
+    assert store.discard(SHA, unused_since=time.time() + 1)
+    assert kept(store) == []
+    assert list(store.archives()) == []
+    assert not store.use(SHA)
+    assert not store.discard(SHA, unused_since=time.time() + 1)
+
+
+def test_an_archive_that_is_used_while_it_is_discarded_is_put_back(store, monkeypatch):
+    stored = store.add(io.BytesIO(DATA), LIMITS)
+    long_ago = time.time() - 3600
+    os.utime(store.path(SHA), (long_ago, long_ago))
+    rename = Path.rename
+
+    def used_just_before(path, target):
+        if path == store.path(SHA):
+            assert store.use(SHA)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", used_just_before)
+    assert not store.discard(SHA, unused_since=long_ago + 1)
+    assert store.stat(SHA) == stored
+    assert kept(store) == [f"{SHA[:2]}/{SHA}", f"{SHA[:2]}/{SHA}.json"]
+
+
+def test_an_upload_of_the_same_while_it_is_discarded_is_whole(store, monkeypatch):
+    store.add(io.BytesIO(DATA), LIMITS)
+    facts = store.path(SHA).with_name(f"{SHA}.json")
+    long_ago = time.time() - 3600
+    for path in (store.path(SHA), facts):
+        os.utime(path, (long_ago, long_ago))
+    unlink = Path.unlink
+
+    def sent_just_before(path, **options):
+        unlink(path, **options)
+        if path.name.endswith(f"-{SHA}"):
+            store.add(io.BytesIO(DATA), LIMITS)
+
+    monkeypatch.setattr(Path, "unlink", sent_just_before)
+    assert store.discard(SHA, unused_since=long_ago + 1)
+    assert store.has(SHA), "the facts of the new upload stay"

@@ -114,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
 
-    do_GET = do_POST = do_DELETE = _serve  # noqa: N815  names that http.server looks for
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815  names that http.server looks for
 
     def log_message(self, *_):
         pass

@@ -82,6 +82,29 @@ def test_why_an_attempt_ended_is_told_before_the_next(cli, wire, followed):
     assert "collecting\nExit code 3.\nqueued: Waiting to try again.\nrunning\n" in cli(*BASICS).stderr
 
 
+def test_what_a_job_waits_for_is_told_and_told_again_when_it_changes(cli, wire, followed):
+    def waits(reason, message, position, starts_at=None):
+        fields = {"reason": reason, "message": message, "queuePosition": position, "estimatedStartAt": starts_at}
+        return wire.event("phase", {"state": "Pending", "phase": "queued", **fields})
+
+    told = [
+        waits("no_worker", "Nobody is there.", 9),
+        *(waits("behind_jobs", f"{place - 1} ahead.", place, "2020-01-01T00:00:00.000Z") for place in range(9, 1, -1)),
+        waits("waiting_for_machine", "Next.", 1),
+        wire.event("phase", {"state": "Running", "phase": "running", "queuePosition": None}),
+    ]
+    followed(wire.Reply(stream=[*told, wire.end()]))
+    # Far from the front, not every step is told.
+    assert (
+        "queued: Nobody is there.\n"
+        "queued: 8 ahead. Starts soon.\n"
+        "queued: 2 ahead. Starts soon.\n"
+        "queued: 1 ahead. Starts soon.\n"
+        "queued: Next.\n"
+        "running\n"
+    ) in cli(*BASICS).stderr
+
+
 def test_a_broken_stream_is_taken_up_where_it_broke(cli, server, wire, followed):
     followed(
         wire.Reply(stream=[wire.line(1, "one"), wire.line(2, "two"), b"id: 3\nevent: li"], breaks=True),

@@ -1,4 +1,7 @@
 import json
+import os
+import pty
+from datetime import UTC, datetime, timedelta
 
 
 def test_the_list_is_a_table(cli, server, wire):
@@ -11,6 +14,53 @@ def test_the_list_is_a_table(cli, server, wire):
     assert second.endswith("12s  $0.0123")
     filters = {"state": "Running", "project": "p", "machineType": "A100", "name": "n", "limit": "50"}
     assert server.requests[0].query == filters
+
+
+def from_now(**left):
+    return (datetime.now(UTC) + timedelta(seconds=30) + timedelta(**left)).isoformat(timespec="milliseconds")
+
+
+WAITING = [
+    ({"queuePosition": 3, "reason": "behind_jobs", "estimatedStartAt": {"minutes": 4}}, "3rd, ~4m"),
+    ({"queuePosition": 1, "reason": "waiting_for_machine", "estimatedStartAt": {"minutes": -1}}, "1st, soon"),
+    ({"queuePosition": 1211, "reason": "behind_jobs", "estimatedStartAt": {"hours": 30}}, "1,211th, ~1d"),
+    ({"queuePosition": 22, "reason": "behind_jobs", "estimatedStartAt": None}, "22nd"),
+    ({"queuePosition": 2, "reason": "no_worker", "estimatedStartAt": None}, "no worker"),
+    ({"queuePosition": 2, "reason": "waiting_for_cards", "estimatedStartAt": {"minutes": 2}}, "cards, ~2m"),
+    (
+        {"state": "Running", "reason": "worker_silent", "silentSince": {"minutes": -6}},
+        "silent, 5m",
+    ),
+]
+
+
+def test_the_list_says_what_a_job_waits_for(cli, server, wire):
+    rows = []
+    for fields, _ in WAITING:
+        times = {name: from_now(**left) for name, left in fields.items() if isinstance(left, dict)}
+        rows.append(wire.job(**{**fields, **times}))
+    server.on("GET", "/jobs", {"jobs": [*rows, wire.ended()], "next": None})
+    head, *lines = cli("jobs", "list").stdout.splitlines()
+    at = head.index("WAITS")
+    assert [line[at : head.index("MACHINE")].strip() for line in lines] == [why for _, why in WAITING] + [""]
+    assert "(queued)" not in lines[0], "said by the place"
+
+
+def test_the_list_fits_a_terminal_of_eighty_columns(cli, server, wire):
+    job = wire.job(queuePosition=3, reason="behind_jobs", estimatedStartAt=from_now(minutes=4), cost=0.0)
+    server.on(
+        "GET", "/jobs", {"jobs": [job, wire.ended(name="a run with a long name", createdAt=from_now())], "next": None}
+    )
+    main, side = pty.openpty()
+    with cli.start("jobs", "list", stdout=side, env={"COLUMNS": "80", "NO_COLOR": "1"}) as process:
+        process.communicate(timeout=30)
+    lines = os.read(main, 65536).decode().splitlines()
+    os.close(main)
+    os.close(side)
+    assert max(map(len, lines)) <= 80
+    assert "3rd, ~4m" in lines[1]
+    assert wire.id in lines[1]
+    assert "COST" not in lines[0]
 
 
 def test_the_list_takes_page_after_page(cli, server, wire):
@@ -35,11 +85,19 @@ def test_a_cut_list_says_so_and_an_empty_one_what_to_do(cli, server, wire):
 
 
 def test_show_says_why_and_what_next(cli, server, wire):
-    waiting = wire.job(message="No free A100.", reason="no-machine", queuePosition=3, envVars={"A": "1"})
+    starts_at = from_now(minutes=4)
+    waiting = wire.job(
+        message="No free A100.",
+        reason="no-machine",
+        queuePosition=3,
+        envVars={"A": "1"},
+        estimatedStartAt=starts_at,
+    )
     server.on("GET", f"/jobs/{wire.id}", waiting, wire.ended(137, "Failed", reason="oom", simulated=True))
     shown = cli("jobs", "show", wire.id)
     assert "state           Pending: No free A100.\n" in shown.stdout
     assert "queue position  3\n" in shown.stdout
+    assert f"starts          in about 4m ({starts_at}, an estimate from earlier jobs)\n" in shown.stdout
     assert f"gradient-cli jobs stop {wire.id}" in shown.stderr
     shown = cli("jobs", "show", wire.id)
     assert "exit code     137\n" in shown.stdout

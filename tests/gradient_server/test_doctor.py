@@ -360,7 +360,7 @@ def test_jobs_that_no_worker_takes(settings, database, submit):
     register(database, ["docker"])
     finding = found(settings, "queue")
     assert finding.status is PROBLEM
-    assert "1 for backend mock; the oldest for 2 hours" in finding.message
+    assert "1 for CPU (backend mock); the oldest for 2 hours" in finding.message
     register(database)
     assert found(settings, "queue").status is OK
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
+from fuzzing import Fuzzed
+from schemathesis.python.asgi import shutdown_lifespans
 from serving import Live, Worker
 
 from core import keys, schema
@@ -88,3 +90,17 @@ def stranger(live: Live) -> Iterator[httpx.Client]:
 @pytest.fixture
 def worker(stores: OpenStores) -> Worker:
     return Worker(stores)
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+def fuzzed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
+    """An application to send anything to, over each kind of database."""
+    home = tmp_path_factory.mktemp("fuzzed")
+    url = f"sqlite:///{home / 'gradient.db'}"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres").new_database()
+    database = Database(url)
+    schema.upgrade(database)
+    yield Fuzzed(home, database)
+    shutdown_lifespans()
+    database.close()

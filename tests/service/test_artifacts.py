@@ -53,7 +53,8 @@ def url(job_id, path):
 
 def test_a_job_that_left_nothing(client, job_id):
     page = client.get(f"/jobs/{job_id}/artifacts").json()
-    assert page == {"state": "none", "files": [], "skipped": [], "next": None, "totalFiles": 0, "totalBytes": 0}
+    nothing = {"files": [], "skipped": [], "next": None, "totalFiles": 0, "totalBytes": 0}
+    assert page == {"state": "none", **nothing, "removed": None}
     archive = client.get(f"/jobs/{job_id}/artifacts.zip")
     assert zipfile.ZipFile(io.BytesIO(archive.content)).namelist() == []
 
@@ -207,3 +208,9 @@ def test_failed_collection_shows(client, job_id, worker, database):
     with database.write() as session:
         session.connection().exec_driver_sql("UPDATE jobs SET artifacts_state = 'failed'")
     assert client.get(f"/jobs/{job_id}/artifacts").json()["state"] == "failed"
+
+
+@pytest.mark.parametrize("attempt", [0, -1, 2**31, "9" * 300])
+def test_an_attempt_that_cannot_be_is_refused(client, job_id, attempt):
+    for path in ("artifacts", "artifacts.zip", "artifacts/file/notes.txt"):
+        assert client.get(f"/jobs/{job_id}/{path}", params={"attempt": attempt}).status_code == 422

@@ -24,10 +24,15 @@ def routes(app):
                 )
 
 
-def test_every_route_refuses_whoever_has_no_key(app, stranger, secret):
+def test_every_route_refuses_whoever_has_no_key(app, stranger, secret, database):
     asked = list(routes(app))
     assert len(asked) > 15
+    with database.write() as session:
+        gone, revoked = keys.create(session, "gone")
+        keys.revoke(session, gone.id)
     bad = (
+        {"x-api-key": revoked},
+        {"Authorization": f"Bearer {revoked}"},
         {},
         {"x-api-key": "nonsense"},
         {"x-api-key": secret[:-1] + ("a" if secret[-1] != "a" else "b")},
@@ -37,11 +42,18 @@ def test_every_route_refuses_whoever_has_no_key(app, stranger, secret):
     )
     for method, path in asked:
         for headers in bad:
-            answer = stranger.request(method, path, headers=headers)
+            # What else is wrong with a request is nobody's business who has no key.
+            answer = stranger.request(method, path, headers=headers, params={"limit": "x"}, content=b"{")
             assert answer.status_code == 401, (method, path, headers)
             error = answer.json()["error"]
             assert error["name"] == "Unauthorized"
             assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_nothing_else_is_open(app, stranger):
+    assert set(app.openapi()["paths"]) >= OPEN
+    for path in OPEN:
+        assert stranger.get(path).status_code == 200
 
 
 def test_a_key_goes_in_either_header(stranger, secret):

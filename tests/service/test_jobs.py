@@ -1,12 +1,16 @@
 """Jobs over HTTP: what comes back, and what is there afterwards."""
 
 import re
+from datetime import UTC, datetime
 
 import pytest
 from serving import Live, a_job, count_jobs
+from sqlalchemy import update
 
+from core.db import now
 from core.errors import StoreUnavailable
 from core.jobs import workers
+from core.jobs.models import Worker
 from core.jobs.states import JobState
 from service.main import create_app
 from service.views import OUTSIDE_STATES
@@ -23,7 +27,8 @@ def test_a_job_is_made_and_shown(client, woken):
         "project": "default",
         "state": "Pending",
         "phase": "queued",
-        "reason": "no_worker",
+        "reason": "waiting_for_machine",
+        "message": "Waiting for a free machine.",
         "exitCode": None,
         "machineType": "CPU",
         "backend": "mock",
@@ -39,13 +44,18 @@ def test_a_job_is_made_and_shown(client, woken):
         "startedAt": None,
         "durationSeconds": None,
         "cost": 0.0,
-        "queuePosition": 1,
+        "queuePosition": None,
+        "estimatedStartAt": None,
+        "silentSince": None,
         "artifactsState": "none",
         "stopRequested": False,
         "url": f"http://127.0.0.1:8780/ui/jobs/{job['id']}",
     }
     assert {name: job[name] for name in expected} == expected
-    assert client.get(f"/jobs/{job['id']}").json() == job
+    # A submission is answered without a look at the queue; what is known of it follows.
+    shown = client.get(f"/jobs/{job['id']}").json()
+    assert {name for name in shown if shown[name] != job[name]} == {"reason", "message", "queuePosition"}
+    assert (shown["reason"], shown["queuePosition"]) == ("no_worker", 1)
     assert woken == ["wake"]
 
 
@@ -229,7 +239,45 @@ def test_a_job_with_a_silent_worker_says_so(client, worker, database):
     assert client.get(f"/jobs/{job_id}").json()["reason"] is None
     with database.write() as session:
         session.connection().exec_driver_sql("UPDATE jobs SET heartbeat_at = '2020-01-01 00:00:00.000000'")
-    assert client.get(f"/jobs/{job_id}").json()["reason"] == "worker_silent"
+    for job in (client.get(f"/jobs/{job_id}").json(), *client.get("/jobs").json()["jobs"]):
+        assert (job["state"], job["reason"]) == ("Running", "worker_silent")
+        assert job["silentSince"] == "2020-01-01T00:00:00.000Z"
+        assert "last heard of at 2020-01-01 00:00:00 UTC. Unreachable is not dead" in job["message"]
+
+
+def test_a_waiting_job_has_an_estimate_of_its_start_from_those_that_ended(client, worker, database):
+    worker.register()
+    for _ in range(3):
+        client.post("/jobs", json=a_job())
+        worker.end(worker.start(), exit_code=0)
+    with database.write() as session:
+        session.connection().exec_driver_sql(
+            "UPDATE jobs SET started_at = '2026-01-01 00:00:00.000000', ended_at = '2026-01-01 01:00:00.000000'"
+        )
+    client.post("/jobs", json=a_job())
+    worker.start()
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job = client.get(f"/jobs/{job_id}").json()
+    left = (datetime.fromisoformat(job["estimatedStartAt"]) - datetime.now(UTC)).total_seconds()
+    assert left == pytest.approx(3600, abs=30)
+    assert [one["estimatedStartAt"] is not None for one in client.get("/jobs").json()["jobs"]] == [True] + [False] * 4
+
+
+def test_a_drained_worker_makes_no_machine_type_available(client, worker, database):
+    worker.register()
+
+    def available():
+        return {one["name"]: one["available"] for one in client.get("/machine-types").json()["machineTypes"]}
+
+    assert all(available().values())
+    with database.write() as session:
+        session.execute(update(Worker).values(drained_at=now(), machine_types=["CPU"]))
+    assert not any(available().values())
+    with database.write() as session:
+        session.execute(update(Worker).values(drained_at=None))
+    assert [name for name, there in available().items() if there] == ["CPU"]
+    notes = client.post("/jobs", params={"dryRun": "true"}, json=a_job(machineType="V100")).json()["notes"]
+    assert "No running worker offers this machine type now; the job would wait." in notes
 
 
 def test_cost_is_duration_times_price(client, worker, database):

@@ -11,6 +11,8 @@ from serving import a_job, wait_until
 
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle
+from core.jobs.waiting import waiting_of
+from service.follow import Follower
 
 
 @pytest.fixture
@@ -94,14 +96,15 @@ def test_pages_are_gapless_and_know_when_they_are_complete(client, job_id, runni
     assert page["complete"] is False
     tail = client.get(f"/jobs/{job_id}/logs", params={"tail": 2}).json()
     assert [row["line"] for row in tail["lines"]] == [3, 4]
-    assert client.get(f"/jobs/{job_id}/logs", params={"line": 99}).json() == {"lines": [], "complete": True}
+    past = client.get(f"/jobs/{job_id}/logs", params={"line": 99}).json()
+    assert past == {"lines": [], "complete": True, "removed": None}
 
 
 def test_a_job_that_printed_nothing_has_an_empty_log(client, job_id):
-    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": False}
+    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": False, "removed": None}
     assert client.get(f"/jobs/{job_id}/logs/raw").content == b""
     client.post(f"/jobs/{job_id}/stop")
-    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": True}
+    assert client.get(f"/jobs/{job_id}/logs").json() == {"lines": [], "complete": True, "removed": None}
     with follow(client, job_id) as response:
         events = list(events_in(response))
     assert [name for name, _, _ in events] == ["phase", "end"]
@@ -195,12 +198,35 @@ def test_phases_come_as_they_change(live, job_id, worker):
         "phase": "queued",
         "reason": "no_worker",
         "message": "No running worker offers this machine type. Start one with `gradient-server worker`.",
+        "queuePosition": 1,
+        "estimatedStartAt": None,
     }
     job = worker.start()
     wait_until(lambda: listener.named("phase")[-1]["state"] == "Running")
     worker.end(job, exit_code=0)
     listener.thread.join(20)
     assert listener.events[-1][0] == "end"
+
+
+def test_a_follower_seldom_asks_why_a_job_waits(stores, job_id, worker, monkeypatch):
+    asked = []
+
+    def ask(session, jobs):
+        asked.append(jobs)
+        return waiting_of(session, jobs)
+
+    monkeypatch.setattr("service.follow.waiting_of", ask)
+    follower = Follower(stores, job_id, 0)
+    follower.prepare()
+    told = follower.look()
+    assert b'"reason":"no_worker"' in told
+    worker.register()
+    follower.row_due = 0
+    assert follower.look() == b""
+    worker.start()
+    follower.row_due = 0
+    assert b'"phase":"running"' in follower.look(), "that it starts is seen at once"
+    assert len(asked) == 1
 
 
 def test_fifty_broken_connections_lose_and_repeat_nothing(client, job_id, running, stores, worker):

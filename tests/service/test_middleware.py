@@ -44,7 +44,7 @@ def test_names_that_are_not_ours_are_refused(client):
 
 
 def test_pages_of_other_sites_change_nothing(client):
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "http://[", "http://[::1"):
         answer = client.post("/projects", json={"name": "x"}, headers={"Origin": origin})
         assert (answer.status_code, answer.json()["error"]["name"]) == (403, "Forbidden")
     own = f"http://{client.base_url.host}:{client.base_url.port}"

@@ -27,8 +27,11 @@ def test_every_operation_is_described_with_its_errors(app):
             assert operation["description"], (method, path)
             if path in {"/health", "/readiness"}:
                 continue
-            assert {"400", "401", "404", "422", "503"} <= set(operation["responses"]), (method, path)
-            for status in ("401", "422"):
+            assert {"400", "401", "403", "404", "413", "421", "422", "500", "503"} <= set(operation["responses"]), (
+                method,
+                path,
+            )
+            for status in ("400", "401", "403", "404", "413", "421", "422", "500", "503"):
                 schema = operation["responses"][status]["content"]["application/json"]["schema"]
                 assert schema == {"$ref": "#/components/schemas/ErrorView"}, (method, path)
             assert {"ApiKey": []} in operation["security"]
@@ -37,6 +40,16 @@ def test_every_operation_is_described_with_its_errors(app):
 def test_operation_ids_are_unique(app):
     ids = [operation["operationId"] for methods in app.openapi()["paths"].values() for operation in methods.values()]
     assert len(ids) == len(set(ids))
+
+
+def test_every_link_leads_to_an_operation_with_the_parameters_it_gives(app):
+    operations = [operation for methods in app.openapi()["paths"].values() for operation in methods.values()]
+    taken = {one["operationId"]: {parameter["name"] for parameter in one.get("parameters", [])} for one in operations}
+    answers = [answer for operation in operations for answer in operation["responses"].values()]
+    links = [link for answer in answers for link in answer.get("links", {}).values()]
+    assert {"show_job", "stop_job", "read_log", "list_artifacts", "read_artifact"} <= {x["operationId"] for x in links}
+    for link in links:
+        assert set(link["parameters"]) <= taken[link["operationId"]]
 
 
 def test_the_document_is_public_and_pages_that_load_foreign_scripts_are_not_there(stranger):

@@ -1,12 +1,17 @@
 """The page that Prometheus reads: what it holds, who may see it, and that its labels stay few."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from serving import a_form, a_job, a_zip, wait_until
-from sqlalchemy import event
+from sqlalchemy import event, insert, update
 
+from core.db import now
+from core.jobs.models import Repair, Worker
+from core.jobs.moves import note_sizes
 from service.main import create_app
 
 
@@ -51,6 +56,37 @@ def test_every_figure_is_documented(client, worker):
     assert [name for name in sorted(names) if f"`{name}" not in text] == []
 
 
+def alerts():
+    """The rules that the documentation offers."""
+    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    (block,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "alert:" in block]
+    (group,) = yaml.safe_load(block)["groups"]
+    return group["rules"]
+
+
+def test_every_alert_asks_for_figures_and_labels_that_there_are(client, worker, database):
+    worker.register()
+    submit(client)
+    with database.write() as session:
+        session.execute(insert(Repair).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
+        session.execute(update(Worker).values(cards=["0"], heard_at=now()))
+    shown = client.get("/metrics").text
+    samples = {
+        sample.name: set(sample.labels) for family in text_string_to_metric_families(shown) for sample in family.samples
+    }
+    assert 6 <= len(alerts()) <= 10
+    for rule in alerts():
+        assert {"alert", "expr", "annotations"} <= rule.keys()
+        assert rule["annotations"]["summary"]
+        names = set(re.findall(r"gradient_[a-z_]+", rule["expr"]))
+        assert names, rule
+        assert names <= samples.keys(), rule
+        for name, matchers in re.findall(r"(gradient_[a-z_]+)\{([^}]*)\}", rule["expr"]):
+            assert set(re.findall(r"([a-z_]+)\s*[=!]~?", matchers)) <= samples[name], rule
+        given = set().union(*(samples[name] for name in names))
+        assert set(re.findall(r"\$labels\.([a-z_]+)", rule["annotations"]["summary"])) <= given, rule
+
+
 def test_it_asks_for_a_key(stranger, live):
     assert stranger.get("/metrics").status_code == 401
     header = {"Authorization": f"Bearer {live.secret}"}
@@ -66,12 +102,14 @@ def test_jobs_queue_and_workers_come_from_the_record(client, figures, worker):
     for _ in range(3):
         submit(client)
     worker.start()
-    assert figures("gradient_jobs", state="queued", backend="mock") == 2
-    assert figures("gradient_jobs", state="running", backend="mock") == 1
-    assert figures("gradient_jobs", state="finishing", backend="mock") == 0
-    assert figures("gradient_queue_jobs", backend="mock") == 2
-    assert 0 < figures("gradient_queue_oldest_seconds", backend="mock") < 60
+    assert figures("gradient_jobs", state="queued", backend="mock", pool="CPU") == 2
+    assert figures("gradient_jobs", state="running", backend="mock", pool="CPU") == 1
+    assert figures("gradient_jobs", state="finishing", backend="mock", pool="CPU") == 0
+    assert figures("gradient_queue_jobs", backend="mock", pool="CPU") == 2
+    assert 0 < figures("gradient_queue_oldest_seconds", backend="mock", pool="CPU") < 60
     assert figures("gradient_workers", backend="mock") == 1
+    assert figures("gradient_queue_workers", backend="mock", pool="CPU") == 1
+    assert figures("gradient_jobs_silent", backend="mock", pool="CPU") == 0
     assert figures("gradient_worker_slots", worker="w", host="h") == 1
     assert figures("gradient_worker_jobs", worker="w", host="h") == 1
     assert figures("gradient_outbox_messages") == 3
@@ -80,16 +118,53 @@ def test_jobs_queue_and_workers_come_from_the_record(client, figures, worker):
 def test_a_queue_that_nobody_serves_shows_no_worker(client, figures):
     submit(client)
     assert figures("gradient_workers", backend="mock") == 0
+    assert figures("gradient_queue_workers", backend="mock", pool="CPU") == 0
+
+
+def test_workers_that_are_away_drained_or_deaf_are_told_by_name(figures, worker, database):
+    worker.register()
+    of_w = {"worker": "w", "host": "h"}
+    assert figures("gradient_worker_drained", **of_w) == 0
+    assert figures("gradient_worker_heard_seconds", **of_w) is None
+    assert 0 <= figures("gradient_worker_seen_seconds", **of_w) < 60
+    values = {"seen_at": now(-3600), "drained_at": now(-7200), "heard_at": now(-3700), "cards": ["0", "1"]}
+    with database.write() as session:
+        session.execute(update(Worker).values(**values))
+    assert figures("gradient_worker_drained", **of_w) == 1
+    assert 3600 <= figures("gradient_worker_seen_seconds", **of_w) < 3660
+    assert 3700 <= figures("gradient_worker_heard_seconds", **of_w) < 3760
+    assert figures("gradient_worker_slots", **of_w) is None
+    assert figures("gradient_cards", host="h") == 2
+    assert figures("gradient_cards_held", host="h") == 0
+
+
+def test_repairs_are_counted_by_kind(figures, database):
+    with database.write() as session:
+        session.execute(insert(Repair).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
+    assert figures("gradient_sweep_repairs_total", kind="lost_jobs") == 3
+
+
+def test_claims_are_timed_and_what_was_kept_is_counted(client, figures, worker, database):
+    assert figures("gradient_stored_bytes_total", content="log") == 0
+    submit(client)
+    job = worker.end(worker.start())
+    with database.write() as session:
+        note_sizes(session, job, log_bytes=700, artifact_bytes=9000)
+    for _ in range(2):
+        assert figures("gradient_claim_duration_seconds_count", backend="mock", pool="CPU") == 1
+        assert figures("gradient_stored_bytes_total", content="log") == 700
+        assert figures("gradient_stored_bytes_total", content="artifact") == 9000
+    assert 0 <= figures("gradient_claim_duration_seconds_sum", backend="mock", pool="CPU") < 60
 
 
 def test_jobs_that_end_are_counted_whoever_ended_them(client, figures, worker):
-    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock") is None
+    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock", pool="CPU") is None
     for reason in ("completed", "completed", "launch_failed"):
         submit(client)
         worker.end(worker.start(), reason)
-    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock") == 2
-    assert figures("gradient_jobs_ended_total", state="failed", backend="mock") == 1
-    assert figures("gradient_jobs", state="succeeded", backend="mock") is None
+    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock", pool="CPU") == 2
+    assert figures("gradient_jobs_ended_total", state="failed", backend="mock", pool="CPU") == 1
+    assert figures("gradient_jobs", state="succeeded", backend="mock", pool="CPU") is None
 
 
 def test_requests_are_counted_by_the_pattern_of_their_route(client, figures):
@@ -161,7 +236,7 @@ def test_followed_logs_are_counted_while_they_are_open(client, figures, worker):
 
 
 def test_the_record_is_asked_a_fixed_number_of_times(client, database, figures):
-    assert figures("gradient_queue_jobs", backend="mock") is None
+    assert figures("gradient_queue_jobs", backend="mock", pool="CPU") is None
     for _ in range(5):
         submit(client)
     statements = []
@@ -174,7 +249,7 @@ def test_the_record_is_asked_a_fixed_number_of_times(client, database, figures):
     client.get("/metrics")
     event.remove(database.engine, "before_cursor_execute", note)
     selects = [statement for statement in statements if "api_keys" not in statement and statement != "BEGIN"]
-    assert len(selects) == 5
+    assert len(selects) == 7
     assert all(statement.startswith("SELECT") for statement in selects)
 
 

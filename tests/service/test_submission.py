@@ -229,6 +229,7 @@ def test_a_form_with_other_parts_is_refused(client, parts, field):
         (a_job(cpus=float("nan")), 400, "cpus", "nan"),
         (a_job(machinetype="CPU"), 422, "machinetype", "'machineType'"),
         (a_job(workspace="file:///etc"), 400, "workspace", "git"),
+        (a_job(workspace="https://me:pw@[host/repo.git"), 400, "workspace", "git"),
         (a_job(container="Not An Image"), 400, "container", "name:tag"),
         ([1], 422, None, "object"),
     ],

@@ -5,11 +5,13 @@ import sys
 
 import pytest
 from deployment import wait_until
+from sqlalchemy import update
 
 from core.db import Database
 from core.joblog_writer import LogWriter
 from core.jobs import claims, lifecycle, queries
 from core.jobs.claims import Offer
+from core.jobs.models import Job
 from core.jobs.states import JobState
 from core.settings import Settings
 from worker import attempt as module
@@ -159,3 +161,37 @@ def test_a_job_finds_its_cards_in_its_environment(host, database, submit):
         job = claims.claim(session, Offer("w1", "here", ("mock",), cards=("3",)))
     run_attempt(host, job, Signals())
     assert output(host, job) == ["3"]
+
+
+def attempts(host, job):
+    with host.database.read() as session:
+        return queries.attempts(session, job.id)
+
+
+def test_what_is_kept_of_each_attempt_is_noted_when_it_is_closed(host, submit):
+    command = 'echo "attempt $GRADIENT_ATTEMPT"; echo made >>"$GRADIENT_ARTIFACTS_DIR/made"'
+    job = submit(f"{command}; kill -9 $$", max_attempts=2)
+    for number in (1, 2):
+        with host.database.write() as session:
+            session.execute(update(Job).values(run_after=None))
+        claimed = host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",))))
+        assert claimed.attempt == number
+        run_attempt(host, claimed, Signals())
+    rows = attempts(host, job)
+    assert [row.artifact_bytes for row in rows] == [5, 10]
+    assert rows[0].log_bytes == len("attempt 1\n")
+    assert sum(row.log_bytes for row in rows) == host.logs.reader(job.id).size
+
+
+def test_an_attempt_that_never_began_keeps_nothing(host, claim):
+    job = claim("true", env_vars={"MOCK_START_FAILURE": "no machine"})
+    run_attempt(host, job, Signals())
+    (row,) = attempts(host, job)
+    assert (row.log_bytes, row.artifact_bytes) == (0, 0)
+
+
+def test_lines_of_an_attempt_carry_the_requests_id(claim):
+    job = claim("true")
+    assert "request_id" not in job.log_context()
+    job.request_id = "r1"
+    assert job.log_context() == {"job_id": job.id, "attempt": 1, "lease": 1, "request_id": "r1"}

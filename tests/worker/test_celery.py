@@ -9,7 +9,8 @@ import pytest
 from deployment import wait_until
 
 from core.bell import Bell
-from core.queue import RING, Ringer, make_app
+from core.queue import PING, RING, Ringer, make_app
+from core.rings import Ring
 from worker import tasks
 
 
@@ -18,13 +19,31 @@ def test_the_ring_task_touches_the_bell(tmp_path):
     os.utime(bell.path, (0, 0))
     app = make_app("memory://")
     tasks.register(app, bell)
-    app.tasks[RING].apply(throw=True)
+    app.tasks[RING].apply(["j1", None], throw=True)
     assert bell.path.stat().st_mtime > 0
+
+
+@pytest.mark.parametrize("args", [[], ["j1", "r1", "more"], [None], [{"id": "j1"}], ["j1", 7], ["j" * 10_000], [""]])
+def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
+    bell = Bell(tmp_path / "bell")
+    os.utime(bell.path, (0, 0))
+    app = make_app("memory://")
+    tasks.register(app, bell)
+    assert app.tasks[RING].apply(args).state in {"FAILURE", "REJECTED"}
+    assert bell.path.stat().st_mtime == 0
+
+
+def test_the_ping_task_says_that_it_was_heard(tmp_path):
+    heard = []
+    app = make_app("memory://")
+    tasks.register(app, Bell(tmp_path / "bell"), lambda: heard.append(1))
+    app.tasks[PING].apply(throw=True)
+    assert heard == [1]
 
 
 def test_a_broker_that_is_away_is_an_os_error():
     with pytest.raises(OSError, match="9"):
-        Ringer("redis://127.0.0.1:9/0").ring()
+        Ringer("redis://127.0.0.1:9/0").ring([Ring("gradient.pool.CPU", "j1", None)])
 
 
 def test_results_are_kept_nowhere():
@@ -41,8 +60,8 @@ def test_a_job_runs_over_celery(deployment, tmp_path):
     program = (
         "import core.queue as q, gradient_server.main as m, sys\n"
         "make = q.make_app\n"
-        "def with_folder(url):\n"
-        "    app = make(url)\n"
+        "def with_folder(url, **options):\n"
+        "    app = make(url, **options)\n"
         f"    folders = dict.fromkeys(['data_folder_in', 'data_folder_out', 'control_folder'], {str(broker)!r})\n"
         "    app.conf.broker_transport_options = folders\n"
         "    return app\n"
@@ -67,7 +86,7 @@ def test_a_job_runs_over_celery(deployment, tmp_path):
         job_id = deployment.submit("echo heard")
         assert deployment.wait_ended(job_id)["state"] == "Stopped"
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0
+        assert worker.wait(30) == 0, (tmp_path / "log").read_text()
     finally:
         for process in (api, worker):
             process.kill()

@@ -90,3 +90,28 @@ def test_cut_off_from_the_database_it_ends_what_others_will_start_again(host, su
     wait_until(lambda: attempts[again.id].cut_off, "the job that may run again to be ended")
     assert not attempts[once.id].cut_off, "nobody starts this one again: it runs on"
     monkeypatch.setattr(host.database, "write", write)
+
+
+def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp_path, monkeypatch):
+    """Not at the next look: that may be long after."""
+    host.settings.worker.slots = 1
+    host.settings.worker.poll_seconds = host.settings.worker.heartbeat_seconds = 600.0
+    supervisor = Supervisor(host, Bell(tmp_path / "bell"))
+    thread = threading.Thread(target=supervisor.run)
+    wake, over = supervisor._watch.wake, threading.Event()
+
+    def wake_and_linger():
+        wake()
+        over.wait()
+
+    monkeypatch.setattr(supervisor._watch, "wake", wake_and_linger)  # an attempt's thread lives a little longer
+    first, second = submit(), submit()
+    thread.start()
+    try:
+        wait_until(lambda: first.id in attempts, "the first job to be claimed")
+        attempts[first.id].detach()
+        wait_until(lambda: second.id in attempts, "the second job to be claimed")
+    finally:
+        over.set()
+        supervisor.stop()
+        thread.join()

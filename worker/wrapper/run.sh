@@ -14,6 +14,8 @@ alone=${3:-}
 # A folder that is gone means that the attempt is over.
 set -C
 { echo $$ >"$control/started"; } 2>/dev/null || exit 97
+# Opened before the job can put a link in its place, which would be followed.
+exec 3>"$control/exit"
 set +C
 
 if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
@@ -23,7 +25,7 @@ if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
 trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
 trap '' HUP INT
 
-"$shell" -c "$command" </dev/null >>"$control/log" 2>&1 &
+"$shell" -c "$command" </dev/null >>"$control/log" 2>&1 3>&- &
 child=$!
 wait "$child"
 code=$?
@@ -35,7 +37,7 @@ done
 
 # One write, by a builtin: a program started here could be killed with the rest of the job, and the code be lost.
 # Readers wait for the line's end.
-echo "$code" >"$control/exit"
+echo "$code" >&3
 
 # A container ends with this, and takes with it whatever else runs there. What was asked to end may still be saving:
 # it has until its grace is over. (-1 means every process but the first and this one.)

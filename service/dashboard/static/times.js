@@ -1,4 +1,4 @@
-// "5 min ago" instead of a date; the exact time stays in the element's title.
+// "5 min ago" or "in 5 min" instead of a date; the exact time stays in the element's title.
 
 const STEPS = [
   [60, 1, "s"],
@@ -11,9 +11,13 @@ export function tellTimes(root) {
   const now = Date.now();
   for (const element of root.querySelectorAll("time[datetime]")) {
     const seconds = (now - Date.parse(element.dateTime)) / 1000;
-    const step = STEPS.find(([below]) => seconds < below);
+    const coming = "coming" in element.dataset;
+    const far = coming ? -seconds : seconds;
+    const step = STEPS.find(([below]) => far < below);
     if (!step) continue;
-    const text = seconds < 5 ? "just now" : `${Math.floor(seconds / step[1])} ${step[2]} ago`;
+    const length = `${Math.floor(far / step[1])} ${step[2]}`;
+    const told = coming ? `in ${length}` : `${length} ago`;
+    const text = far < 5 ? (coming ? "soon" : "just now") : told;
     if (element.textContent !== text) element.textContent = text;
   }
 }

@@ -1,16 +1,16 @@
 """Figures of the record: right, and at a cost that does not grow with the jobs that have ended."""
 
-from collections import Counter
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import event, func, insert, select, text, update
+from sqlalchemy import event, insert, text, true, update
 
 from core.db import Base, now
 from core.ids import new_id
 from core.jobs import census, claims, lifecycle, workers
 from core.jobs.claims import Offer
-from core.jobs.models import Event, Job, Worker
+from core.jobs.following import Following
+from core.jobs.models import Attempt, Event, HeldCard, Job, Repair, Worker
 from core.jobs.states import JobState
 
 
@@ -21,21 +21,6 @@ def taken(database):
             return census.take(session)
 
     return take
-
-
-@pytest.fixture
-def counted():
-    return Counter()
-
-
-@pytest.fixture
-def endings(counted):
-    return census.Endings(lambda state, backend, number: counted.update({(state, backend): number}))
-
-
-def look(database, endings):
-    with database.read() as session:
-        endings.look(session)
 
 
 def register(database, name, *, slots=2, backends=("mock",)):
@@ -54,36 +39,52 @@ def end(database, job, reason="completed"):
         return lifecycle.finish(session, ended, artifacts_state="complete")
 
 
-def change(database, table, **values):
+def change(database, table, *, seq=None, **values):
     with database.write() as session:
-        session.execute(update(table).values(**values))
+        session.execute(update(table).where(Job.seq == seq if seq else true()).values(**values))
 
 
 def test_an_empty_record_has_nothing(taken):
     assert taken() == census.Census()
 
 
-def test_jobs_that_have_not_ended_are_counted_by_state_and_backend(database, submit, taken):
+def test_jobs_that_have_not_ended_are_counted_by_state_and_pool(database, submit, taken):
     for _ in range(4):
         submit()
     end(database, claim(database))
     claim(database)
-    assert taken().jobs == {(JobState.QUEUED, "mock"): 2, (JobState.STARTING, "mock"): 1}
+    change(database, Job, seq=4, machine_type="V100")
+    assert taken().jobs == {
+        (JobState.QUEUED, "mock", "CPU"): 1,
+        (JobState.QUEUED, "mock", "V100"): 1,
+        (JobState.STARTING, "mock", "CPU"): 1,
+    }
+    assert taken().pools == [("mock", "CPU"), ("mock", "V100")]
+    assert taken().waiting(("mock", "V100")) == 1
+
+
+def test_jobs_whose_heart_is_silent_are_counted(database, submit, taken):
+    submit()
+    submit()
+    job = claim(database)
+    assert not +taken().silent
+    change(database, Job, heartbeat_at=now(-61))
+    assert taken().silent == {("mock", job.machine_type): 1}
 
 
 def test_who_waits_longest_is_told_by_the_databases_clock(database, submit, taken):
     submit()
     change(database, Job, created_at=now(-500))
     submit()
-    assert 500 <= taken().oldest_queued["mock"] < 530
+    assert 500 <= taken().oldest_queued["mock", "CPU"] < 530
 
 
 def test_a_job_that_is_tried_again_has_waited_since_it_was_due(database, submit, taken):
     submit()
     change(database, Job, created_at=now(-5000), run_after=now(-70))
-    assert 70 <= taken().oldest_queued["mock"] < 100
+    assert 70 <= taken().oldest_queued["mock", "CPU"] < 100
     change(database, Job, run_after=now(300))
-    assert taken().oldest_queued["mock"] == 0
+    assert taken().oldest_queued["mock", "CPU"] == 0
 
 
 def test_workers_seen_lately_come_with_what_they_hold(database, submit, taken):
@@ -100,6 +101,64 @@ def test_workers_seen_lately_come_with_what_they_hold(database, submit, taken):
     ]
 
 
+def test_a_worker_that_was_not_seen_is_missed_for_a_day(database, taken):
+    register(database, "away")
+    change(database, Worker, seen_at=now(-3600))
+    (missed,) = taken().missed
+    assert (missed.name, missed.silent, 3600 <= missed.seen < 3700) == ("away", True, True)
+    assert not taken().workers
+    change(database, Worker, seen_at=now(-census.WORKER_FORGOTTEN_SECONDS - 1))
+    assert taken() == census.Census()
+
+
+@pytest.mark.parametrize(
+    ("values", "takes"),
+    [
+        ({"slots": 3}, True),
+        ({"machine_types": ["CPU"]}, True),
+        ({"machine_types": ["V100", "P4000"]}, False),
+        ({"backends": ["docker"]}, False),
+        ({"drained_at": now(-5)}, False),
+        ({"seen_at": now(-61)}, False),
+    ],
+)
+def test_which_workers_take_jobs_of_a_pool(database, submit, taken, values, takes):
+    submit()
+    register(database, "w")
+    change(database, Worker, **values)
+    assert taken().takers(("mock", "CPU")) == takes
+
+
+def test_pools_that_workers_name_are_there_without_jobs(database, taken):
+    register(database, "w")
+    assert taken().pools == []
+    change(database, Worker, machine_types=["V100"])
+    assert taken().pools == [("mock", "V100")]
+
+
+def test_a_worker_is_deaf_when_it_is_there_and_hears_nothing(database, taken):
+    register(database, "w")
+    assert not taken().workers[0].deaf
+    change(database, Worker, heard_at=now(-census.DEAF_SECONDS + 60))
+    assert not taken().workers[0].deaf
+    change(database, Worker, heard_at=now(-census.DEAF_SECONDS - 1))
+    assert taken().workers[0].deaf
+    change(database, Worker, seen_at=now(-3600))
+    assert not taken().missed[0].deaf
+
+
+def test_cards_and_repairs(database, submit, taken):
+    submit()
+    job = claim(database)
+    with database.write() as session:
+        held = {"host": "h", "job_id": job.id, "attempt": 1}
+        session.execute(insert(HeldCard), [held | {"card": card} for card in ("0", "1")])
+        session.execute(insert(Repair).values(kind="scratch", total=7, last_at=now(-90), last_worker="w"))
+    assert taken().cards == {"h": 2}
+    (repaired,) = taken().repairs
+    assert (repaired.kind, repaired.total, repaired.worker, 90 <= repaired.last < 120) == ("scratch", 7, "w", True)
+
+
 def test_messages_that_were_not_sent_are_counted(submit, taken):
     submit()
     submit()
@@ -107,75 +166,13 @@ def test_messages_that_were_not_sent_are_counted(submit, taken):
     assert 0 <= taken().oldest_message < 30
 
 
-def test_only_endings_after_the_first_look_are_counted_and_each_once(database, submit, endings, counted):
-    for _ in range(3):
-        submit()
-    end(database, claim(database))
-    look(database, endings)
-    assert counted == {}
-    end(database, claim(database))
-    look(database, endings)
-    look(database, endings)
-    assert counted == {("succeeded", "mock"): 1}
-    end(database, claim(database), "launch_failed")
-    look(database, endings)
-    assert counted == {("succeeded", "mock"): 1, ("failed", "mock"): 1}
-
-
-def test_an_event_that_comes_in_with_an_earlier_number_is_not_missed(database, submit, endings, counted):
-    """Two transactions take numbers and are committed the other way round, as PostgreSQL allows."""
-    first, second = submit(), submit()
-    look(database, endings)
-    add_ending(database, second, number=1002)
-    look(database, endings)
-    add_ending(database, first, number=1001)
-    look(database, endings)
-    assert counted == {("cancelled", "mock"): 2}
-
-
-def test_what_is_settled_is_not_read_again(database, submit, endings, counted):
-    job = submit()
-    look(database, endings)
-    add_ending(database, job, number=1001)
-    look(database, endings)
-    change(database, Event, at=now(-census.SETTLED_SECONDS - 1))
-    look(database, endings)
-    assert (endings._settled, endings._counted) == (1001, set())
-    add_ending(database, job, number=1002)
-    look(database, endings)
-    assert counted == {("cancelled", "mock"): 2}
-
-
-def test_a_look_after_a_long_time_catches_up_in_stretches(database, submit, endings, counted, monkeypatch):
-    monkeypatch.setattr(census, "MOST_EVENTS", 10)
-    job = submit()
-    change(database, Event, at=now(-3600))
-    look(database, endings)
-    begin = newest_event(database)
-    for number in range(25):
-        add_ending(database, job, number=begin + 1 + number)
-    change(database, Event, at=now(-3600))
-    for expected in (10, 20, 25, 25):
-        look(database, endings)
-        assert counted["cancelled", "mock"] == expected
-
-
-def newest_event(database):
-    with database.read() as session:
-        return session.scalar(select(func.max(Event.id)))
-
-
-def add_ending(database, job, *, number):
-    values = {"id": number, "job_id": job.id, "kind": "finished", "attempt": 1, "lease": 1, "to_state": "cancelled"}
-    with database.write() as session:
-        session.execute(insert(Event).values(**values, at=now()))
-
-
-def test_jobs_that_have_ended_are_not_looked_at(database, submit, endings):
+def test_jobs_that_have_ended_are_not_looked_at(database, submit):
     """The plan of every statement reads through an index, though nearly all rows are of ended jobs."""
     job = submit()
     add_ended(database, job, 20_000)
-    look(database, endings)
+    following = Following()
+    with database.read() as session:
+        following.look(session)
     statements = []
 
     def note(connection, cursor, statement, parameters, context, many):
@@ -185,7 +182,7 @@ def test_jobs_that_have_ended_are_not_looked_at(database, submit, endings):
     event.listen(database.engine, "before_cursor_execute", note)
     with database.read() as session:
         census.take(session)
-        endings.look(session)
+        following.look(session)
     event.remove(database.engine, "before_cursor_execute", note)
     plans = {statement: plan(database, statement, parameters) for statement, parameters in statements}
     touching = [text for statement, text in plans.items() if "FROM jobs" in statement or "FROM events" in statement]
@@ -213,5 +210,7 @@ def add_ended(database, job, number):
         session.execute(insert(jobs), rows)
         old = {"kind": "finished", "attempt": 1, "lease": 1, "to_state": "succeeded", "at": row["created_at"]}
         session.execute(insert(Event.__table__), [old | {"job_id": each["id"]} for each in rows])
+        run = {"attempt": 1, "worker": "w", "host": "h", "claimed_at": row["created_at"], "log_bytes": 5}
+        session.execute(insert(Attempt.__table__), [run | {"job_id": each["id"]} for each in rows])
     with database.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         connection.execute(text("ANALYZE"))

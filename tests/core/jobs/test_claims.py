@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select, update
 
+from core.db import Database
 from core.jobs import claims, lifecycle, workers
 from core.jobs.claims import Offer
 from core.jobs.models import HeldCard, Job, Project
@@ -156,6 +157,15 @@ def test_hundreds_of_claims_at_once_give_each_job_once(database, submit, jobs):
     most = []
 
     def work(number):
+        # As in a fleet, each worker has connections of its own; SQLite has one writer in any case.
+        own = database if database.is_sqlite else Database(database.url)
+        try:
+            return claim_and_end(own, number)
+        finally:
+            if own is not database:
+                own.close()
+
+    def claim_and_end(database, number):
         offer = Offer(f"w{number}", f"h{number}", ("mock",), cards=("0", "1"))
         start.wait()
         mine = []

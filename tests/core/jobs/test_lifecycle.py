@@ -267,21 +267,6 @@ def test_pages_go_through_all_jobs_newest_first(database, submit):
     assert seen == ids[::-1]
 
 
-def test_a_waiting_job_says_why_and_where(database, submit):
-    first, second = submit(), submit()
-    with database.read() as session:
-        assert queries.waiting(session, first).reason == "no_worker"
-    with database.write() as session:
-        workers.register(session, Offer("w1", "h1", ("mock",)), boot_id="b", slots=1)
-    with database.read() as session:
-        assert (queries.waiting(session, first).reason, queries.waiting(session, first).position) == (
-            "waiting_for_machine",
-            1,
-        )
-        waiting = queries.waiting(session, second)
-    assert (waiting.reason, waiting.detail, waiting.position) == ("behind_jobs", "1 job", 2)
-
-
 def test_on_commit_runs_after_the_commit_and_never_after_a_rollback(database, submit):
     seen = []
 

@@ -142,7 +142,7 @@ def test_a_sample_tells_memory_and_processes(place):
 @pytest.mark.parametrize(
     "attack",
     [
-        "ln -s /etc/passwd",
+        "ln -s missing",
         "mkfifo",
         "mkdir",
         "head -c 1000000 /dev/zero >",
@@ -152,12 +152,25 @@ def test_a_sample_tells_memory_and_processes(place):
     ],
 )
 def test_a_forged_exit_file_harms_nobody_else(place, attack):
-    spec = place.spec(f'{attack} "$CONTROL/exit"; sleep 600', env={"CONTROL": ""})
+    forge = f'rm "$CONTROL/exit"; {attack} "$CONTROL/exit"; touch "$CONTROL/forged"; sleep 600'
+    spec = place.spec(forge, env={"CONTROL": ""})
     spec.env["CONTROL"] = place.inside(spec.control, CONTROL)
     handle = place.launch(spec)
-    wait_until(lambda: (spec.control / "exit").is_symlink() or (spec.control / "exit").exists(), "the attack")
+    wait_until((spec.control / "forged").exists, "the attack")
     ended = place.backend.poll(handle)
     assert ended is None or ended.code is None or 0 <= ended.code <= 255
+
+
+@pytest.mark.parametrize("name", ["exit", "log", "started"])
+def test_a_link_in_the_control_folder_is_not_followed(place, name):
+    """The wrapper runs with its worker's rights: it must not write where a job points it."""
+    target = place.root / "precious"
+    target.write_text("precious")
+    spec = place.spec(f'rm "$CONTROL/{name}"; ln -s "$TARGET" "$CONTROL/{name}"; echo out; exit 3', env={"CONTROL": ""})
+    spec.env.update(CONTROL=place.inside(spec.control, CONTROL), TARGET=str(target))
+    ended = place.wait(place.launch(spec))
+    assert ended.code in {3, None}
+    assert target.read_text() == "precious"
 
 
 def test_exit_codes_survive_a_removed_log(place):

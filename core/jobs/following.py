@@ -1,0 +1,115 @@
+"""Counts what happens to jobs as it happens, by following the record's events.
+
+What this costs goes by the events since the last look, not by the jobs that have ended.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from sqlalchemy import Row, bindparam, func, select
+from sqlalchemy.orm import Session
+
+from core.db import now
+from core.jobs.census import Pool
+from core.jobs.models import Attempt, Event, Job
+
+SETTLED_SECONDS = 60
+"""After this time no transaction that took an earlier event's number is still open: statements end after 15 s."""
+MOST_EVENTS = 100_000
+"""Events looked through at once; a reader that was away for long catches up over several looks."""
+
+_CLAIMED, _REQUEUED, _FINISHED = "claimed", "requeued", "finished"
+_NEWEST_EVENT = select(func.coalesce(func.max(Event.id), 0))
+_STRETCH = Event.id.between(bindparam("first"), bindparam("last"))
+_of_event = (Attempt.job_id == Event.job_id) & (Attempt.attempt == Event.attempt)
+_HAPPENED = (
+    select(
+        Event.id,
+        Event.kind,
+        Event.to_state,
+        Job.backend,
+        Job.machine_type,
+        Attempt.due_at,
+        Attempt.claimed_at,
+        Attempt.log_bytes,
+        Attempt.artifact_bytes,
+    )
+    .join(Job, Job.id == Event.job_id)
+    .outerjoin(Attempt, _of_event)
+    .where(_STRETCH, Event.kind.in_([_CLAIMED, _REQUEUED, _FINISHED]))
+)
+# From the newest on, so that what is read ends at the first one that is old enough.
+_SETTLED = select(Event.id).where(_STRETCH, Event.at < now(-SETTLED_SECONDS)).order_by(Event.id.desc()).limit(1)
+
+
+@dataclass(slots=True)
+class Happened:
+    """What happened between two looks.
+
+    Attributes:
+        ended: Jobs that ended, by state, backend and machine type.
+        claims: Of each claim its backend, machine type, and the seconds since its job was due.
+        log_bytes: Bytes of output kept of attempts that ended.
+        artifact_bytes: Bytes of artifacts kept of them.
+    """
+
+    ended: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    claims: list[tuple[Pool, float]] = field(default_factory=list)
+    log_bytes: int = 0
+    artifact_bytes: int = 0
+
+
+class Following:
+    """Tells what happened since it was last asked; it begins with the first look.
+
+    Numbers of events are given out before their transactions are committed, so the newest events are looked at again
+    until nothing can come before them; each is told once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._settled: int | None = None
+        self._told: set[int] = set()
+
+    def look(self, session: Session) -> Happened:
+        """What happened since the last look."""
+        with self._lock:
+            if self._settled is None:
+                self._begin(session)
+                return Happened()
+            stretch = {"first": self._settled + 1, "last": self._settled + MOST_EVENTS}
+            # Asked first: what is settled now cannot gain an event before it while the rest is read.
+            settled = session.scalar(_SETTLED, stretch)
+            found = [row for row in session.execute(_HAPPENED, stretch) if row.id not in self._told]
+            self._settled = settled or self._settled
+            self._told = {id_ for id_ in self._told | {row.id for row in found} if id_ > self._settled}
+            return _summed(found)
+
+    def _begin(self, session: Session) -> None:
+        """Take what there is as told."""
+        newest = session.scalar(_NEWEST_EVENT) or 0
+        self._settled = session.scalar(_SETTLED, {"first": 0, "last": newest}) or 0
+        stretch = {"first": self._settled + 1, "last": newest}
+        self._told = {row.id for row in session.execute(_HAPPENED, stretch)}
+
+
+def _summed(rows: Iterable[Row[*tuple[Any, ...]]]) -> Happened:
+    happened = Happened()
+    for row in rows:
+        if row.kind == _CLAIMED:
+            happened.claims += _waited(row)
+            continue
+        if row.kind == _FINISHED:
+            happened.ended[row.to_state, row.backend, row.machine_type] += 1
+        happened.log_bytes += row.log_bytes or 0
+        happened.artifact_bytes += row.artifact_bytes or 0
+    return happened
+
+
+def _waited(row: Row[*tuple[Any, ...]]) -> Iterator[tuple[Pool, float]]:
+    # A claim by the release before this one notes no due time.
+    if row.due_at is not None and row.claimed_at is not None:
+        yield (row.backend, row.machine_type), max(0.0, (row.claimed_at - row.due_at).total_seconds())

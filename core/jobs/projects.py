@@ -1,0 +1,74 @@
+"""What a project may be told, and how much of it is not over."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from core.errors import SpecInvalid
+from core.jobs import queries
+from core.jobs.models import Job, Project
+from core.jobs.states import OWNED, JobState
+from core.retention import FOR_GOOD
+from core.settings import MAX_DAYS
+
+MAX_RUNNING = 1_000_000
+_RUNNING = tuple(OWNED)
+_DAYS = "days (null: for good)"
+_RANGES = {
+    "max_running": ("maxRunning", MAX_RUNNING, "jobs at once (null: no limit)"),
+    "keep_logs_days": ("keepLogsDays", MAX_DAYS, _DAYS),
+    "keep_artifacts_days": ("keepArtifactsDays", MAX_DAYS, _DAYS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """How many jobs of a project run (or are being set up or put away), and how many wait."""
+
+    running: int = 0
+    queued: int = 0
+
+
+def change(session: Session, project_id: str, asked: Mapping[str, int | Literal["default"] | None]) -> Project:
+    """Set limits and policies of a project.
+
+    Args:
+        session: Writes.
+        project_id: The project.
+        asked: Any of `max_running` (None: no limit), `keep_logs_days` and `keep_artifacts_days` (None: for good;
+            "default": as the service's settings say). What is not in it stays as it is.
+
+    Raises:
+        ProjectNotFound: There is no such project.
+        SpecInvalid: A number that cannot be.
+    """
+    project = queries.project(session, project_id)
+    for column, value in asked.items():
+        name, most, unit = _RANGES[column]
+        if isinstance(value, int) and not 1 <= value <= most:
+            raise SpecInvalid(f"{value} is out of range: 1 to {most:,} {unit}.", field=name)
+        setattr(project, column, value if column == "max_running" else _stored_days(value))
+    session.flush()
+    return project
+
+
+def _stored_days(asked: int | str | None) -> int | None:
+    """As the record has it, where nothing stands for a project that was never told: as the service is set."""
+    if asked is None:
+        return FOR_GOOD
+    return None if asked == "default" else int(asked)
+
+
+def live(session: Session, project_id: str | None = None) -> dict[str, Live]:
+    """How many jobs run and wait, by project id, of those projects that have any; costs what is not over."""
+    query = select(Job.project_id, Job.state, func.count()).where(Job.state.in_([*_RUNNING, JobState.QUEUED]))
+    if project_id is not None:
+        query = query.where(Job.project_id == project_id)
+    counts: dict[str, Counter[bool]] = {}
+    for found, state, number in session.execute(query.group_by(Job.project_id, Job.state)):
+        counts.setdefault(found, Counter())[state is JobState.QUEUED] += number
+    return {found: Live(running=count[False], queued=count[True]) for found, count in counts.items()}

@@ -1,0 +1,219 @@
+"""Why a job waits, its place, and when it may start.
+
+Of the reasons that hold, the first of these is told:
+
+    no_worker            nobody who is there offers the machine type
+    too_large            those who do are too small for it, each of them
+    draining             those who are large enough are drained, each of them
+    retrying             it pauses before its next attempt
+    project_quota        its project has as many jobs on machines as it may
+    waiting_for_cards    none of them has as many cards free as it needs
+    behind_jobs          others are before it
+    waiting_for_machine  it is next
+
+A job that a worker holds does not wait; that its worker is silent (`worker_silent`) is told where it is shown.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Row, Select, func, select, union_all
+from sqlalchemy.orm import Session
+
+from core.db import now
+from core.jobs import forecast
+from core.jobs.models import HeldCard, Job, Worker
+from core.jobs.offers import Offers, excess, fits, offers, room
+from core.jobs.places import Place, Share, places_of
+from core.jobs.states import OWNED, JobState
+
+HISTORY = 100
+"""Ended jobs of a machine type that an estimate looks back to."""
+_HELD = select(Job.machine_type, Job.project_id, Job.worker, Job.host, Job.started_at, Job.cpus, Job.memory_mb).where(
+    Job.state.in_(OWNED)
+)
+_HeldRow = Row[str, str, str | None, str | None, datetime | None, float | None, int | None]
+_HELD_CARDS = select(HeldCard.host, func.count().label("cards")).group_by(HeldCard.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a job waits.
+
+    Attributes:
+        reason: The reason's name.
+        detail: What is known beside it.
+        position: Its place in the order in which jobs of its machine type are taken; 1 is next.
+        starts_at: When it may start: an estimate from how long the last jobs of its machine type ran, what runs now
+            and its place. None where there is too little history, or no worker to run it.
+    """
+
+    reason: str
+    detail: str | None
+    position: int
+    starts_at: datetime | None
+
+
+def waiting(session: Session, job: Job) -> Waiting:
+    """Why a queued job waits."""
+    return waiting_of(session, [job])[job.id]
+
+
+def waiting_of(session: Session, jobs: Iterable[Job]) -> dict[str, Waiting]:
+    """The same for all jobs among `jobs` that wait, by job id; the number of queries does not depend on theirs."""
+    queued = [job for job in jobs if job.state == JobState.QUEUED]
+    if not queued:
+        return {}
+    places = places_of(session, queued)
+    scene = _look(session, queued, places)
+    return {job.id: scene.waiting(job) for job in queued}
+
+
+def said_at(moment: datetime) -> str:
+    """A moment inside a sentence."""
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _look(session: Session, queued: Sequence[Job], places: dict[str, Place]) -> "_Scene":
+    at = session.scalars(select(now())).one()
+    held = list(session.execute(_HELD))
+    types = {job.machine_type for job in queued} | {row.machine_type for row in held}
+    cards: Counter[str] = Counter()
+    if any(job.cards for job in queued):
+        cards.update({row.host: row.cards for row in session.execute(_HELD_CARDS)})
+    return _Scene(at, places, offers(session), held, _typical(session, sorted(types)), cards)
+
+
+def _typical(session: Session, types: Sequence[str]) -> dict[str, float]:
+    """How long jobs of some machine types last, in seconds; those of which too little is known are left out."""
+    durations: dict[str, list[float]] = defaultdict(list)
+    for row in session.execute(union_all(*(select(_last(one).subquery()) for one in types))):
+        durations[row.machine_type].append(max(0.0, (row.ended_at - row.started_at).total_seconds()))
+    known = {one: forecast.typical(some) for one, some in durations.items()}
+    return {one: lasts for one, lasts in known.items() if lasts is not None}
+
+
+def _last(machine_type: str) -> Select[str, datetime | None, datetime | None]:
+    ran = (Job.machine_type == machine_type, Job.started_at.is_not(None), Job.ended_at.is_not(None))
+    columns = select(Job.machine_type, Job.started_at, Job.ended_at)
+    return columns.where(*ran).order_by(Job.ended_at.desc()).limit(HISTORY)
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """All that the answers for some jobs are made from.
+
+    Attributes:
+        at: Now, by the database's clock.
+        places: Of the jobs, by id.
+        offers: The workers that are there.
+        held: What workers hold.
+        typical: How long jobs last, by machine type.
+        cards: Cards that jobs hold, by host.
+    """
+
+    at: datetime
+    places: dict[str, Place]
+    offers: Offers
+    held: Sequence[_HeldRow]
+    typical: dict[str, float]
+    cards: Counter[str]
+
+    def waiting(self, job: Job) -> Waiting:
+        """The answer for one of the jobs."""
+        # One that was claimed since it was read was the next.
+        place = self.places.get(job.id, Place(1, 0, Share()))
+        offering = self.offers.of(job.machine_type, job.backend)
+        large = [worker for worker in offering if fits(worker, job)]
+        working = [worker for worker in large if worker.drained_at is None]
+        reason, detail = self._hindrance(job, offering, large, working) or self._turn(job, place, working)
+        return Waiting(reason, detail, place.number, self._starts_at(job, place, working))
+
+    def _hindrance(
+        self, job: Job, offering: Sequence[Worker], large: Sequence[Worker], working: Sequence[Worker]
+    ) -> tuple[str, str | None] | None:
+        """Why nobody could take the job whatever its place."""
+        if not offering:
+            return "no_worker", None
+        if not large:
+            return "too_large", excess(job, offering)
+        if not working:
+            return "draining", None
+        if job.run_after is not None and job.run_after > self.at:
+            ended = f"{job.reason_detail} " if job.reason_detail else ""
+            return "retrying", f"{ended}The next try is at {said_at(job.run_after)}."
+        return None
+
+    def _turn(self, job: Job, place: Place, working: Sequence[Worker]) -> tuple[str, str | None]:
+        """What the job waits for."""
+        if place.share.used_up:
+            return "project_quota", f"{place.share.running} of {place.share.max_running} jobs"
+        most = max(working, key=self._free_cards)
+        if self._free_cards(most) < job.cards:
+            return "waiting_for_cards", self._cards_of(job, most)
+        if place.number > 1:
+            ahead = place.number - 1
+            return "behind_jobs", f"{ahead:,} job{'s' if ahead > 1 else ''}"
+        return "waiting_for_machine", None
+
+    def _free_cards(self, worker: Worker) -> float:
+        return float("inf") if worker.cards is None else len(worker.cards) - self.cards[worker.host]
+
+    def _cards_of(self, job: Job, worker: Worker) -> str:
+        free, total = max(0, int(self._free_cards(worker))), len(worker.cards or ())
+        needs = "a card" if job.cards == 1 else f"{job.cards} cards of one machine"
+        return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, jobs hold the others"
+
+    def _starts_at(self, job: Job, place: Place, working: Sequence[Worker]) -> datetime | None:
+        lasts = self.typical.get(job.machine_type)
+        if lasts is None or not working:
+            return None
+        inside = self._pool_starts(job, working, lasts).get(place.number)
+        allowed = self._quota_start(place, job.project_id, lasts)
+        if inside is None or allowed is None:
+            return None
+        starts_at = (self.at + timedelta(seconds=max(inside, allowed))).replace(microsecond=0)
+        return max(starts_at, job.run_after) if job.run_after else starts_at
+
+    def _pool_starts(self, job: Job, working: Sequence[Worker], lasts: float) -> dict[int, float]:
+        """Seconds until each asked place of the job's pool is served, for jobs that need as much as this one."""
+        need = (job.machine_type, job.backend, job.cards, job.cpus, job.memory_mb)
+        if need not in self._known:
+            free_in = [free for worker in working for free in self._slots(worker, job, lasts)]
+            self._known[need] = forecast.starts(free_in, lasts, {place.number for place in self.places.values()} | {1})
+        return self._known[need]
+
+    @cached_property
+    def _known(self) -> dict[tuple[Any, ...], dict[int, float]]:
+        return {}
+
+    def _slots(self, worker: Worker, job: Job, lasts: float) -> list[float]:
+        """In how many seconds the worker has room for another job like this one, for each that it has room for."""
+        busy = [self._left(row, lasts) for row in self.held if row.worker == worker.name]
+        on_host = [row for row in self.held if row.host == worker.host]
+        idle = [worker.slots - len(busy)]
+        if worker.cards is not None and job.cards:
+            idle.append(int(self._free_cards(worker)) // job.cards)
+        if worker.cpus is not None and job.cpus:
+            idle.append(int((worker.cpus - sum(row.cpus or 0 for row in on_host)) // job.cpus))
+        if worker.memory_mb is not None and job.memory_mb:
+            idle.append((worker.memory_mb - sum(row.memory_mb or 0 for row in on_host)) // job.memory_mb)
+        return forecast.slots(max(0, min(idle)), busy, room(worker, job))
+
+    def _quota_start(self, place: Place, project_id: str, lasts: float) -> float | None:
+        """Seconds until the project may have another job on a machine; None: never."""
+        share = place.share
+        if share.max_running is None:
+            return 0.0
+        busy = [self._left(row, lasts) for row in self.held if row.project_id == project_id]
+        free_in = forecast.slots(max(0, share.max_running - len(busy)), busy, share.max_running)
+        return forecast.starts(free_in, lasts, [place.rank + 1]).get(place.rank + 1)
+
+    def _left(self, row: _HeldRow, lasts: float) -> float:
+        """Seconds until a running job ends; of a machine type that has no history it lasts as long as the others."""
+        elapsed = (self.at - row.started_at).total_seconds() if row.started_at else 0.0
+        return forecast.left(self.typical.get(row.machine_type, lasts), elapsed)

@@ -1,0 +1,158 @@
+"""`gradient-server prune`: what no policy keeps any longer, listed and removed."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from core import schema
+from core.artifacts import DirectoryStore
+from core.db import Database
+from core.errors import StoreUnavailable
+from core.joblogs import JobLogs
+from core.prune import Report, Tally, prune
+from core.retention import Kind
+from core.settings import Settings
+from core.workspaces import WorkspaceStore
+
+_KILO = 1000
+_ROW = "{:24} {:10} {:>8} {:>10}  {:20} {}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """What is kept."""
+
+    settings: Settings
+    database: Database
+    logs: JobLogs
+    artifacts: DirectoryStore
+    workspaces: WorkspaceStore
+
+
+def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
+    """Remove what is due, or only say what would go; the exit code: 1 if some files could not be removed."""
+    database = _open(settings, dry_run=dry_run)
+    stores = Stores(
+        settings=settings,
+        database=database,
+        logs=JobLogs(settings.root / "logs"),
+        artifacts=DirectoryStore(settings.root / "artifacts"),
+        workspaces=WorkspaceStore(settings.root / "workspaces"),
+    )
+    try:
+        report = prune(stores, dry_run=dry_run, progress=_show_progress)
+    finally:
+        _end_progress()
+        database.close()
+    print(_json(report, dry_run=dry_run) if as_json else "\n".join(_lines(report, dry_run=dry_run)))
+    return int(report.failed > 0)
+
+
+def _open(settings: Settings, *, dry_run: bool) -> Database:
+    """The database; for a dry run in a way in which nothing can be changed.
+
+    Raises:
+        StoreUnavailable: There is none.
+        DatabaseOutdated: Its schema is not this release's.
+    """
+    file = settings.database_url.removeprefix("sqlite:///")
+    if file != settings.database_url and not Path(file).exists():
+        raise StoreUnavailable(f"There is no database at {file}. GRADIENT_HOME or GRADIENT_DATABASE__URL names it.")
+    database = Database(settings.database_url, read_only=dry_run)
+    if database.is_sqlite and not dry_run:
+        schema.upgrade(database)
+    else:
+        schema.check(database)
+    return database
+
+
+def _show_progress(report: Report) -> None:
+    if sys.stderr.isatty():
+        total = report.total
+        print(f"\r\x1b[K{total.count:,} so far, {_size(total.bytes)}", end="", file=sys.stderr, flush=True)
+
+
+def _end_progress() -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _lines(report: Report, *, dry_run: bool) -> Iterator[str]:
+    if not report.projects and report.workspaces_days is None:
+        yield "No policy is set: everything is kept for good."
+        yield "GRADIENT_RETENTION__* and `gradient-cli projects update` set one."
+    elif report.total.count:
+        yield _ROW.format("PROJECT", "WHAT", "COUNT", "BYTES", "OLDEST (UTC)", "POLICY")
+        for project in report.projects:
+            for kind, policy in project.policies.items():
+                if project.removed[kind].count:
+                    yield _row(project.name, kind.value, project.removed[kind], policy.sentence)
+        if report.workspaces.count:
+            kept = f"kept {report.workspaces_days} days after the last job on it"
+            yield _row("(all)", "workspaces", report.workspaces, kept)
+    yield from _ending(report, dry_run=dry_run)
+
+
+def _ending(report: Report, *, dry_run: bool) -> Iterator[str]:
+    total = report.total
+    logs, artifacts = (sum(project.removed[kind].count for project in report.projects) for kind in Kind)
+    counts = [
+        (logs, "log", "logs"),
+        (artifacts, "job's artifacts", "jobs' artifacts"),
+        (report.workspaces.count, "workspace", "workspaces"),
+    ]
+    said = ", ".join(f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
+    verb = "Would be removed" if dry_run else "Removed"
+    yield f"{verb}: {said or 'nothing'}{f' ({_size(total.bytes)})' if said else ''}."
+    if report.unfinished:
+        what = "are still to be removed" if dry_run else "were still to be removed"
+        yield f"Files of {report.unfinished:,} earlier removals {what}."
+    if report.failed:
+        yield f"Files of {report.failed:,} removals could not be removed; the service's log says why. Run this again."
+
+
+def _row(name: str, what: str, tally: Tally, policy: str) -> str:
+    oldest = f"{tally.oldest:%Y-%m-%d %H:%M}" if tally.oldest else ""
+    return _ROW.format(name, what, f"{tally.count:,}", _size(tally.bytes), oldest, policy)
+
+
+def _json(report: Report, *, dry_run: bool) -> str:
+    projects = [
+        {
+            "id": project.id,
+            "name": project.name,
+            **{
+                kind.value: {**_tally(project.removed[kind]), "keepDays": policy.days, "own": policy.own}
+                for kind, policy in project.policies.items()
+            },
+        }
+        for project in report.projects
+    ]
+    found = {
+        "dryRun": dry_run,
+        "projects": projects,
+        "workspaces": {**_tally(report.workspaces), "keepDays": report.workspaces_days},
+        "unfinished": report.unfinished,
+        "failed": report.failed,
+    }
+    return json.dumps(found, indent=2)
+
+
+def _tally(tally: Tally) -> dict[str, int | str | None]:
+    return {"count": tally.count, "bytes": tally.bytes, "oldest": _iso(tally.oldest)}
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
+
+
+def _size(count: int) -> str:
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < _KILO:
+            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= _KILO
+    return f"{amount:.1f} TB"

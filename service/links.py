@@ -1,0 +1,27 @@
+"""Where an answer leads: OpenAPI links, so that a reader (or a program) finds what to ask next."""
+
+from typing import Any
+
+_JOB = ("show_job", "stop_job", "clone_job", "list_events", "read_log", "read_raw_log", "read_metrics", "delete_job")
+_OUTPUTS = ("list_artifacts", "read_zip")
+
+
+def _to(operations: tuple[str, ...], parameter: str, where: str) -> dict[str, Any]:
+    return {name: {"operationId": name, "parameters": {parameter: f"$response.body#/{where}"}} for name in operations}
+
+
+OF_JOB: dict[str, Any] = _to((*_JOB, *_OUTPUTS), "job_id", "id") | _to(("show_project",), "project_id", "projectId")
+"""From a job to everything about it."""
+
+OF_JOBS: dict[str, Any] = _to((*_JOB[:1], *_JOB[3:-1], *_OUTPUTS), "job_id", "jobs/0/id")
+"""From a list of jobs to what can be read about the first."""
+
+OF_PROJECT: dict[str, Any] = _to(("show_project",), "project_id", "id")
+
+OF_ARTIFACTS: dict[str, Any] = {
+    "read_artifact": {
+        "operationId": "read_artifact",
+        "parameters": {"job_id": "$request.path.job_id", "path": "$response.body#/files/0/path"},
+    }
+}
+"""From a list of artifacts to the first one's bytes."""

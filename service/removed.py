@@ -1,0 +1,38 @@
+"""What policies removed: told where it would have been, and refused where its bytes are asked for."""
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from core import retention
+from core.errors import OutputRemoved
+from core.jobs.models import Job
+from core.retention import Kind, Removed
+from service.wire import ErrorView, RemovedView
+
+GONE: dict[int | str, dict[str, Any]] = {
+    410: {"model": ErrorView, "description": "It was removed by policy; the message says when and by which."}
+}
+"""How the refusal is declared in the OpenAPI document."""
+
+
+def removed_view(removed: Removed) -> RemovedView:
+    """What was removed, when, and by which policy."""
+    return RemovedView(what=removed.kind.value, at=removed.at, message=removed.message)
+
+
+def removed_of(session: Session, job: Job, kind: Kind) -> RemovedView | None:
+    """What a policy removed of a job; None if it did not."""
+    found = retention.removed(session, [job]).get(job.id, ())
+    return next((removed_view(one) for one in found if one.kind is kind), None)
+
+
+def refuse_removed(session: Session, job: Job, kind: Kind) -> None:
+    """Refuse to read what was removed.
+
+    Raises:
+        OutputRemoved: It was; the message says when and by which policy.
+    """
+    removed = removed_of(session, job, kind)
+    if removed is not None:
+        raise OutputRemoved(f"{removed.message} That was at {removed.at:%Y-%m-%d %H:%M} UTC.")

@@ -1,0 +1,51 @@
+"""A span for every request, in the trace that its sender began, if it began one."""
+
+from opentelemetry.trace import Span, SpanKind
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from core import tracing
+from core.tracing import TRACE_PARENT, TRACE_STATE, TRACER
+from service.scopes import METHODS, route_of
+
+_UNTRACED = frozenset({"/health", "/readiness", "/metrics"})
+"""Asked every few seconds by machines, with nothing to tell."""
+_FIRST_FAULT = 500
+
+
+class Traced:
+    """Puts every request into a server span; plain ASGI, so that streams pass through untouched."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["path"] in _UNTRACED:
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope)
+        sent = {name: given[name] for name in (TRACE_PARENT, TRACE_STATE) if name in given}
+        method = scope["method"] if scope["method"] in METHODS else "_OTHER"
+        span = TRACER.start_span(method, tracing.continued(sent), SpanKind.SERVER)
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                span.set_attribute("http.response.status_code", status)
+                if status >= _FIRST_FAULT:
+                    tracing.fail(span, str(status))
+            await send(message)
+
+        with tracing.inside(span):
+            try:
+                await self._app(scope, receive, send_noted if span.is_recording() else send)
+            finally:
+                if span.is_recording():
+                    _name(span, scope, method)
+
+
+def _name(span: Span, scope: Scope, method: str) -> None:
+    route = route_of(scope)
+    span.update_name(f"{method} {route}")
+    span.set_attributes({"http.request.method": method, "http.route": route, "url.path": scope["path"]})

@@ -1,0 +1,137 @@
+"""Projects and policies as the client shows and changes them."""
+
+import json
+
+import pytest
+
+PROJECT = {
+    "id": "pr1",
+    "name": "vision",
+    "createdAt": None,
+    "jobCount": 12,
+    "runningCount": 2,
+    "queuedCount": 5,
+    "maxRunning": 4,
+    "keepLogsDays": 30,
+    "keepLogsBy": "project",
+    "keepArtifactsDays": None,
+    "keepArtifactsBy": "service",
+}
+
+
+@pytest.fixture(autouse=True)
+def projects(server):
+    other = {**PROJECT, "id": "pr2", "name": "pr1"}
+    server.on("GET", "/projects", {"projects": [other, PROJECT]})
+    server.on("PATCH", "/projects/pr1", PROJECT)
+    return server
+
+
+def fields(text):
+    return {line[:15].strip(): line[15:].strip() for line in text.splitlines()}
+
+
+def test_the_list_shows_the_quota(cli):
+    head, _, row = cli("projects", "list").stdout.splitlines()
+    assert head.split() == ["ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"]
+    assert row.split() == ["pr1", "vision", "12", "2", "of", "4", "5"]
+
+
+def test_one_project_is_shown_in_words(cli):
+    shown = fields(cli("projects", "show", "vision").stdout)
+    assert shown["at once"] == "at most 4"
+    assert (shown["running"], shown["waiting"], shown["jobs"]) == ("2", "5", "12")
+    assert shown["keeps logs"] == "30 days after a job's end"
+    assert shown["keeps artifacts"] == "for good (as the service is set)"
+    assert json.loads(cli("projects", "show", "vision", "--json").stdout) == PROJECT
+
+
+def test_an_id_comes_before_a_name(cli):
+    assert json.loads(cli("projects", "show", "pr1", "--json").stdout)["name"] == "vision"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [
+        (["--maxRunning", "8"], {"maxRunning": 8}),
+        (["--max-running", "none"], {"maxRunning": None}),
+        (
+            ["--keepLogsDays", "7", "--keepArtifactsDays", "forever"],
+            {"keepLogsDays": 7, "keepArtifactsDays": None},
+        ),
+        (["--keepLogsDays", "default"], {"keepLogsDays": "default"}),
+    ],
+)
+def test_only_what_is_named_is_changed(cli, server, arguments, sent):
+    done = cli("projects", "update", "vision", *arguments)
+    assert done.returncode == 0, done.stderr
+    (request,) = server.asked("PATCH", "/projects/pr1")
+    assert request.json == sent
+    assert "at most 4" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vision"], "nothing to change"),
+        (["vision", "--maxRunning", "0"], "maxRunning: '0' is not a number from 1 on"),
+        (["vision", "--maxRunning", "forever"], "say none"),
+        (["vision", "--keepLogsDays", "-1"], "keepLogsDays: '-1' is not a number from 1 on"),
+        (["vision", "--keepLogsDays", "soon"], "say forever or default"),
+        (["--maxRunning", "1"], "which project?"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_here(cli, server, arguments, message):
+    refused = cli("projects", "update", *arguments)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert server.requests == []
+
+
+def test_a_project_that_is_not_there(cli):
+    refused = cli("projects", "show", "nowhere")
+    assert refused.returncode == 4
+    assert "no project has the name or id 'nowhere'" in refused.stderr
+    assert "gradient-cli projects list" in refused.stderr
+
+
+LOG = {"what": "logs", "at": "2024-06-01T10:00:00.000Z", "message": "The log was removed: kept 30 days."}
+ARTIFACTS = {**LOG, "what": "artifacts", "message": "The artifacts were removed: kept 30 days."}
+
+
+@pytest.fixture
+def pruned(server, wire):
+    path = f"/jobs/{wire.id}"
+    nothing = {"files": [], "skipped": [], "next": None, "totalFiles": 0, "totalBytes": 0}
+    server.on("GET", path, wire.ended(removed=[LOG, ARTIFACTS]))
+    server.on("GET", f"{path}/logs", {"lines": [], "complete": True, "removed": LOG})
+    server.on("GET", f"{path}/artifacts", {"state": "removed", **nothing, "removed": ARTIFACTS})
+    return wire.id
+
+
+def test_show_says_what_was_removed_and_offers_no_way_to_it(cli, pruned):
+    shown = cli("jobs", "show", pruned)
+    assert "The log was removed: kept 30 days. 2024-06-01T10:00:00.000Z (" in shown.stdout
+    assert "The artifacts were removed: kept 30 days." in shown.stdout
+    assert "jobs clone" in shown.stderr
+    assert "jobs logs" not in shown.stderr
+    assert "artifacts list" not in shown.stderr
+
+
+def test_logs_and_artifacts_say_what_was_removed(cli, pruned):
+    for command in (["logs"], ["artifacts", "list"]):
+        shown = cli("jobs", *command, pruned)
+        assert (shown.returncode, shown.stdout) == (0, "")
+        assert "removed: kept 30 days. (" in shown.stderr
+        assert "no lines" not in shown.stderr
+    got = cli("jobs", "artifacts", "get", pruned)
+    assert got.returncode == 1
+    assert "error: The artifacts were removed: kept 30 days." in got.stderr
+    assert f"gradient-cli jobs clone {pruned}" in got.stderr
+
+
+def test_following_a_removed_log_says_so_and_ends(cli, server, wire, pruned):
+    server.on("GET", f"/jobs/{pruned}/logs", wire.Reply(stream=[wire.event("removed", LOG), wire.end()]))
+    followed = cli("jobs", "logs", pruned, "--follow")
+    assert followed.returncode == 0
+    assert "The log was removed: kept 30 days. (" in followed.stderr

@@ -1,0 +1,165 @@
+"""`gradient-server prune`: says what goes, and a dry run leaves every byte as it was."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from aged import Aging, tree
+from serving import a_zip, wait_until
+
+from core.archives import ArchiveLimits
+from core.retention import DAY_SECONDS
+from core.settings import DatabaseSettings, RetentionSettings, Settings
+from gradient_server import prune
+from worker.host import Host
+
+PROGRAM = str(Path(sys.executable).parent / "gradient-server")
+
+
+@pytest.fixture
+def settings(database, tmp_path):
+    retention = RetentionSettings(logs_days=30, workspaces_days=30)
+    return Settings(home=tmp_path / "home", database=DatabaseSettings(url=database.url), retention=retention)
+
+
+@pytest.fixture
+def aging(settings, database, tmp_path):
+    """An installation with something to remove in it: two logs, one job's artifacts, an archive."""
+    host = Host.open(settings, database, name="w", host="h")
+    aging = Aging(host, tmp_path / "left")
+    aging.job(40, project="vision", log=b"x" * 1500, files=["model"])
+    aging.job(31, project="speech", log=b"y" * 500)
+    aging.job(1, project="speech", log=b"y" * 500)
+    aging.policy("vision", keep_artifacts_days=7)
+    stored = host.workspaces.add(io.BytesIO(a_zip()), ArchiveLimits())
+    long_ago = time.time() - 50 * DAY_SECONDS
+    os.utime(host.workspaces.path(stored.sha256), (long_ago, long_ago))
+    return aging
+
+
+def run(settings, capsys, *, dry_run=False, as_json=False):
+    code = prune.run(settings, dry_run=dry_run, as_json=as_json)
+    return code, capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("aging")
+def test_it_lists_by_project_what_it_removes(settings, capsys):
+    code, text = run(settings, capsys)
+    assert code == 0
+    head, *rows, last = text.splitlines()
+    assert head.split()[:4] == ["PROJECT", "WHAT", "COUNT", "BYTES"]
+    found = [row.split()[:5] for row in rows]
+    assert [row[:4] for row in found] == [
+        ["speech", "logs", "1", "500"],
+        ["vision", "logs", "1", "1.5"],
+        ["vision", "artifacts", "1", "10"],
+        ["(all)", "workspaces", "1", rows[3].split()[3]],
+    ]
+    assert "kept 30 days after the job's end by the service's settings" in rows[1]
+    assert "kept 7 days after the job's end by its project's policy" in rows[2]
+    assert last.startswith("Removed: 2 logs, 1 job's artifacts, 1 workspace (2.")
+    assert run(settings, capsys) == (0, "Removed: nothing.\n")
+
+
+@pytest.mark.usefixtures("aging")
+def test_a_dry_run_changes_nothing(settings, capsys, tmp_path, database):
+    database.close()  # SQLite's own files beside the database come and go with its connections
+    before = tree(tmp_path)
+    _, text = run(settings, capsys, dry_run=True)
+    assert text.splitlines()[-1].startswith("Would be removed: 2 logs, 1 job's artifacts, 1 workspace (2.")
+    _, dry = run(settings, capsys, dry_run=True, as_json=True)
+    assert tree(tmp_path) == before
+    _, done = run(settings, capsys, as_json=True)
+    assert tree(tmp_path) != before
+    assert json.loads(done) == {**json.loads(dry), "dryRun": False}
+
+
+@pytest.mark.usefixtures("aging")
+def test_json_for_programs(settings, capsys):
+    _, text = run(settings, capsys, dry_run=True, as_json=True)
+    found = json.loads(text)
+    assert (found["dryRun"], found["unfinished"], found["failed"]) == (True, 0, 0)
+    speech, vision = found["projects"]
+    assert (speech["name"], set(speech)) == ("speech", {"id", "name", "logs"})
+    assert (vision["artifacts"]["count"], vision["artifacts"]["bytes"], vision["artifacts"]["keepDays"]) == (1, 10, 7)
+    assert (vision["artifacts"]["own"], vision["logs"]["own"]) == (True, False)
+    assert vision["logs"]["oldest"].endswith("Z")
+    assert found["workspaces"]["count"] == 1
+
+
+def test_without_a_policy_it_says_so(settings, capsys):
+    plain = settings.model_copy(update={"retention": RetentionSettings()})
+    code, text = run(plain, capsys)
+    assert code == 0
+    assert text.startswith("No policy is set: everything is kept for good.\n")
+    assert text.endswith("Removed: nothing.\n")
+
+
+def test_files_that_cannot_be_removed_are_said_and_fail_the_command(settings, aging, capsys, monkeypatch):
+    def refuse(_self, _job_id):
+        raise PermissionError(13, "not yours")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(aging.kept.logs), "remove", refuse)
+        code, text = run(settings, capsys)
+    assert code == 1
+    assert "Files of 2 removals could not be removed" in text
+    _, dry = run(settings, capsys, dry_run=True)
+    assert "Files of 2 earlier removals are still to be removed." in dry
+    code, text = run(settings, capsys)
+    assert (code, "Files of 2 earlier removals were still to be removed." in text) == (0, True)
+
+
+@pytest.mark.usefixtures("aging")
+def test_progress_is_shown_on_a_terminal_alone(settings, capsys, monkeypatch):
+    run(settings, capsys, dry_run=True)
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", terminal)
+        run(settings, capsys)
+        shown = os.read(ours, 4096).decode()
+        while shown.count("\x1b[K") <= shown.count("so far, ") or not shown.endswith("\x1b[K"):
+            shown += os.read(ours, 4096).decode()
+    os.close(ours)
+    assert "so far, " in shown
+    assert shown.endswith("\r\x1b[K")
+
+
+def test_killed_in_the_middle_the_next_pass_leaves_nothing_behind(settings, database, tmp_path, capsys):
+    aging = Aging(Host.open(settings, database, name="w", host="h"), tmp_path / "left")
+    jobs = [aging.job(31 + number, log=b"x\n") for number in range(250)]
+    logs = settings.root / "logs"
+    environment = {
+        "GRADIENT_HOME": str(settings.root),
+        "GRADIENT_DATABASE__URL": database.url,
+        "GRADIENT_RETENTION__LOGS_DAYS": "30",
+    }
+    with subprocess.Popen([PROGRAM, "prune"], env=environment, stdout=subprocess.PIPE) as doomed:
+        wait_until(lambda: len(list(logs.glob("*/*"))) < len(jobs))
+        doomed.kill()
+    for job in jobs:
+        if not (logs / job.id[:3] / job.id).exists():
+            assert aging.row(job).logs_removed_at is not None, "the record said so first"
+    assert run(settings, capsys)[0] == 0
+    assert list(logs.glob("*/*")) == []
+    assert [len(aging.events(job)) for job in jobs] == [1] * len(jobs)
+
+
+def test_a_place_without_a_database_is_refused_and_stays_empty(tmp_path):
+    for arguments in (["prune"], ["prune", "--dry-run"]):
+        done = subprocess.run(
+            [PROGRAM, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"GRADIENT_HOME": str(tmp_path / "nowhere")},
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: There is no database at {tmp_path / 'nowhere'}")
+    assert list(tmp_path.iterdir()) == []

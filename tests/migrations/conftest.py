@@ -1,0 +1,17 @@
+from collections.abc import Iterator
+
+import pytest
+
+from core.db import Database
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty(request, tmp_path) -> Iterator[Database]:
+    """A database of each kind, without any table."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'empty.db'}"
+    else:
+        url = request.getfixturevalue("postgres").new_database()
+    empty = Database(url)
+    yield empty
+    empty.close()

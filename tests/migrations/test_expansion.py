@@ -1,0 +1,129 @@
+"""The rule of migrations: a release that is still served trips over nothing. Looked at is what a database has."""
+
+from pathlib import Path
+
+import pytest
+from alembic import command
+from releases import HEAD, NEXT, Step, breaks, described, later_release, release
+
+from core import schema
+from core.db import Database
+
+
+def retired_until(revision):
+    """What the release of `revision` has no use for any more."""
+    names = set()
+    for step in schema.steps():
+        names |= set(getattr(step.module, "retires", ()))
+        if step.revision == revision:
+            break
+    return names
+
+
+def violations(database):
+    """Take the steps that are left, one by one: what breaks the rule, revision by revision."""
+    found = {}
+    before = described(database)
+    for step in schema.steps()[1:]:
+        schema.upgrade(database, step.revision)
+        after = described(database)
+        found[step.revision] = breaks(
+            before, after, removable=retired_until(step.module.serves), retired=retired_until(step.revision)
+        )
+        before = after
+    return found
+
+
+def test_every_step_only_adds_what_may_stay_empty(empty):
+    steps = schema.steps()
+    schema.upgrade(empty, steps[0].revision)
+    assert violations(empty) == {step.revision: [] for step in steps[1:]}
+
+
+def test_every_step_serves_the_release_before_it():
+    known = [step.revision for step in schema.steps()]
+    for before, step in zip([known[0], *known], schema.steps(), strict=False):
+        assert known.index(step.module.serves) <= known.index(before), f"{step.revision} shuts out {before}"
+
+
+def test_what_is_retired_need_not_be_filled(empty, tmp_path):
+    """A column that nobody fills any more has to take that."""
+    schema.upgrade(empty)
+    tables = described(empty)
+    for name in schema.retired():
+        table, _, column = name.partition(".")
+        if table in tables and column in tables[table]["columns"]:
+            _type, nullable, default = tables[table]["columns"][column]
+            assert nullable or default, f"{name} is retired, and an insert without it fails"
+    with release(later_release(tmp_path / "later", Step("pass", retires=("jobs.run_after",)))):
+        assert schema.retired() == {"jobs.run_after"}
+
+
+@pytest.mark.parametrize("retires", [(), ("jobs.old", "relics")])
+def test_a_new_migration_leaves_what_was_retired_alone(tmp_path, retires):
+    """As `make migration` writes it: without the word, it would take away what served releases may still read."""
+    body = (
+        'op.add_column("jobs", sa.Column("old", sa.Integer()))\nop.create_table("relics", sa.Column("n", sa.Integer()))'
+    )
+    database = Database(f"sqlite:///{tmp_path / 'gradient.db'}")
+    with release(later_release(tmp_path / "later", Step(body, retires=retires))):
+        schema.upgrade(database)
+        with database.engine.begin() as connection:
+            command.revision(schema.configuration(connection), message="nothing new", autogenerate=True)
+        written = schema.steps()[-1]
+    database.close()
+    text = Path(written.path).read_text()
+    assert ("drop_column('old')" in text, "drop_table('relics')" in text) == (not retires, not retires)
+    assert (written.module.down_revision, written.module.serves) == (NEXT, NEXT)
+
+
+HOSTILE = {
+    'batch.drop_column("run_after")': ["jobs.run_after is gone"],
+    'batch.alter_column("run_after", new_column_name="not_before")': ["jobs.run_after is gone"],
+    'batch.add_column(sa.Column("pool", sa.String(64), nullable=False))': [
+        "jobs.pool is required and has no default",
+    ],
+    'batch.alter_column("attempt", existing_type=sa.Integer(), type_=sa.BigInteger())': [
+        "jobs.attempt was INTEGER and is BIGINT",
+    ],
+    'batch.alter_column("run_after", existing_type=sa.DateTime(timezone=True), nullable=False)': [
+        "jobs.run_after is required now",
+    ],
+    'batch.alter_column("priority", existing_type=sa.Integer(), nullable=True)': ["jobs.priority may be empty now"],
+    'batch.alter_column("cards", existing_type=sa.Integer(), server_default=None)': [
+        "jobs.cards has no default any more",
+    ],
+    'batch.create_unique_constraint("uq_jobs_name", ["name"])': ["jobs restricts rows by ('unique', ('name',))"],
+    'batch.create_check_constraint("priority", "priority <= 100")': ["jobs restricts rows by ('check', "],
+    'batch.drop_index("uq_jobs_idempotency")': [
+        "jobs has no ('unique', ('submitted_by', 'idempotency_key')) any more",
+    ],
+}
+
+
+@pytest.mark.parametrize("operation", HOSTILE)
+def test_the_rule_sees_what_breaks_it(empty, tmp_path, operation):
+    body = f'with op.batch_alter_table("jobs") as batch:\n    {operation}'
+    schema.upgrade(empty, schema.steps()[0].revision)
+    with release(later_release(tmp_path / "later", Step(body))):
+        found = violations(empty)[NEXT]
+    assert len(found) == len(HOSTILE[operation])
+    assert all(line.startswith(expected) for line, expected in zip(found, HOSTILE[operation], strict=True))
+
+
+@pytest.mark.parametrize(("serves", "expected"), [(HEAD, ["jobs.max_attempts is gone"]), (NEXT, [])])
+def test_what_was_retired_a_release_earlier_may_go(empty, tmp_path, serves, expected):
+    """First nobody uses it and it may stay empty; it goes when no release is served any more that did."""
+    retire = """
+    with op.batch_alter_table("jobs") as batch:
+        batch.alter_column("max_attempts", existing_type=sa.Integer(), nullable=True)
+    """
+    drop = """
+    with op.batch_alter_table("jobs") as batch:
+        batch.drop_column("max_attempts")
+    """
+    later = later_release(tmp_path / "later", Step(retire, retires=("jobs.max_attempts",)), Step(drop, serves=serves))
+    schema.upgrade(empty, schema.steps()[0].revision)
+    with release(later):
+        found = violations(empty)
+    assert list(found.values())[-2:] == [[], expected]

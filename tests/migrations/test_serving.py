@@ -1,0 +1,186 @@
+"""Which releases may run on a database: told by the newer one, heeded by the older."""
+
+import logging
+import threading
+
+import pytest
+from deployment import wait_until
+from releases import HEAD, NEXT, REVISIONS, Step, described, later_release, older_release, release
+from sqlalchemy import select, text, update
+
+from core import schema
+from core.db import Database
+from core.errors import DatabaseOutdated, ReleaseOutdated, StoreUnavailable
+from core.schema import SchemaInfo, Standing
+from gradient_server.checks import database as database_checks
+from gradient_server.checks.finding import Status
+
+NULLABLE = 'op.add_column("jobs", sa.Column("pool", sa.String(64)))'
+
+
+def told(database):
+    with database.read() as session:
+        return dict(session.execute(select(SchemaInfo.name, SchemaInfo.value)).all())
+
+
+@pytest.fixture
+def ahead(empty, tmp_path):
+    """A function that takes the database to the next release, which serves code from a revision on."""
+
+    def take(serves=HEAD):
+        with release(later_release(tmp_path / "later", Step(NULLABLE, serves=serves))):
+            return schema.upgrade(empty)
+
+    return take
+
+
+def test_an_upgrade_tells_which_releases_may_run(empty):
+    assert schema.upgrade(empty).standing is Standing.CURRENT
+    assert told(empty) == {"serves": schema.steps()[-1].module.serves}
+    assert schema.check(empty).standing is Standing.CURRENT
+
+
+def test_a_database_one_release_ahead_is_accepted_with_a_warning(empty, ahead, caplog):
+    ahead()
+    with caplog.at_level(logging.WARNING):
+        state = schema.check(empty)
+    assert (state.standing, state.found, state.needed) == (Standing.NEWER, NEXT, HEAD)
+    (line,) = [record for record in caplog.records if record.message == "database_is_newer"]
+    assert (line.found, line.known, "Upgrade this process" in line.fix) == (NEXT, HEAD, True)
+
+
+def test_an_upgrade_by_an_older_release_that_is_served_changes_nothing(empty, ahead):
+    ahead()
+    before = described(empty)
+    assert schema.upgrade(empty).standing is Standing.NEWER
+    assert (described(empty), told(empty), schema.examine(empty).found) == (before, {"serves": HEAD}, NEXT)
+
+
+def test_a_release_that_is_not_served_is_refused_and_changes_nothing(empty, ahead):
+    schema.upgrade(empty)
+    ahead(serves=NEXT)
+    before = described(empty)
+    for refused in (schema.check, schema.upgrade):
+        with pytest.raises(ReleaseOutdated, match=rf"{NEXT}.*newer.*{HEAD}.*Install the release"):
+            refused(empty)
+    with pytest.raises(ReleaseOutdated, match="can take it back"):
+        schema.downgrade(empty, REVISIONS[0])
+    assert described(empty) == before
+
+
+def test_a_release_that_was_shut_out_stays_so(empty, tmp_path):
+    """Whatever a later step says of itself."""
+    with release(later_release(tmp_path / "later", Step("pass", serves=NEXT), Step(NULLABLE, serves=HEAD))):
+        schema.upgrade(empty)
+    assert told(empty) == {"serves": NEXT}
+    with pytest.raises(ReleaseOutdated):
+        schema.check(empty)
+
+
+def test_a_newer_database_that_says_nothing_is_refused(empty):
+    schema.upgrade(empty)
+    with empty.engine.execution_options(gradient_write=True).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(text("DROP TABLE schema_info"))
+    with pytest.raises(ReleaseOutdated, match="9999"):
+        schema.upgrade(empty)
+
+
+@pytest.mark.parametrize("revision", REVISIONS[REVISIONS.index(schema.steps()[-1].module.serves) : -1])
+def test_the_releases_that_this_one_serves_are_accepted(empty, tmp_path, revision):
+    schema.upgrade(empty)
+    with release(older_release(tmp_path / "older", revision)):
+        assert schema.check(empty).standing is Standing.NEWER
+
+
+@pytest.mark.parametrize("revision", REVISIONS[:-1])
+def test_an_older_database_is_refused_with_what_to_do(empty, revision):
+    schema.upgrade(empty, revision)
+    with pytest.raises(DatabaseOutdated, match=rf"is {revision}.*needs {HEAD}.*backup.*gradient-server migrate"):
+        schema.check(empty)
+
+
+def test_the_way_back_leads_to_what_there_was(empty):
+    schema.upgrade(empty)
+    for nowhere in ("9999", "head", ""):
+        with pytest.raises(DatabaseOutdated, match=f"leads to {', '.join(reversed(REVISIONS))}"):
+            schema.downgrade(empty, nowhere)
+    state = schema.downgrade(empty, REVISIONS[0])
+    assert (state.standing, state.found) == (Standing.OLDER, REVISIONS[0])
+    with pytest.raises(DatabaseOutdated, match="cannot be taken back"):
+        schema.downgrade(empty, HEAD)
+    assert schema.upgrade(empty).standing is Standing.CURRENT
+
+
+def test_the_doctor_tells_the_cases_apart(empty, ahead):
+    def finds():
+        finding = database_checks.migrations(empty)
+        return finding.status, finding.message, finding.fix or ""
+
+    status, message, fix = finds()
+    assert (status, "empty" in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
+    schema.upgrade(empty, REVISIONS[0])
+    status, message, fix = finds()
+    assert (status, REVISIONS[0] in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
+    schema.upgrade(empty)
+    assert finds() == (Status.OK, "The schema is this release's.", "")
+    ahead()
+    status, message, fix = finds()
+    assert (status, "still serves" in message, "Upgrade this process" in fix) == (Status.WARNING, True, True)
+    with empty.engine.execution_options(gradient_write=True).begin() as connection:
+        connection.execute(update(SchemaInfo).values(value=NEXT))
+    status, message, fix = finds()
+    assert (status, "no longer serves" in message, "Install the release" in fix) == (Status.PROBLEM, True, True)
+
+
+# ---- Several at once, on PostgreSQL
+
+
+@pytest.fixture
+def on_postgres(postgres):
+    database = Database(postgres.new_database())
+    yield database
+    database.close()
+
+
+def waiting(database, kind):
+    with database.engine.connect() as connection:
+        query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = :kind"
+        return connection.scalar(text(query), {"kind": kind})
+
+
+@pytest.mark.parametrize("start", [None, *REVISIONS[:-1]])
+def test_upgrades_at_once_take_turns(on_postgres, start):
+    """All of them are held at the gate; then one does it, and the others find it done."""
+    if start:
+        schema.upgrade(on_postgres, start)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(schema.upgrade(on_postgres).standing)) for _ in range(3)]
+    with on_postgres.engine.begin() as gate:
+        gate.execute(text(f"SELECT pg_advisory_xact_lock({schema._ADVISORY_LOCK})"))
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: waiting(on_postgres, "advisory") == 3, "three upgrades to wait")
+    for thread in threads:
+        thread.join(60)
+    assert found == [Standing.CURRENT] * 3
+    assert schema.check(on_postgres).found == HEAD
+
+
+def test_an_upgrade_lets_others_pass_until_it_gets_the_lock(on_postgres, monkeypatch, caplog):
+    schema.upgrade(on_postgres, REVISIONS[0])
+    monkeypatch.setattr(schema, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(schema, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(schema, "_TRIES", 3)
+    with on_postgres.engine.begin() as reader:
+        reader.execute(text("SELECT 1 FROM jobs"))
+        with pytest.raises(StoreUnavailable, match="kept a table locked"):
+            schema.upgrade(on_postgres)
+        assert [record.message for record in caplog.records].count("migration_waits_for_lock") == 3
+        assert schema.examine(on_postgres).found == REVISIONS[0]
+        monkeypatch.setattr(schema, "_TRIES", 10_000)
+        upgrade = threading.Thread(target=schema.upgrade, args=[on_postgres])
+        upgrade.start()
+        wait_until(lambda: [record.message for record in caplog.records].count("migration_waits_for_lock") > 4, "tries")
+    upgrade.join(60)
+    assert schema.check(on_postgres).standing is Standing.CURRENT

@@ -1,0 +1,41 @@
+"""Removal by policy, as part of a worker's repairs."""
+
+import pytest
+from aged import Aging
+
+from core.settings import RetentionSettings, Settings
+from worker import keeping
+from worker.host import Host
+from worker.keeping import Keeping
+from worker.sweep import Sweep
+
+
+@pytest.fixture
+def host(database, tmp_path):
+    settings = Settings(home=tmp_path / "home", retention=RetentionSettings(logs_days=30))
+    return Host.open(settings, database, name="w1", host="here")
+
+
+@pytest.fixture
+def aging(host, tmp_path):
+    return Aging(host, tmp_path / "left")
+
+
+def test_the_sweep_removes_what_is_due(host, aging):
+    old, young = aging.job(31, log=b"x\n"), aging.job(1, log=b"x\n")
+    assert Sweep(host).run(set())["retention"] == 1
+    assert aging.row(old).logs_removed_at is not None
+    assert aging.row(young).logs_removed_at is None
+
+
+def test_it_looks_once_an_hour_and_goes_on_where_time_ran_out(host, aging, monkeypatch):
+    worker = Keeping(host)
+    aging.job(31, log=b"x\n")
+    monkeypatch.setattr(keeping, "STRETCH_SECONDS", 0.0)
+    assert worker.run() == 0
+    monkeypatch.setattr(keeping, "STRETCH_SECONDS", 20.0)
+    assert worker.run() == 1
+    aging.job(31, log=b"x\n")
+    assert worker.run() == 0
+    monkeypatch.setattr(worker, "_due_at", 0.0)
+    assert worker.run() == 1
