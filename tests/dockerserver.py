@@ -50,7 +50,8 @@ class DockerServer:
 
     def __init__(self, **config) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
-        (self.folder / "daemon.json").write_text(json.dumps({"live-restore": True} | config))
+        fixed = {"live-restore": True, "cgroup-parent": f"/{self.folder.name}"}
+        (self.folder / "daemon.json").write_text(json.dumps(fixed | config))
         self.url = f"unix://{self.folder / 'docker.sock'}"
         # Ends everything in its process namespace when it ends: engine, shims, containers.
         alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -120,9 +121,10 @@ class DockerServer:
             self._started.wait()
         wait_until(lambda: not self._mounted(), "its mounts to go")
         shutil.rmtree(self.folder)
-        for controller in Path("/sys/fs/cgroup").glob("*/docker"):
-            with contextlib.suppress(OSError):
-                controller.rmdir()
+        for place in ("", "*/"):
+            for group in Path("/sys/fs/cgroup").glob(f"{place}{self.folder.name}"):
+                for folder, *_ in os.walk(group, topdown=False):
+                    Path(folder).rmdir()
 
     def _inner(self) -> list[psutil.Process]:
         return psutil.Process(self._holder.pid).children()
