@@ -102,6 +102,41 @@ class WorkerSettings(BaseModel):
         return self.lost_after_seconds - min(_FENCE_SECONDS, self.lost_after_seconds / 4)
 
 
+class DockerSettings(BaseModel):
+    """Containers on this host."""
+
+    url: str = Field(default="unix:///var/run/docker.sock", description="Docker engine's socket")
+    timeout_seconds: float = Field(default=30.0, description="seconds that one answer of the engine may take")
+    patience_seconds: float = Field(
+        default=60.0, description="seconds a job's start waits for an engine that does not answer"
+    )
+    default_image: str = Field(default="python:3.12-slim", description="image of jobs that name no container")
+    pull: str = Field(
+        default="missing",
+        description="when images are pulled: missing, always or never",
+        pattern="^(missing|always|never)$",
+    )
+    pull_seconds: float = Field(default=3600.0, description="seconds that pulling an image may take")
+    user: str | None = Field(
+        default=None,
+        description="user that jobs run as, UID:GID; default: the worker's own",
+        pattern=r"^\d+:\d+$",
+    )
+    pids: int = Field(default=4096, description="most processes and threads of one job")
+    shm_mb: int = Field(default=1024, description="MiB of shared memory (/dev/shm) of one job")
+    capabilities: list[str] = Field(default=[], description="Linux capabilities that jobs keep, as a JSON list")
+    network: str = Field(
+        default="gradient-jobs", description="network of the jobs' containers, made if missing; none: no network at all"
+    )
+    fence: str = Field(
+        default="try",
+        description="firewall that keeps jobs from this host, metadata addresses and the service: try (warn if it "
+        "cannot be set), require or off",
+        pattern="^(try|require|off)$",
+    )
+    blocked: list[str] = Field(default=[], description="more networks (CIDR) that jobs must not reach, as a JSON list")
+
+
 class MachineSettings(BaseModel):
     """Which machines there are and what runs them."""
 
@@ -146,6 +181,7 @@ class Settings(BaseSettings):
     logs: LogSettings = LogSettings()
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
+    docker: DockerSettings = DockerSettings()
     retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
 

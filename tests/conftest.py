@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from browser import find_chromium
 from deployment import Deployment
+from dockerserver import DockerServer, missing_for_docker
 from faults import table
 from postgres import PostgresServer, find_binaries
 from redisserver import RedisServer, find_redis
@@ -49,18 +50,24 @@ NEEDS = {
     "compose_program": (find_compose, "Docker Compose is not installed (apt-get install docker-compose)"),
     "small_disk": (find_mount, "no file system may be mounted here (run the tests as root, or let sudo ask nothing)"),
     "faketime": (find_faketime, "libfaketime is not installed (apt-get install faketime)"),
+    "docker_server": (
+        lambda: not missing_for_docker(),
+        f"no containers: {missing_for_docker()} (as root: apt-get install docker.io busybox-static iptables)",
+    ),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
 }
 """What some tests need of the machine, by the fixture that offers it: how it is found, and what to say if it is not."""
 
-NOT_INSTALLABLE = {"small_disk"}
+NOT_INSTALLABLE = {"docker_server", "small_disk"}
 """Needs that are a matter of rights: their lack is reported everywhere, and an error nowhere."""
+_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker"}
+"""The parameter of a test that asks for the fixture."""
 
 _not_run: dict[str, str] = {}
 
 
 def _missing() -> dict[str, str]:
-    return {fixture: words for fixture, (find, words) in NEEDS.items() if find() is None}
+    return {fixture: words for fixture, (find, words) in NEEDS.items() if not find()}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,7 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _wants(item: pytest.Item, fixture: str) -> bool:
     params = item.callspec.params if hasattr(item, "callspec") else {}
     named = fixture in getattr(item, "fixturenames", ())
-    return named or (fixture == "postgres" and "postgresql" in params.values())
+    return named or _PARAMETERS.get(fixture) in params.values()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -147,6 +154,18 @@ def faketime() -> str:
     found = find_faketime()
     assert found is not None
     return found
+
+
+@pytest.fixture(scope="session")
+def docker_server() -> Iterator[DockerServer]:
+    """A private Docker engine with two small images, gone when the run ends."""
+    server = DockerServer()
+    try:
+        server.start()
+        server.load_images()
+        yield server
+    finally:
+        server.remove()
 
 
 @pytest.fixture(scope="session")

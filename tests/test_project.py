@@ -207,12 +207,22 @@ def run_command(*command):
 
 def test_every_fail_point_is_in_the_code_once():
     used = Counter(
-        name
+        (name, backend_of(path))
         for path in python_files("core", "service", "worker", "gradient_server")
         for name in re.findall(r'failpoint\("(\w+)"\)', path.read_text())
         if relative(path) != "core/failpoints.py"
     )
-    assert used == Counter(dict.fromkeys(FAILPOINTS, 1))
+    assert set(used.values()) == {1}
+    assert {name for name, _ in used} == set(FAILPOINTS)
+    of_backends = {backend: {name for name, one in used if one == backend} for _, backend in used if backend}
+    assert len(of_backends) > 1
+    assert all(names == {"created", "confirmed", "launched"} for names in of_backends.values()), of_backends
+
+
+def backend_of(path):
+    """Name of the backend that a file belongs to; None for all others."""
+    inside = re.match(r"worker/backends/(\w+)", relative(path))
+    return inside and inside[1]
 
 
 def test_the_supported_versions_of_python_are_said_alike_everywhere():

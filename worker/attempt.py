@@ -20,6 +20,7 @@ from core.jobs import claims, lifecycle, queries
 from core.jobs.models import Job
 from core.jobs.moves import note_sizes
 from core.jobs.states import JobState
+from worker.backends import base
 from worker.backends.base import BackendError, Handle, LaunchSpec
 from worker.host import Host
 from worker.signals import Detached, Signals
@@ -107,7 +108,7 @@ class AttemptRun:
             with self._spans.step("prepare"):
                 self._prepare()
             with self._spans.step("launch"):
-                handle = self._backend.launch(self._launch_spec(), self._confirm)
+                handle = self._backend.launch(self._launch_spec(), self._confirm, self._progress)
         except BackendError as error:
             self._end(Outcome(error.reason, error.detail))
             return
@@ -138,6 +139,10 @@ class AttemptRun:
     def _confirm(self) -> None:
         self._check()
         self._move(lambda session: lifecycle.confirm(session, self.job))
+
+    def _progress(self, phase: str, detail: str | None) -> None:
+        self._check()
+        self._phase(phase, detail)
 
     def _watch(self) -> None:
         with Recorder(self._host, self.job, self._scratch) as recorder:
@@ -176,10 +181,11 @@ class AttemptRun:
 
     def _tear_down(self) -> None:
         """Remove what the backend made before outputs are completed: nothing may write to them any more."""
-        handle = self.job.handle or self._found()
-        while handle is not None:
+        while True:
             try:
-                self._backend.destroy(handle)
+                handle = self.job.handle or self._found()
+                if handle is not None:
+                    self._backend.destroy(handle)
             except BackendError as error:
                 logger.warning("teardown_failed", extra={"error": str(error)})
                 self._phase("tearing down", error.detail)
@@ -249,9 +255,10 @@ class AttemptRun:
     def _service_env(self, cards: tuple[str, ...]) -> dict[str, str]:
         """What a job finds in its environment, the same for every backend."""
         scratch, mounted = self._scratch, self._backend.capabilities.mounts
-        workspace = Path("/paperspace") if mounted else scratch.workspace
-        artifacts = Path("/artifacts") if mounted else scratch.artifacts
-        storage = Path("/storage") if mounted else self._host.storage
+        workspace = Path(base.WORKSPACE) if mounted else scratch.workspace
+        artifacts = Path(base.ARTIFACTS) if mounted else scratch.artifacts
+        storage = Path(base.STORAGE) if mounted else self._host.storage
+        control = Path(base.CONTROL) if mounted else scratch.control
         return {
             "GRADIENT_JOB_ID": self.job.id,
             "GRADIENT_ATTEMPT": str(self.job.attempt),
@@ -260,7 +267,7 @@ class AttemptRun:
             "GRADIENT_WORKSPACE_DIR": str(workspace),
             "GRADIENT_ARTIFACTS_DIR": str(artifacts),
             "GRADIENT_STORAGE_DIR": str(storage),
-            "GRADIENT_METRICS_FILE": str(scratch.control / "metrics.jsonl"),
+            "GRADIENT_METRICS_FILE": str(control / "metrics.jsonl"),
             "PS_JOB_ID": self.job.id,
             "PS_JOBSPACE": str(workspace),
             "PS_MODEL_PATH": str(artifacts),

@@ -1,8 +1,10 @@
 """What every attempt on this host stands on: the settings, the database, the stores, the backends."""
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -21,6 +23,8 @@ from core.workspaces import WorkspaceStore
 from worker.backends import BACKENDS, make_backend
 from worker.backends.base import Backend
 from worker.workspace import Scratch
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -42,6 +46,7 @@ class Host:
     logs: JobLogs
     artifacts: DirectoryStore
     _backends: dict[str, Backend] = field(default_factory=dict)
+    _unready: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     @classmethod
@@ -70,26 +75,39 @@ class Host:
 
     @property
     def offered(self) -> list[str]:
-        """Names of the backends that this host runs."""
+        """Names of the backends that this host runs, whether or not they are ready now."""
         return ["mock"] if self.settings.machines.simulate else [name for name in BACKENDS if name != "mock"]
 
     def offer(self) -> Offer:
-        """What this worker has for jobs.
+        """What this worker has for jobs now: of what it runs, what is ready.
 
         Raises:
             MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
         """
         asked = self.settings.worker
+        ready = [name for name in self.offered if self._is_ready(name)]
         memory_mb = psutil.virtual_memory().total // 1024**2
         return Offer(
             worker=self.name,
             host=self.host,
-            backends=tuple(self.offered),
+            backends=tuple(ready),
             machine_types=None if asked.machine_types is None else tuple(one.name for one in self.takes()),
-            cards=None if asked.cards is None else tuple(asked.cards),
+            cards=self._cards(ready) if asked.cards is None else tuple(asked.cards),
             cpus=asked.cpus or os.cpu_count() or 1,
             memory_mb=asked.memory_mb or memory_mb,
         )
+
+    def _is_ready(self, name: str) -> bool:
+        why = self.backend(name).unready()
+        if why != self._unready.get(name):
+            self._unready[name] = why
+            logger.warning("backend_not_ready" if why else "backend_ready", extra={"backend": name, "why": why})
+        return why is None
+
+    def _cards(self, ready: list[str]) -> tuple[str, ...] | None:
+        """The cards that the backends find; none of them counts any where machines are simulated."""
+        found = [cards for cards in (self.backend(name).cards() for name in ready) if cards is not None]
+        return tuple(dict.fromkeys(chain.from_iterable(found))) if found else None
 
     def takes(self) -> list[MachineType]:
         """The machine types whose jobs this host takes.

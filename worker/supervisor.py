@@ -128,7 +128,15 @@ class Supervisor:
         if (rang and self._running) or time.monotonic() >= self._beat_at:
             self._beat()
         if time.monotonic() >= self._adopt_at:
+            self._offer_anew()
             self._adopt()
+
+    def _offer_anew(self) -> None:
+        """A backend's engine may have gone or come back; what runs on it is watched all the same."""
+        offer = self._host.offer()
+        if offer != self._offer:
+            self._offer = offer
+            self._registered = False
 
     def _pause(self) -> float:
         poll = self._worker.poll_seconds

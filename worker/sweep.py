@@ -14,7 +14,7 @@ from core.errors import LeaseLost
 from core.jobs import lifecycle, queries, repairs
 from core.jobs.models import Job
 from core.jobs.states import OWNED, TERMINAL
-from worker.backends.base import BackendError
+from worker.backends.base import Backend, BackendError, Handle
 from worker.host import Host
 from worker.keeping import Keeping
 from worker.tracing import AttemptSpans
@@ -58,6 +58,7 @@ class Sweep:
         """
         repaired = {
             "scratch": self._remove_scratch(held),
+            "strays": self._destroy_strays(held),
             "uploads": self._host.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
         }
         if self._my_turn():
@@ -111,11 +112,21 @@ class Sweep:
             if job_id in held or not self._over(job_id, attempt):
                 continue
             scratch = self._host.scratch(job_id, attempt)
-            self._destroy(scratch.name)
-            if not self._host.settings.worker.keep_scratch:
+            if self._destroyed(scratch.name) and not self._host.settings.worker.keep_scratch:
                 scratch.remove()
                 count += 1
         return count
+
+    def _destroy_strays(self, held: set[str]) -> int:
+        """End what runs without a scratch directory: somebody removed it, or a late start came after its removal."""
+        strays = [
+            (backend, handle)
+            for backend, handle in self._found() or ()
+            if handle["job_id"] not in held
+            and not self._host.scratch(handle["job_id"], handle["attempt"]).root.exists()
+            and self._over(handle["job_id"], handle["attempt"])
+        ]
+        return sum(self._end(backend, handle) for backend, handle in strays)
 
     def _over(self, job_id: str, attempt: int) -> bool:
         with self._host.database.read() as session:
@@ -125,15 +136,29 @@ class Sweep:
             here = self._host.host
             return not queries.belongs_elsewhere(session, job_id, attempt, here, seconds=HOST_GONE_SECONDS)
 
-    def _destroy(self, name: str) -> None:
-        for offered in self._host.offered:
-            backend = self._host.backend(offered)
-            for handle in backend.list_owned():
-                if handle["name"] == name:
-                    try:
-                        backend.destroy(handle)
-                    except BackendError:
-                        logger.warning("stray_not_destroyed", exc_info=True)
+    def _destroyed(self, name: str) -> bool:
+        """Whether nothing of the attempt runs any more; what does is ended."""
+        found = self._found()
+        if found is None:
+            return False
+        return all(self._end(backend, handle) for backend, handle in found if handle["name"] == name)
+
+    def _found(self) -> list[tuple[Backend, Handle]] | None:
+        """What the backends of this host have of ours; None if one of them does not answer."""
+        try:
+            backends = [self._host.backend(name) for name in self._host.offered]
+            return [(backend, handle) for backend in backends for handle in backend.list_owned()]
+        except BackendError as error:
+            logger.warning("strays_not_listed", extra={"error": str(error)})
+            return None
+
+    def _end(self, backend: Backend, handle: Handle) -> bool:
+        try:
+            backend.destroy(handle)
+        except BackendError:
+            logger.warning("stray_not_destroyed", exc_info=True)
+            return False
+        return True
 
     def _empty_deleted(self) -> int:
         """Remove what deleted jobs printed and left; their record stays."""

@@ -201,6 +201,36 @@ _ALL = (
         "{detail}",
         retry=True,
     ),
+    Reason(
+        "image_pull",
+        S.FAILED,
+        Fault.USER,
+        "The container image could not be had. Check its name and tag, and that the worker's machine may pull it: "
+        "{detail}",
+        retry=True,
+    ),
+    Reason(
+        "no_shell",
+        S.FAILED,
+        Fault.USER,
+        "The container image {detail} has no /bin/sh, which runs the command. Use an image with a shell (the -slim "
+        "or -debug variant of most), or add one to it.",
+    ),
+    Reason(
+        "no_gpu_runtime",
+        S.FAILED,
+        Fault.MACHINE,
+        "The machine's Docker cannot give cards to containers. Its operator installs the NVIDIA Container Toolkit "
+        "(nvidia-ctk runtime configure --runtime=docker, then restart Docker): {detail}",
+        retry=True,
+    ),
+    Reason(
+        "engine_away",
+        S.FAILED,
+        Fault.MACHINE,
+        "The machine's container engine did not answer: {detail}",
+        retry=True,
+    ),
     Reason("launch_failed", S.FAILED, Fault.MACHINE, "The job could not be started: {detail}", retry=True),
     Reason(
         "never_started",

@@ -11,6 +11,7 @@ from worker.backends.base import Backend
 
 BACKENDS: dict[str, str] = {
     "mock": "worker.backends.mock:MockBackend",
+    "docker": "worker.backends.docker.backend:DockerBackend",
 }
 
 

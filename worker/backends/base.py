@@ -1,10 +1,12 @@
 """The contract of whatever runs jobs.
 
-Calls return soon. Loops, time limits, retries and state belong to `worker.attempt`; a backend translates. What a
-job prints, and how it ended, is in the files of its control folder, whichever backend runs it: `log`, `started`,
-`exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the last), and `stopping` once `stop` was called.
+Calls return soon, but for `launch`. Loops, time limits, retries and state belong to `worker.attempt`; a backend
+translates. What a job prints, and how it ended, is in the files of its control folder, whichever backend runs it:
+`log`, `started`, `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the last), and `stopping` once
+`stop` was called.
 """
 
+import logging
 import os
 import stat
 from collections.abc import Callable
@@ -12,11 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+logger = logging.getLogger(__name__)
+
 Handle = dict[str, Any]
 """How a launched job is found again: plain JSON with a `version`, storable in the job's row."""
 
+WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
+"""What every job runs under."""
+
 STOPPING = "stopping"
 """The control file that `stop` leaves: whoever adopts the job knows that it did not end by itself."""
+
+WORKSPACE, ARTIFACTS, STORAGE, CONTROL = "/paperspace", "/artifacts", "/storage", "/.gradient/control"
+"""Where a job finds its folders when the backend mounts them."""
+
+Progress = Callable[[str, str | None], None]
+"""Told a phase and what is being done in it; raises if the start has to be given up."""
 
 _MAX_CONTROL_BYTES = 64
 
@@ -81,7 +94,7 @@ class Capabilities:
     containers: bool
     """It runs the job in the container that was asked for."""
     mounts: bool
-    """The job finds its folders at /paperspace, /artifacts and /storage; else only by its environment."""
+    """The job finds its folders at WORKSPACE, ARTIFACTS, STORAGE and CONTROL; else only by its environment."""
 
 
 class BackendError(Exception):
@@ -103,14 +116,22 @@ class Backend(Protocol):
 
     capabilities: Capabilities
 
-    def launch(self, spec: LaunchSpec, confirm: Callable[[], None]) -> Handle:
+    def unready(self) -> str | None:
+        """Why no job can be started here now, for the operator; None: it can."""
+
+    def cards(self) -> tuple[str, ...] | None:
+        """Accelerator cards that this backend can give to jobs; None: it counts none."""
+
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Create the attempt under its name, call `confirm`, then start it.
 
-        May be repeated by anyone at any time: what is there is found by its name, and runs once.
+        May be repeated by anyone at any time: what is there is found by its name, and runs once. The only call that
+        may take long (an image is pulled, say); it tells its progress.
 
         Args:
             spec: What to start.
             confirm: Checks the lease between create and start; raises if it is lost. Nothing is started then.
+            progress: What is being done until then.
 
         Raises:
             BackendError: It cannot be started.
@@ -149,6 +170,19 @@ def read_control(control: Path, name: str) -> str | None:
         return line if end else None
     finally:
         os.close(descriptor)
+
+
+def note_control(control: Path, name: str, detail: str) -> None:
+    """Leave a note beside the wrapper's files; the job, which can write there too, must not lead it elsewhere."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(control / name, flags, 0o600)
+        try:
+            os.write(descriptor, f"{detail}\n".encode("ascii", "replace"))
+        finally:
+            os.close(descriptor)
+    except OSError:  # the disk is full, say: what was to be done to the job is done all the same
+        logger.warning("not_noted", exc_info=True, extra={"note": name})
 
 
 def read_exit_code(control: Path) -> int | None:

@@ -12,7 +12,6 @@ Two variables of the job's environment script it, to try a pipeline out:
 Its limits are softer than a container's: CPUs are bound by affinity, memory is measured about twice a second.
 """
 
-import logging
 import math
 import os
 import signal
@@ -28,20 +27,20 @@ from core.failpoints import failpoint
 from core.settings import Settings
 from worker.backends.base import (
     STOPPING,
+    WRAPPER,
     BackendError,
     Capabilities,
     Exit,
     Handle,
     LaunchSpec,
+    Progress,
+    note_control,
     read_control,
     read_exit_code,
 )
 from worker.backends.processes import Members
 from worker.machine import boot_id
 
-logger = logging.getLogger(__name__)
-
-WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 REFUSED = 97
 """Exit code of a wrapper that found the attempt started, or gone."""
 
@@ -69,8 +68,17 @@ class MockBackend:
         self._memory_checked: dict[str, float] = {}
         self._next_cpu = 0
 
-    def launch(self, spec: LaunchSpec, confirm: Callable[[], None]) -> Handle:
+    def unready(self) -> str | None:
+        """See `Backend.unready`: this computer is always there."""
+        return None
+
+    def cards(self) -> tuple[str, ...] | None:
+        """See `Backend.cards`: what is simulated is as many as anybody wants."""
+        return None
+
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Start the wrapper in a session of its own; see `Backend.launch`."""
+        del progress  # it takes no time
         if "MOCK_START_FAILURE" in spec.env:
             raise BackendError("launch_failed", spec.env["MOCK_START_FAILURE"] or "as MOCK_START_FAILURE asks")
         failpoint("created")
@@ -127,7 +135,7 @@ class MockBackend:
         """See `Backend.stop`; the wrapper is spared, so that it can tell the exit code."""
         members = _members(handle)
         if grace:
-            _mark(Path(handle["control"]), STOPPING, "asked to end")
+            note_control(Path(handle["control"]), STOPPING, "asked to end")
             members.signal(signal.SIGTERM, spare_leader=True)
         else:
             members.kill(spare_leader=True)
@@ -213,7 +221,7 @@ class MockBackend:
             self._memory_checked[handle["name"]] = now
             used = members.usage()[1]
             if used > limit:
-                _mark(control, "out_of_memory", f"{limit // 1024**2} MiB, {used // 1024**2} MiB used")
+                note_control(control, "out_of_memory", f"{limit // 1024**2} MiB, {used // 1024**2} MiB used")
                 members.kill(spare_leader=True)
         after: float | None = handle["preempt_after"]
         if after is None:
@@ -222,7 +230,7 @@ class MockBackend:
         if running >= after + handle["stop_grace"]:
             members.kill(spare_leader=True)
         elif running >= after and read_control(control, "preempted") is None:
-            _mark(control, "preempted", "as MOCK_PREEMPT_AFTER asks")
+            note_control(control, "preempted", "as MOCK_PREEMPT_AFTER asks")
             members.signal(signal.SIGTERM, spare_leader=True)
 
 
@@ -250,19 +258,6 @@ def _seconds(text: str | None) -> float | None:
         return float(text) if text else None
     except ValueError as error:
         raise BackendError("launch_failed", f"MOCK_PREEMPT_AFTER={text}: not a number of seconds") from error
-
-
-def _mark(control: Path, reason: str, detail: str) -> None:
-    """Leave a note in the control folder; the job, which can write there too, must not lead it elsewhere."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(control / reason, flags, 0o600)
-        try:
-            os.write(descriptor, f"{detail}\n".encode("ascii", "replace"))
-        finally:
-            os.close(descriptor)
-    except OSError:  # the disk is full, say: what was to be done to the job is done all the same
-        logger.warning("not_noted", exc_info=True, extra={"note": reason})
 
 
 def _marked(control: Path) -> tuple[str | None, str | None]:

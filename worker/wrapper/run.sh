@@ -1,11 +1,14 @@
 #!/bin/sh
-# Every job runs under this: run.sh CONTROL_FOLDER COMMAND
+# Every job runs under this: run.sh CONTROL_FOLDER COMMAND [alone]
 #
 # It makes the start marker, keeps the output in a file, passes SIGTERM on, and writes the exit code. All of it is
 # files, so that nothing is lost when whoever watches dies. Builtins only: it starts in a millisecond.
+#
+# `alone` says that nothing but this job runs where it runs: in a container of its own.
 
 control=$1
 command=$2
+alone=${3:-}
 
 # The third fence: noclobber opens with O_EXCL, so of all starts of one attempt only the first runs the command.
 # A folder that is gone means that the attempt is over.
@@ -35,4 +38,12 @@ done
 # One write, by a builtin: a program started here could be killed with the rest of the job, and the code be lost.
 # Readers wait for the line's end.
 echo "$code" >&3
+
+# A container ends with this, and takes with it whatever else runs there. What was asked to end may still be saving:
+# it has until its grace is over. (-1 means every process but the first and this one.)
+if [ "$alone" = alone ]; then
+    while [ -e "$control/stopping" ] && kill -0 -1 2>/dev/null; do
+        sleep 0.1 2>/dev/null || sleep 1 || break
+    done
+fi
 exit "$code"

@@ -7,68 +7,18 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from backendplace import Place
 from deployment import wait_until
 
-from core.artifacts import DirectoryStore
-from core.ids import new_id
-from core.settings import Settings
 from worker.backends import BACKENDS, make_backend
-from worker.backends.base import BackendError, LaunchSpec
-from worker.backends.mock import WRAPPER
+from worker.backends.base import CONTROL, STORAGE, WRAPPER, BackendError
 from worker.workspace import Scratch
-
-
-class Place:
-    """A backend and the folders that the worker would give it."""
-
-    def __init__(self, name, root):
-        self.backend = make_backend(name, Settings(home=root))
-        self.root = root
-        self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
-        self._made = []
-
-    def spec(self, command, *, attempt=1, **options):
-        job_id = self.job_id
-        scratch = Scratch(self.root / "attempts", job_id, attempt)
-        scratch.make(DirectoryStore(self.root / "artifacts-store"))
-        scratch.workspace.mkdir(exist_ok=True)
-        (self.root / "storage").mkdir(exist_ok=True)
-        env = {"GRADIENT_JOB_ID": job_id, "GRADIENT_ATTEMPT": str(attempt)} | options.pop("env", {})
-        return LaunchSpec(
-            name=scratch.name,
-            job_id=job_id,
-            attempt=attempt,
-            machine_type="CPU",
-            command=command,
-            container=None,
-            env=env,
-            workspace=scratch.workspace,
-            artifacts=scratch.artifacts,
-            storage=self.root / "storage",
-            cards=(),
-            control=scratch.control,
-            **{"cpus": None, "memory_bytes": None, "stop_grace": 5} | options,
-        )
-
-    def launch(self, spec, confirm=lambda: None):
-        handle = self.backend.launch(spec, confirm)
-        self._made.append(handle)
-        return handle
-
-    def wait(self, handle):
-        return wait_until(lambda: self.backend.poll(handle), "the job to end")
-
-    def output(self, spec):
-        return (spec.control / "log").read_bytes() if (spec.control / "log").exists() else b""
-
-    def clear(self):
-        for handle in self._made + self.backend.list_owned():
-            self.backend.destroy(handle)
 
 
 @pytest.fixture(params=list(BACKENDS))
 def place(request, tmp_path):
-    place = Place(request.param, tmp_path)
+    docker = request.getfixturevalue("docker_server").settings() if request.param == "docker" else None
+    place = Place(request.param, tmp_path, docker)
     yield place
     place.clear()
 
@@ -138,12 +88,13 @@ def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
 
 def test_a_start_after_the_attempt_is_over_runs_nothing(place):
     """What a zombie does that wakes between its check and its start."""
-    spec = place.spec('touch "$GRADIENT_TEST_FILE"', env={"GRADIENT_TEST_FILE": str(place.root / "ran")})
+    folder = place.inside(place.root / "storage", STORAGE)
+    spec = place.spec('touch "$GRADIENT_TEST_FILE"', env={"GRADIENT_TEST_FILE": f"{folder}/ran"})
     scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
     with contextlib.suppress(BackendError):
         place.launch(spec, scratch.remove)
     assert place.backend.list_owned() == []
-    assert not (place.root / "ran").exists()
+    assert not (place.root / "storage" / "ran").exists()
 
 
 def test_stop_asks_all_processes_and_then_ends_them(place):
@@ -167,13 +118,12 @@ def test_destroy_ends_everything_and_may_be_repeated(place):
     assert place.output(spec) == b"up\n", "what it printed stays"
 
 
-def test_another_instance_finds_the_same_job_again(place, tmp_path):
+def test_another_instance_finds_the_same_job_again(place):
     """What a worker that comes back does."""
     spec = place.spec("echo up; sleep 600; exit 3")
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-    name = next(name for name in BACKENDS if type(place.backend).__name__.lower().startswith(name))
-    heir = make_backend(name, Settings(home=tmp_path))
+    heir = make_backend(place.name, place.settings)
     assert heir.poll(handle) is None
     assert [owned["name"] for owned in heir.list_owned()] == [spec.name]
     heir.stop(handle, grace=False)
@@ -184,7 +134,7 @@ def test_a_sample_tells_memory_and_processes(place):
     spec = place.spec("echo up; sleep 600")
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-    sample = place.backend.sample(handle)
+    sample = wait_until(lambda: place.backend.sample(handle), "a sample")
     assert sample["memory_bytes"] > 0
     assert sample["processes"] >= 1
 
@@ -204,7 +154,7 @@ def test_a_sample_tells_memory_and_processes(place):
 def test_a_forged_exit_file_harms_nobody_else(place, attack):
     forge = f'rm "$CONTROL/exit"; {attack} "$CONTROL/exit"; touch "$CONTROL/forged"; sleep 600'
     spec = place.spec(forge, env={"CONTROL": ""})
-    spec.env["CONTROL"] = str(spec.control)
+    spec.env["CONTROL"] = place.inside(spec.control, CONTROL)
     handle = place.launch(spec)
     wait_until((spec.control / "forged").exists, "the attack")
     ended = place.backend.poll(handle)
@@ -217,7 +167,7 @@ def test_a_link_in_the_control_folder_is_not_followed(place, name):
     target = place.root / "precious"
     target.write_text("precious")
     spec = place.spec(f'rm "$CONTROL/{name}"; ln -s "$TARGET" "$CONTROL/{name}"; echo out; exit 3', env={"CONTROL": ""})
-    spec.env.update(CONTROL=str(spec.control), TARGET=str(target))
+    spec.env.update(CONTROL=place.inside(spec.control, CONTROL), TARGET=str(target))
     ended = place.wait(place.launch(spec))
     assert ended.code in {3, None}
     assert target.read_text() == "precious"
@@ -225,7 +175,7 @@ def test_a_link_in_the_control_folder_is_not_followed(place, name):
 
 def test_exit_codes_survive_a_removed_log(place):
     spec = place.spec('rm "$CONTROL/log"; echo lost; exit 4', env={"CONTROL": ""})
-    spec.env["CONTROL"] = str(spec.control)
+    spec.env["CONTROL"] = place.inside(spec.control, CONTROL)
     assert place.wait(place.launch(spec)).code == 4
 
 

@@ -1,0 +1,62 @@
+"""A backend with the folders that a worker would give it."""
+
+from deployment import wait_until
+
+from core.artifacts import DirectoryStore
+from core.ids import new_id
+from core.settings import Settings
+from worker.backends import make_backend
+from worker.backends.base import LaunchSpec
+from worker.workspace import Scratch
+
+
+class Place:
+    """A backend and the folders that the worker would give it."""
+
+    def __init__(self, name, root, docker=None):
+        self.name = name
+        self.settings = Settings(home=root, **({"docker": docker} if docker else {}))
+        self.backend = make_backend(name, self.settings)
+        self.root = root
+        self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
+        self._made = []
+
+    def spec(self, command, *, attempt=1, **options):
+        job_id = self.job_id
+        scratch = Scratch(self.root / "attempts", job_id, attempt)
+        scratch.make(DirectoryStore(self.root / "artifacts-store"))
+        scratch.workspace.mkdir(exist_ok=True)
+        (self.root / "storage").mkdir(exist_ok=True)
+        env = {"GRADIENT_JOB_ID": job_id, "GRADIENT_ATTEMPT": str(attempt)} | options.pop("env", {})
+        return LaunchSpec(
+            name=scratch.name,
+            job_id=job_id,
+            attempt=attempt,
+            machine_type="CPU",
+            command=command,
+            env=env,
+            workspace=scratch.workspace,
+            artifacts=scratch.artifacts,
+            storage=self.root / "storage",
+            control=scratch.control,
+            **{"container": None, "cpus": None, "memory_bytes": None, "cards": (), "stop_grace": 5} | options,
+        )
+
+    def launch(self, spec, confirm=lambda: None):
+        handle = self.backend.launch(spec, confirm, lambda *_: None)
+        self._made.append(handle)
+        return handle
+
+    def wait(self, handle):
+        return wait_until(lambda: self.backend.poll(handle), "the job to end")
+
+    def output(self, spec):
+        return (spec.control / "log").read_bytes() if (spec.control / "log").exists() else b""
+
+    def inside(self, folder, mounted):
+        """Where the job finds a folder of this host."""
+        return mounted if self.backend.capabilities.mounts else str(folder)
+
+    def clear(self):
+        for handle in self._made + self.backend.list_owned():
+            self.backend.destroy(handle)

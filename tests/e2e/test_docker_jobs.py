@@ -1,0 +1,123 @@
+"""Jobs in containers, from the client to the engine and back."""
+
+import os
+import subprocess
+
+import pytest
+from deployment import CLI, Deployment, wait_until
+from dockerserver import SHELL
+
+MAIN = """
+echo training in "$PWD" as "$(id -u)"
+cat data.txt
+echo '{"step": 1, "loss": 0.5}' >>"$GRADIENT_METRICS_FILE"
+echo weights >"$GRADIENT_ARTIFACTS_DIR/model.bin"
+echo shared >"$GRADIENT_STORAGE_DIR/seen"
+exit 3
+"""
+COUNTS = "i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); sleep 0.02; done; exit 9"
+
+
+def deployed(server, home):
+    """A service whose machine types are real, not started yet."""
+    return Deployment(
+        home,
+        GRADIENT_MACHINES__SIMULATE="false",
+        GRADIENT_DOCKER__URL=server.url,
+        GRADIENT_DOCKER__PULL="never",
+        GRADIENT_DOCKER__FENCE="off",
+        GRADIENT_WORKER__SWEEP_SECONDS="1",
+    )
+
+
+@pytest.fixture(scope="module")
+def service(docker_server, tmp_path_factory):
+    deployment = deployed(docker_server, tmp_path_factory.mktemp("service") / "home")
+    deployment.start_up()
+    yield deployment
+    deployment.stop()
+
+
+def left(server):
+    with server.client() as client:
+        return client.containers(all=True)
+
+
+def test_a_workspace_goes_into_a_container_and_its_outputs_come_back(service, docker_server, tmp_path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "main.sh").write_text(MAIN)
+    (folder / "data.txt").write_text("data of the workspace\n")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
+    create = ["jobs", "create", "--machineType", "CPU", "--container", SHELL, "--command", "sh main.sh"]
+    done = subprocess.run([str(CLI), *create], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert f"training in /paperspace as {os.getuid()}\ndata of the workspace\n" in done.stdout
+    [job] = service.request("GET", "/jobs").json()["jobs"]
+    assert (job["state"], job["exitCode"], job["reason"]) == ("Failed", 3, "exit_nonzero")
+    assert (job["backend"], job["simulated"]) == ("docker", False)
+    assert service.artifact(job["id"], "model.bin") == b"weights\n"
+    series = service.request("GET", f"/jobs/{job['id']}/metrics").json()["series"]
+    assert [one["last"] for one in series if one["name"] == "loss"] == [0.5]
+    assert (service.home / "storage" / "seen").read_text() == "shared\n"
+    wait_until(lambda: service.scratch() == [], "its folders to go")
+    assert left(docker_server) == []
+
+
+def test_a_stop_reaches_the_training_and_takes_everything_down(service, docker_server):
+    job_id = service.submit("trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done", container=SHELL)
+    wait_until(lambda: b"up" in service.raw_log(job_id), "its first line")
+    service.request("POST", f"/jobs/{job_id}/stop")
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["reason"]) == ("Cancelled", "stopped_by_user")
+    assert service.raw_log(job_id).endswith(b"saved\n")
+    assert left(docker_server) == []
+
+
+@pytest.mark.faults
+def test_containers_outlive_their_worker(docker_server, tmp_path):
+    service = deployed(docker_server, tmp_path / "home")
+    try:
+        service.start_api()
+        worker = service.start_worker(GRADIENT_WORKER__SLOTS="3")
+        job_ids = [service.submit(COUNTS, container=SHELL) for _ in range(3)]
+        for job_id in job_ids:
+            wait_until(lambda job_id=job_id: b"line 10\n" in service.raw_log(job_id), "its first lines")
+        worker.kill()
+        service.start_worker()
+        jobs = [service.wait_ended(job_id) for job_id in job_ids]
+        logs = [service.raw_log(job_id) for job_id in job_ids]
+    finally:
+        service.stop()
+    assert [(job["exitCode"], job["attempt"]) for job in jobs] == [(9, 1)] * 3
+    assert logs == [b"".join(b"line %d\n" % i for i in range(200))] * 3
+    assert left(docker_server) == []
+
+
+@pytest.mark.parametrize(
+    ("container", "reason", "says"),
+    [("no/such:image", "image_pull", "no/such:image"), ("gradient-test:bare", "no_shell", "/bin/sh")],
+)
+def test_an_image_that_will_not_do_is_explained(service, docker_server, container, reason, says):
+    job = service.wait_ended(service.submit("true", container=container))
+    assert (job["exitCode"], job["reason"]) == (None, reason)
+    assert says in job["message"]
+    assert left(docker_server) == []
+
+
+def test_a_host_without_a_card_takes_no_job_that_needs_one(service):
+    waiting = service.submit("true", container=SHELL, machineType="P4000")
+    ended = service.wait_ended(service.submit("true", container=SHELL))
+    assert ended["state"] == "Stopped"
+    assert service.job(waiting)["state"] == "Pending", "the one after it was served"
+    service.request("DELETE", f"/jobs/{waiting}")
+
+
+def test_a_container_that_nobody_knows_of_any_more_is_swept(service, docker_server):
+    job_id = service.submit("true", container=SHELL)
+    service.wait_ended(job_id)
+    labels = {"gradient.home": str(service.home), "gradient.job": job_id, "gradient.attempt": "1"}
+    with docker_server.client() as client:
+        config = client.create_host_config(network_mode="none")
+        client.create_container(SHELL, ["sleep", "600"], host_config=config, labels=labels, name=f"gradient-{job_id}-1")
+    wait_until(lambda: left(docker_server) == [], "the sweep")

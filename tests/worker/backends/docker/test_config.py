@@ -1,0 +1,139 @@
+"""The container of a job, as a whole: whatever is added to it has to be added here as well."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from worker.backends.base import WRAPPER, LaunchSpec
+from worker.backends.docker.config import Options, container_config, container_name
+
+SPEC = LaunchSpec(
+    name="jabc-2",
+    job_id="jabc",
+    attempt=2,
+    machine_type="P4000",
+    command="python main.py",
+    container="org/image:tag",
+    env={"GRADIENT_JOB_ID": "jabc", "LEARNING_RATE": "0.1"},
+    workspace=Path("/srv/w"),
+    artifacts=Path("/srv/a"),
+    storage=Path("/srv/s"),
+    control=Path("/srv/c"),
+    cards=("1", "3"),
+    cpus=1.5,
+    memory_bytes=2**30,
+    stop_grace=60,
+)
+OPTIONS = Options(
+    image="org/image:tag",
+    home="/srv/home",
+    user="1000:1001",
+    network="gradient-jobs",
+    pids=4096,
+    shm_bytes=2**30,
+    memory_bytes=2**34,
+    capabilities=(),
+)
+
+
+def mount(source, target, *, read_only=False):
+    return {
+        "Type": "bind",
+        "Source": source,
+        "Target": target,
+        "ReadOnly": read_only,
+        "BindOptions": {"Propagation": "rprivate"},
+    }
+
+
+GOLDEN = {
+    "Image": "org/image:tag",
+    "Entrypoint": ["/bin/sh", "/.gradient/run.sh"],
+    "Cmd": ["/.gradient/control", "python main.py", "alone"],
+    "Env": ["GRADIENT_JOB_ID=jabc", "HOME=/paperspace", "LEARNING_RATE=0.1"],
+    "User": "1000:1001",
+    "WorkingDir": "/paperspace",
+    "Hostname": "",
+    "Labels": {"gradient.home": "/srv/home", "gradient.job": "jabc", "gradient.attempt": "2"},
+    "Healthcheck": {"Test": ["NONE"]},
+    "Tty": False,
+    "OpenStdin": False,
+    "AttachStdout": False,
+    "AttachStderr": False,
+    "HostConfig": {
+        "Init": True,
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+        "Privileged": False,
+        "CapDrop": ["ALL"],
+        "CapAdd": [],
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": False,
+        "PidsLimit": 4096,
+        "Memory": 2**30,
+        "MemorySwap": 2**30,
+        "NanoCpus": 1_500_000_000,
+        "ShmSize": 2**30,
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+        "LogConfig": {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}},
+        "NetworkMode": "gradient-jobs",
+        "IpcMode": "private",
+        "PidMode": "",
+        "UTSMode": "",
+        "UsernsMode": "",
+        "PublishAllPorts": False,
+        "Devices": [],
+        "DeviceRequests": [{"Driver": "", "DeviceIDs": ["1", "3"], "Capabilities": [["gpu"]], "Options": {}}],
+        "Mounts": [
+            mount("/srv/w", "/paperspace"),
+            mount("/srv/a", "/artifacts"),
+            mount("/srv/s", "/storage"),
+            mount("/srv/c", "/.gradient/control"),
+            mount(str(WRAPPER), "/.gradient/run.sh", read_only=True),
+        ],
+    },
+}
+
+
+def config(spec=None, options=None):
+    return container_config(dataclasses.replace(SPEC, **(spec or {})), dataclasses.replace(OPTIONS, **(options or {})))
+
+
+def test_the_container_of_a_job_is_exactly_this():
+    assert config() == GOLDEN
+    assert container_name(SPEC.name) == "gradient-jabc-2"
+    assert WRAPPER.is_file()
+
+
+def test_nothing_of_the_specification_goes_through_as_it_is():
+    """What a user can say has a field of its own here; none of them is a table of options."""
+    kinds = {field.name: field.type for field in dataclasses.fields(LaunchSpec)}
+    assert [name for name, kind in kinds.items() if "dict" in str(kind)] == ["env"]
+
+
+def test_a_job_without_limits_has_those_of_its_host():
+    host = config({"cpus": None, "memory_bytes": None})["HostConfig"]
+    assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (0, 2**34, 2**34)
+
+
+def test_a_job_without_cards_can_take_none_by_its_environment():
+    forged = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all", "NVIDIA_TF32_OVERRIDE": "1"}
+    without = config({"cards": (), "env": forged})
+    assert without["HostConfig"]["DeviceRequests"] == []
+    assert without["Env"] == ["HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1", "NVIDIA_VISIBLE_DEVICES=void"]
+    assert config({"env": forged})["Env"] == ["HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1"]
+
+
+@pytest.mark.parametrize(
+    ("user", "env", "home"),
+    [("0:0", {}, None), ("7:7", {}, "/paperspace"), ("7:7", {"HOME": "/opt"}, "/opt"), ("0:0", {"HOME": "/x"}, "/x")],
+)
+def test_a_user_that_the_image_does_not_know_has_a_home(user, env, home):
+    given = dict(item.split("=", 1) for item in config({"env": env}, {"user": user})["Env"])
+    assert given.get("HOME") == home
+
+
+def test_an_administrator_may_leave_capabilities():
+    host = config(options={"capabilities": ("CHOWN",)})["HostConfig"]
+    assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], ["CHOWN"])

@@ -1,0 +1,328 @@
+"""What goes wrong with containers and their engine, on a real engine."""
+
+import contextlib
+import os
+import time
+
+import pytest
+import requests
+from backendplace import Place
+from deployment import wait_until
+from docker.api.client import APIClient
+from docker.errors import APIError
+from dockerserver import BARE, DockerServer
+
+from worker.backends.base import ARTIFACTS, BackendError, Exit, read_control
+from worker.workspace import Scratch
+
+PRINTS = "i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 7"
+PRINTED = b"".join(b"line %d\n" % i for i in range(300))
+
+
+@pytest.fixture
+def make(docker_server, tmp_path):
+    places = []
+
+    def place(server=docker_server, **settings):
+        made = Place("docker", tmp_path, server.settings(**settings))
+        if server is docker_server:  # another one takes all that it has with it
+            places.append(made)
+        return made
+
+    yield place
+    for one in places:
+        one.clear()
+
+
+@pytest.fixture
+def mortal():
+    """An engine to be killed, apart from the one that other tests use."""
+    server = DockerServer()
+    try:
+        server.start()
+        server.load_images()
+        yield server
+    finally:
+        server.remove()
+
+
+def left(server):
+    with server.client() as client:
+        return client.containers(all=True)
+
+
+def refused(place, spec):
+    confirmed = []
+    with pytest.raises(BackendError) as error:
+        place.launch(spec, lambda: confirmed.append(1))
+    assert place.backend.list_owned() == []
+    return error.value, confirmed
+
+
+def test_a_job_prints_on_while_its_engine_is_killed_and_started_again(make, mortal):
+    place = make(mortal)
+    spec = place.spec(PRINTS)
+    handle = place.launch(spec)
+    wait_until(lambda: b"line 20\n" in place.output(spec), "its first lines")
+    mortal.kill()
+    before = place.output(spec)
+    assert place.backend.poll(handle) is None, "an engine that is away says nothing about the job"
+    wait_until(lambda: len(place.output(spec)) > len(before) + 100, "more lines without an engine")
+    assert place.backend.poll(handle) is None
+    mortal.start()
+    assert place.wait(handle) == Exit(7)
+    assert place.output(spec) == PRINTED
+    place.backend.destroy(handle)
+    assert left(mortal) == []
+
+
+def test_a_job_that_ends_without_its_engine_is_told_by_its_files(make, mortal):
+    place = make(mortal)
+    spec = place.spec("echo up; sleep 1; echo done; exit 5")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    mortal.kill()
+    assert place.wait(handle) == Exit(5)
+    assert place.output(spec) == b"up\ndone\n"
+    with pytest.raises(BackendError) as error:
+        place.backend.destroy(handle)
+    assert error.value.reason == "engine_away", "it is not gone before the engine says so"
+    assert "does not answer" in place.backend.unready()
+    mortal.start()
+    assert place.backend.unready() is None
+    assert place.backend.poll(handle) == Exit(5)
+    place.backend.destroy(handle)
+    assert left(mortal) == []
+
+
+def test_a_stop_without_an_engine_reaches_the_job(make, mortal):
+    place = make(mortal)
+    spec = place.spec("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    mortal.kill()
+    place.backend.stop(handle, grace=True)
+    wait_until(lambda: read_control(spec.control, "exit"), "its end")
+    assert place.backend.poll(handle) is None, "whether all of it has ended only the engine knows"
+    mortal.start()
+    assert place.wait(handle) == Exit(3)
+
+
+def test_a_start_waits_for_an_engine_that_restarts(make, mortal):
+    place = make(mortal)
+    mortal.kill()
+    told = []
+
+    def progress(phase, detail):
+        told.append((phase, detail))
+        if len(told) == 1:
+            mortal.start()
+
+    handle = place.backend.launch(place.spec("exit 4"), lambda: None, progress)
+    assert place.wait(handle) == Exit(4)
+    assert told[0] == ("provisioning", "waiting for the container engine to answer")
+
+
+def test_a_start_does_not_wait_for_ever(make, mortal):
+    place = make(mortal, patience_seconds=0)
+    mortal.kill()
+    with pytest.raises(BackendError) as error:
+        place.launch(place.spec("exit 4"))
+    assert error.value.reason == "engine_away"
+    mortal.start()
+
+
+def test_a_container_killed_from_outside_has_vanished(make, docker_server):
+    place = make()
+    spec = place.spec("echo up; sleep 600")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    with docker_server.client() as client:
+        client.kill(f"gradient-{spec.name}")
+    ended = place.wait(handle)
+    assert (ended.code, ended.reason) == (137, "vanished")
+
+
+def test_a_container_removed_from_outside_has_vanished(make, docker_server):
+    place = make()
+    spec = place.spec("echo up; sleep 600")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    with docker_server.client() as client:
+        client.remove_container(f"gradient-{spec.name}", force=True)
+    ended = place.wait(handle)
+    assert (ended.code, ended.reason) == (None, "vanished")
+
+
+def test_memory_that_runs_out_is_told_from_a_kill(make):
+    place = make()
+    greedy = place.spec("echo up; tail /dev/zero", memory_bytes=64 * 2**20)
+    assert place.wait(place.launch(greedy)) == Exit(137, "out_of_memory", "64 MiB")
+    killed = place.spec("kill -9 $$", attempt=2)
+    assert place.wait(place.launch(killed)) == Exit(137)
+
+
+def test_a_missing_image_says_so(make):
+    error, confirmed = refused(place := make(), place.spec("true", container="no/such:image"))
+    assert (error.reason, confirmed) == ("image_pull", [])
+    assert "no/such:image" in error.detail
+
+
+def test_an_image_that_cannot_be_pulled_says_why(make):
+    error, _ = refused(place := make(pull="missing"), place.spec("true", container="localhost:1/x"))
+    assert error.reason == "image_pull"
+    assert "localhost:1" in error.detail
+
+
+def test_an_image_without_a_shell_says_so(make):
+    error, confirmed = refused(place := make(), place.spec("true", container=BARE))
+    assert (error.reason, error.detail, confirmed) == ("no_shell", BARE, [])
+
+
+def test_an_engine_without_nvidias_runtime_says_so_before_anything_is_made(make):
+    error, confirmed = refused(place := make(), place.spec("true", cards=("0",)))
+    assert (error.reason, confirmed) == ("no_gpu_runtime", [])
+    assert "runc" in error.detail
+
+
+def test_a_container_that_is_refused_says_why(make):
+    error, _ = refused(place := make(), place.spec("true", cpus=4096))
+    assert error.reason == "launch_failed"
+    assert "CPUs" in error.detail
+
+
+def test_an_engine_that_forgot_its_start_gets_a_new_container(make, monkeypatch):
+    place, start, refusals = make(), APIClient.start, []
+
+    def refuse(client, container):
+        if not refusals:
+            refusals.append(container)
+            response = requests.Response()
+            response.status_code = 500
+            raise APIError("500", response=response, explanation='task "x" already exists')
+        return start(client, container)
+
+    monkeypatch.setattr(APIClient, "start", refuse)
+    confirmed = []
+    handle = place.launch(place.spec("exit 6"), lambda: confirmed.append(1))
+    assert place.wait(handle) == Exit(6)
+    assert refusals != [handle["container"]]
+    assert len(confirmed) == 2, "the lease is looked at again before each start"
+
+
+def test_a_container_that_ran_is_not_run_again(make, docker_server):
+    """What an engine does that crashed at a start."""
+    place = make()
+    spec = place.spec('echo run >>"$PWD/runs"; exit 8')
+    handle = place.launch(spec)
+    assert place.wait(handle) == Exit(8)
+    name = f"gradient-{spec.name}"
+    with docker_server.client() as client:
+        client.wait(name)
+        client.start(name)
+        assert client.wait(name)["StatusCode"] == 97
+    assert place.backend.poll(handle) == Exit(8)
+    assert (spec.workspace / "runs").read_text() == "run\n"
+
+
+def test_what_ignores_sigterm_is_killed(make):
+    place = make()
+    spec = place.spec("trap '' TERM; echo up; while :; do sleep 0.1; done")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    place.backend.stop(handle, grace=True)
+    assert place.backend.poll(handle) is None
+    place.backend.stop(handle, grace=False)
+    assert place.wait(handle).code == 137
+
+
+def test_what_still_saves_after_its_shell_is_gone_is_waited_for(make):
+    place = make()
+    spec = place.spec(
+        "setsid sh -c 'trap \"sleep 1; echo saved; exit\" TERM; echo up; while :; do sleep 0.1; done' & wait"
+    )
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    place.backend.stop(handle, grace=True)
+    wait_until(lambda: read_control(spec.control, "exit"), "the shell's end")
+    assert place.backend.poll(handle) is None
+    assert place.wait(handle).code == 143
+    assert place.output(spec).endswith(b"saved\n")
+
+
+def test_a_fork_bomb_stays_in_its_container(make):
+    place = make(pids=64)
+    spec = place.spec("while :; do sleep 600 & done")
+    handle = place.launch(spec)
+    assert place.wait(handle).code != 0
+    assert b"can't fork" in place.output(spec)
+    place.backend.destroy(handle)
+    assert place.backend.list_owned() == []
+
+
+def test_a_container_without_room_for_one_more_process_can_be_stopped(make):
+    place = make(pids=64)
+    spec = place.spec("i=0; while [ $i -lt 58 ]; do sleep 600 & i=$((i+1)); done; echo up; wait")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its processes")
+    assert 58 < wait_until(lambda: place.backend.sample(handle), "a sample")["processes"] <= 64
+    place.backend.stop(handle, grace=True)
+    assert wait_until(lambda: read_control(spec.control, "exit"), "the shell's end") == "143"
+    place.backend.stop(handle, grace=False)
+    assert place.wait(handle).code == 143
+
+
+def test_a_job_may_do_little(make):
+    place = make()
+    spec = place.spec("cat /proc/self/status; ulimit -c; ls /var/run /run /.gradient; id; echo x >/.gradient/run.sh")
+    assert place.wait(place.launch(spec)).code != 0
+    said = place.output(spec).decode()
+    facts = dict(line.split(":\t", 1) for line in said.splitlines() if ":\t" in line)
+    assert {int(facts[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
+    assert "docker.sock" not in said
+    assert f"uid={os.getuid()}" in said
+    assert "Read-only file system" in said
+
+
+def test_files_belong_to_the_user_of_the_settings_and_can_be_removed(make):
+    place = make(user="12345:12346")
+    spec = place.spec(f"id; echo model >{ARTIFACTS}/model; mkdir -m 0 closed {ARTIFACTS}/closed; echo $HOME")
+    (spec.workspace / "main.py").write_text("")
+    handle = place.launch(spec)
+    assert place.wait(handle) == Exit(0)
+    assert b"uid=12345 gid=12346" in place.output(spec)
+    assert place.output(spec).endswith(b"/paperspace\n")
+    owner = (spec.artifacts / "model").stat()
+    assert (owner.st_uid, owner.st_gid) == (12345, 12346)
+    place.backend.destroy(handle)
+    scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
+    scratch.remove()
+    assert not scratch.root.exists()
+
+
+def test_an_engine_without_live_restore_is_warned_of(tmp_path, caplog):
+    server = DockerServer(**{"live-restore": False})
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.remove)
+        server.start()
+        place = Place("docker", tmp_path, server.settings())
+        assert place.backend.unready() is None
+        assert place.backend.unready() is None
+    assert [record.message.split(":")[0] for record in caplog.records] == ["live_restore_off"]
+
+
+def test_an_engine_that_hangs_delays_no_look_for_long(make, mortal):
+    place = make(mortal, timeout_seconds=1)
+    spec = place.spec("echo up; sleep 600")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    mortal.freeze()
+    try:
+        began = time.monotonic()
+        assert [place.backend.poll(handle) for _ in range(100)] == [None] * 100
+        assert time.monotonic() - began < 5
+    finally:
+        mortal.thaw()
+    place.backend.stop(handle, grace=False)
+    assert wait_until(lambda: place.backend.poll(handle), "its end").code == 137

@@ -1,0 +1,157 @@
+"""The jobs' network and the firewall around it, with real packets where the machine has a real engine."""
+
+import contextlib
+import subprocess
+import sys
+
+import psutil
+import pytest
+from deployment import wait_until
+from dockerserver import SHELL
+
+from core.settings import ApiSettings, DatabaseSettings, QueueSettings, Settings
+from worker.backends.base import BackendError
+from worker.backends.docker import network as module
+from worker.backends.docker.engine import Engine
+from worker.backends.docker.network import Fence, FenceMissing, Network, service_addresses
+
+OUTSIDE, METADATA, PRIVATE = "10.99.0.2", "169.254.169.254", "10.98.0.1"
+FETCH = r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 3 {} 2>/dev/null | grep -q HTTP && echo reached || echo kept off"
+
+
+def test_rules_are_one_whole_that_may_be_set_again():
+    assert Fence("gj1", ("169.254.0.0/16", "10.0.0.0/8"), (("192.0.2.1", 5432),)).rules().splitlines() == [
+        "*filter",
+        ":GRADIENT-IN-gj1 - [0:0]",
+        ":GRADIENT-OUT-gj1 - [0:0]",
+        "-A GRADIENT-IN-gj1 -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN",
+        "-A GRADIENT-IN-gj1 -p udp --dport 53 -j RETURN",
+        "-A GRADIENT-IN-gj1 -p tcp --dport 53 -j RETURN",
+        "-A GRADIENT-OUT-gj1 -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN",
+        "-A GRADIENT-OUT-gj1 -p udp --dport 53 -j RETURN",
+        "-A GRADIENT-OUT-gj1 -p tcp --dport 53 -j RETURN",
+        "-A GRADIENT-IN-gj1 -j REJECT",
+        "-A GRADIENT-OUT-gj1 -d 169.254.0.0/16 -j REJECT",
+        "-A GRADIENT-OUT-gj1 -d 10.0.0.0/8 -j REJECT",
+        "-A GRADIENT-OUT-gj1 -d 192.0.2.1 -p tcp --dport 5432 -j REJECT",
+        "COMMIT",
+    ]
+
+
+def test_the_services_own_addresses_are_those_of_its_settings(tmp_path):
+    settings = Settings(
+        home=tmp_path,
+        database=DatabaseSettings(url="postgresql+psycopg://u:p@192.0.2.1/db"),
+        queue=QueueSettings(broker_url="redis://:p@192.0.2.2:6380/0"),
+        api=ApiSettings(public_url="https://192.0.2.3/"),
+    )
+    assert sorted(service_addresses(settings)) == [("192.0.2.1", 5432), ("192.0.2.2", 6380), ("192.0.2.3", 443)]
+    here = Settings(home=tmp_path, queue=QueueSettings(broker_url="redis://127.0.0.1:6379/0"))
+    assert list(service_addresses(here)) == [], "what listens on loopback no container reaches"
+
+
+class Outside:
+    """A neighbour of the engine's host: an ordinary address, a cloud's metadata address, a private network."""
+
+    def __init__(self, server, stack):
+        self._stack = stack
+        self._peer = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+        stack.callback(self._end, self._peer)
+        wait_until(lambda: psutil.Process(self._peer.pid).name() == "sleep", "the neighbour")
+        self.network = ["nsenter", "--target", str(self._peer.pid), "--net"]
+        here, there = server.network, self.network
+        self._do(here, f"ip link add veth0 type veth peer name veth1 netns {self._peer.pid}")
+        self._do(here, "ip addr add 10.99.0.1/24 dev veth0")
+        self._do(here, "ip link set veth0 up")
+        for address in (f"{OUTSIDE}/24", f"{METADATA}/32", f"{PRIVATE}/32"):
+            self._do(there, f"ip addr add {address} dev veth1")
+        self._do(there, "ip link set veth1 up")
+        for address in (METADATA, PRIVATE):
+            self._do(here, f"ip route add {address} via {OUTSIDE}")
+        stack.callback(self._do, here, "ip link del veth0")
+
+    def listen(self, network, port):
+        command = [*network, sys.executable, "-m", "http.server", str(port)]
+        process = subprocess.Popen(command, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._stack.callback(self._end, process)
+        look = [*network, sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"]
+        self._do(network, "ip link set lo up")
+        wait_until(lambda: subprocess.run(look, capture_output=True, check=False).returncode == 0, "a listener")
+
+    def _do(self, network, command):
+        subprocess.run([*network, *command.split()], check=True)
+
+    def _end(self, process):
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def engine(docker_server):
+    return Engine(docker_server.settings())
+
+
+def reaches(server, network, *places):
+    """What a container on the network says of each place."""
+    script = "; ".join(FETCH.format(f"{address} {port}") for address, port in places)
+    with server.client() as client:
+        config = client.create_host_config(network_mode=network, init=True)
+        made = client.create_container(SHELL, ["sh", "-c", script], host_config=config)["Id"]
+        try:
+            client.start(made)
+            client.wait(made)
+            return client.logs(made).decode().splitlines()
+        finally:
+            client.remove_container(made, force=True)
+
+
+def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_server, engine, tmp_path):
+    settings = Settings(home=tmp_path, docker=docker_server.settings(network="fenced"))
+    with contextlib.ExitStack() as stack, docker_server.client() as client:
+        stack.callback(client.remove_network, "fenced")
+        assert Network(engine, settings).have() == "fenced"
+        assert Network(engine, settings).have() == "fenced", "made once"
+        found = client.inspect_network("fenced")
+        assert found["Options"]["com.docker.network.bridge.enable_icc"] == "false"
+        bridge = found["Options"]["com.docker.network.bridge.name"]
+        gateway = found["IPAM"]["Config"][0]["Gateway"]
+        outside = Outside(docker_server, stack)
+        outside.listen(outside.network, 80)
+        outside.listen(outside.network, 5432)
+        outside.listen(docker_server.network, 8780)
+        ordinary, service = (OUTSIDE, 80), (OUTSIDE, 5432)
+        places = (ordinary, service, (METADATA, 80), (PRIVATE, 80), (gateway, 8780), ("10.99.0.1", 8780))
+        assert reaches(docker_server, "fenced", *places) == ["reached"] * 6
+        fence = Fence(bridge, ("169.254.0.0/16", "10.98.0.0/16"), (service,), tuple(docker_server.network))
+        for _ in range(2):
+            fence.set()
+            assert reaches(docker_server, "fenced", *places) == ["reached"] + ["kept off"] * 5
+        listed = subprocess.run([*docker_server.network, "iptables", "-S"], capture_output=True, text=True, check=True)
+        assert listed.stdout.count(f"-i {bridge} -j GRADIENT-") == 2, "set again, each is there once"
+
+
+def test_a_job_without_a_network_reaches_nobody(docker_server, engine, tmp_path):
+    settings = Settings(home=tmp_path, docker=docker_server.settings(network="none"))
+    assert Network(engine, settings).have() == "none"
+    assert reaches(docker_server, "none", ("127.0.0.1", 8780)) == ["kept off"]
+
+
+def test_a_fence_that_cannot_be_set_is_a_warning_or_an_error(docker_server, engine, tmp_path, monkeypatch, caplog):
+    def refuse(_):
+        raise FenceMissing("iptables: Permission denied")
+
+    monkeypatch.setattr(module.Fence, "set", refuse)
+    attempt = Network(engine, Settings(home=tmp_path, docker=docker_server.settings(network="open", fence="try")))
+    assert [attempt.have(), attempt.have()] == ["open", "open"]
+    assert [record.message.split(":")[0] for record in caplog.records] == ["jobs_not_fenced"]
+    strict = Network(engine, Settings(home=tmp_path, docker=docker_server.settings(network="open", fence="require")))
+    with pytest.raises(BackendError, match="Permission denied"):
+        strict.have()
+    with docker_server.client() as client:
+        client.remove_network("open")
+
+
+def test_without_iptables_the_fence_is_missing(monkeypatch):
+    monkeypatch.setattr(module.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(FenceMissing, match="not installed"):
+        Fence("gj1", (), ()).set()

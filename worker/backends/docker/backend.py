@@ -1,0 +1,246 @@
+"""The Docker backend: runs each attempt in a container of its own.
+
+The container is named after job and attempt, made before the lease is checked again, and started by its id. What the
+job prints and how it ended is in files that the wrapper writes, so neither a restart of the worker nor one of the
+engine (with `live-restore`) loses any of it. While the engine is away nothing is concluded: an exit file tells the
+end, its absence tells nothing.
+"""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.failpoints import failpoint
+from core.settings import Settings
+from worker.backends.base import (
+    STOPPING,
+    BackendError,
+    Capabilities,
+    Exit,
+    Handle,
+    LaunchSpec,
+    Progress,
+    note_control,
+    read_control,
+    read_exit_code,
+)
+from worker.backends.docker import nvidia
+from worker.backends.docker.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
+from worker.backends.docker.engine import OLDEST_API, ContainerState, Engine, EngineAway, EngineRefused
+from worker.backends.docker.launch import Launcher
+from worker.backends.docker.stats import Sampler
+from worker.backends.docker.verdict import verdict
+from worker.backends.processes import Members
+from worker.machine import boot_id
+
+logger = logging.getLogger(__name__)
+
+KILLED = 137
+_LOOK_SECONDS = 1.0
+_ENDING_LOOK_SECONDS = 0.1
+_AWAY_SECONDS = 2.0
+_LOOK_TIMEOUT_SECONDS = 5.0
+"""A look keeps the job's output waiting: an engine that hangs must not do so for long."""
+_AWAY_SHARE = 5
+_STARTS_WITHIN_SECONDS = 15.0
+
+# Every process but the first, the wrapper, which passes a signal on and tells the exit code, and this one.
+_ASK_ALL = """
+for folder in /proc/[0-9]*; do
+    pid=${folder#/proc/}
+    case $pid in 1 | $$ | "$1") ;; *) kill -TERM "$pid" 2>/dev/null ;; esac
+done
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a look at a container found; None: there is none."""
+
+    at: float
+    state: ContainerState | None
+
+
+class DockerBackend:
+    """See the module. One instance serves all attempt threads of a worker."""
+
+    capabilities = Capabilities(simulated=False, containers=True, mounts=True)
+
+    def __init__(self, settings: Settings) -> None:
+        self._root = settings.root
+        self._engine = Engine(settings.docker)
+        self._watched = Engine(settings.docker, timeout=min(_LOOK_TIMEOUT_SECONDS, settings.docker.timeout_seconds))
+        self._launcher = Launcher(self._engine, settings)
+        self._sampler = Sampler(self._engine)
+        self._lock = threading.Lock()
+        self._looks: dict[str, _Look] = {}
+        self._away_until = 0.0
+        self._warned = False
+
+    def unready(self) -> str | None:
+        """See `Backend.unready`."""
+        try:
+            info, version = self._watched.call(lambda api: (api.info(), api.api_version))
+        except EngineAway as error:
+            return f"The Docker engine does not answer ({error}). Start it, or mend GRADIENT_DOCKER__URL."
+        except EngineRefused as error:
+            return f"The Docker engine refuses to tell about itself: {error.detail}"
+        if tuple(int(part) for part in version.split(".")) < OLDEST_API:
+            return f"The Docker engine speaks API {version}; 1.41 (Docker 20.10) or later is needed."
+        self._warn(info)
+        return None
+
+    def cards(self) -> tuple[str, ...] | None:
+        """See `Backend.cards`."""
+        return nvidia.cards()
+
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
+        """See `Backend.launch`."""
+        container = self._launcher.launch(spec, confirm, progress)
+        failpoint("launched")
+        with self._lock:
+            self._looks.pop(spec.name, None)
+        return {
+            "version": 1,
+            "name": spec.name,
+            "job_id": spec.job_id,
+            "attempt": spec.attempt,
+            "container": container,
+            "control": str(spec.control),
+            "boot_id": boot_id(),
+            "launched_at": time.time(),
+            "memory_bytes": spec.memory_bytes,
+        }
+
+    def poll(self, handle: Handle) -> Exit | None:
+        """See `Backend.poll`."""
+        control = Path(handle["control"])
+        code = read_exit_code(control)
+        stopping = read_control(control, STOPPING) is not None
+        if code not in {None, KILLED} and not stopping:
+            return Exit(code)
+        # Else the engine has to be asked: whether memory ran out, whether what was asked to end is done.
+        look = self._look(handle["name"], _LOOK_SECONDS if code is None else _ENDING_LOOK_SECONDS)
+        if look is None or (look.state is not None and not self._over(handle, look.state, code)):
+            return None
+        return verdict(handle, look.state, read_exit_code(control))
+
+    def stop(self, handle: Handle, *, grace: bool) -> None:
+        """See `Backend.stop`."""
+        name = container_name(handle["name"])
+        if grace:
+            note_control(Path(handle["control"]), STOPPING, "asked to end")
+        try:
+            if grace:
+                self._ask_all(name, read_control(Path(handle["control"]), "started") or "1")
+            else:
+                self._engine.call(lambda api: api.kill(name))
+        except EngineRefused as error:  # it has ended, or has no room for one more process
+            logger.info("signal_refused", extra={"error": error.detail})
+            if grace:
+                self._signal_first(name)
+        except EngineAway:
+            # Where the engine cannot be asked, the kernel can, if this worker may.
+            _members(handle).signal(signal.SIGTERM if grace else signal.SIGKILL, spare_leader=False)
+        with self._lock:
+            self._looks.pop(handle["name"], None)
+
+    def sample(self, handle: Handle) -> dict[str, float]:
+        """See `Backend.sample`."""
+        return self._sampler.sample(container_name(handle["name"]))
+
+    def destroy(self, handle: Handle) -> None:
+        """See `Backend.destroy`."""
+        name = container_name(handle["name"])
+        try:
+            state = self._engine.find(name)
+            if state is not None:
+                self._engine.remove(name, force=True)
+        except EngineAway as error:
+            raise BackendError("engine_away", str(error)) from error
+        except EngineRefused as error:
+            raise BackendError("launch_failed", f"the container could not be removed: {error.detail}") from error
+        if state is not None and state.status == "created":
+            _members(handle).kill(spare_leader=False)  # an engine killed at its start forgets what it started
+        self._sampler.forget(name)
+        with self._lock:
+            self._looks.pop(handle["name"], None)
+
+    def list_owned(self) -> list[Handle]:
+        """See `Backend.list_owned`.
+
+        Raises:
+            BackendError: The engine does not answer.
+        """
+        filters = {"label": [f"{LABEL_HOME}={self._root}"]}
+        try:
+            found = self._engine.call(lambda api: api.containers(all=True, filters=filters))
+        except (EngineAway, EngineRefused) as error:
+            raise BackendError("engine_away", str(error)) from error
+        return [self._handle(container) for container in found]
+
+    def _handle(self, listed: dict[str, Any]) -> Handle:
+        job_id, attempt = listed["Labels"][LABEL_JOB], int(listed["Labels"][LABEL_ATTEMPT])
+        name = f"{job_id}-{attempt}"
+        control = str(self._root / "attempts" / name / "control")
+        return {"version": 1, "name": name, "job_id": job_id, "attempt": attempt, "control": control}
+
+    def _look(self, name: str, seconds: float) -> _Look | None:
+        """Look at a container, but not more often than every so many seconds; None: nothing is known now."""
+        now = time.monotonic()
+        with self._lock:
+            look = self._looks.get(name)
+        if look is not None and now - look.at < seconds:
+            return look
+        if now < self._away_until:
+            return None
+        try:
+            look = _Look(now, self._watched.find(container_name(name)))
+        except (EngineAway, EngineRefused) as error:
+            logger.info("engine_not_answering", extra={"error": str(error)})
+            self._away_until = now + max(_AWAY_SECONDS, _AWAY_SHARE * (time.monotonic() - now))
+            return None
+        with self._lock:
+            self._looks[name] = look
+        return look
+
+    def _over(self, handle: Handle, state: ContainerState, code: int | None) -> bool:
+        """Whether nothing of the job runs any more."""
+        if state.status != "created":
+            return state.ended
+        # Between start and running; or for ever, if the engine was killed just then and forgot that it had started it.
+        if time.time() - handle["launched_at"] < _STARTS_WITHIN_SECONDS and code is None:
+            return False
+        return not any(_members(handle).all())
+
+    def _ask_all(self, name: str, wrapper: str) -> None:
+        command = ["/bin/sh", "-c", _ASK_ALL, "sh", wrapper if wrapper.isdecimal() else "1"]
+        made = self._engine.call(lambda api: api.exec_create(name, command))
+        self._engine.call(lambda api: api.exec_start(made["Id"]))
+        if self._engine.call(lambda api: api.exec_inspect(made["Id"]))["ExitCode"] not in {0, 1}:
+            self._signal_first(name)
+
+    def _signal_first(self, name: str) -> None:
+        """SIGTERM to the container's first process, which passes it on to the wrapper, and that to the command."""
+        try:
+            self._engine.call(lambda api: api.kill(name, "SIGTERM"))
+        except (EngineRefused, EngineAway) as error:
+            logger.info("signal_refused", extra={"error": str(error)})
+
+    def _warn(self, info: dict[str, Any]) -> None:
+        if not self._warned and not info.get("LiveRestoreEnabled"):
+            logger.warning(
+                "live_restore_off: a restart of the Docker engine ends every job on this host. Put "
+                '{"live-restore": true} into /etc/docker/daemon.json and reload it (systemctl reload docker)'
+            )
+        self._warned = True
+
+
+def _members(handle: Handle) -> Members:
+    # The wrapper's pid is of the container's own counting, and says nothing here.
+    return Members(handle["job_id"], handle["attempt"], None)

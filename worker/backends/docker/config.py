@@ -1,0 +1,149 @@
+"""What a job's container is made of: one pure function from a LaunchSpec to the body of the engine's create call.
+
+Everything is named here, so that no default of an engine decides. Nothing of it comes from the user as it is: the
+only things of theirs are the image, the command, the environment and the limits.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.backends import base
+from worker.backends.base import WRAPPER, LaunchSpec
+
+RUN = "/.gradient/run.sh"
+"""Where the wrapper is inside."""
+
+LABEL_HOME = "gradient.home"
+LABEL_JOB = "gradient.job"
+LABEL_ATTEMPT = "gradient.attempt"
+
+_OBEYED = (
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_REQUIRE_",
+    "NVIDIA_DISABLE_REQUIRE",
+    "NVIDIA_MIG_",
+    "NVIDIA_IMEX_",
+)
+_NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
+_LOG = {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the host decides about every container.
+
+    Attributes:
+        image: Image reference.
+        home: The service's folder on this host; containers are known by it as ours.
+        user: `UID:GID`.
+        network: Name of the engine's network, or `none`.
+        pids: Most processes and threads.
+        shm_bytes: Size of /dev/shm.
+        memory_bytes: Limit of memory where the job names none; None: no limit.
+        capabilities: Linux capabilities that are kept.
+    """
+
+    image: str
+    home: str
+    user: str
+    network: str
+    pids: int
+    shm_bytes: int
+    memory_bytes: int | None
+    capabilities: tuple[str, ...]
+
+
+def container_name(name: str) -> str:
+    """Name of the container of an attempt."""
+    return f"gradient-{name}"
+
+
+def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
+    """Body of `POST /containers/create` (Engine API 1.41) for one attempt."""
+    return {
+        "Image": options.image,
+        "Entrypoint": ["/bin/sh", RUN],
+        "Cmd": [base.CONTROL, spec.command, "alone"],
+        "Env": [f"{name}={value}" for name, value in sorted(_environment(spec, options).items())],
+        "User": options.user,
+        "WorkingDir": base.WORKSPACE,
+        "Hostname": "",
+        "Labels": {
+            LABEL_HOME: options.home,
+            LABEL_JOB: spec.job_id,
+            LABEL_ATTEMPT: str(spec.attempt),
+        },
+        "Healthcheck": {"Test": ["NONE"]},
+        "Tty": False,
+        "OpenStdin": False,
+        "AttachStdout": False,
+        "AttachStderr": False,
+        "HostConfig": _host_config(spec, options),
+    }
+
+
+def _environment(spec: LaunchSpec, options: Options) -> dict[str, str]:
+    # Where NVIDIA's runtime is the default one, it obeys these variables, also those of an image: a job could take
+    # its neighbours' cards. With a device request the engine sets the right one itself.
+    env = {name: value for name, value in spec.env.items() if not name.startswith(_OBEYED)}
+    if options.user.partition(":")[0] != "0":
+        env.setdefault("HOME", base.WORKSPACE)  # a user that the image does not know has no folder to write in
+    return env if spec.cards else env | _NO_CARDS
+
+
+def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
+    memory = spec.memory_bytes if spec.memory_bytes is not None else options.memory_bytes
+    return {
+        # The first process reaps orphans and passes signals on.
+        "Init": True,
+        # A second start is refused by the start marker; the engine is not to try one.
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+        "Privileged": False,
+        "CapDrop": ["ALL"],
+        "CapAdd": list(options.capabilities),
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": False,
+        "PidsLimit": options.pids,
+        # The same with swap: a job that swaps is slower than one that ends with a reason.
+        "Memory": memory or 0,
+        "MemorySwap": memory or 0,
+        "NanoCpus": round(spec.cpus * 1e9) if spec.cpus is not None else 0,
+        "ShmSize": options.shm_bytes,
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+        # Output goes to a file; what the engine itself says of a failed start fits in here.
+        "LogConfig": _LOG,
+        "NetworkMode": options.network,
+        "IpcMode": "private",
+        "PidMode": "",
+        "UTSMode": "",
+        "UsernsMode": "",
+        "PublishAllPorts": False,
+        "Devices": [],
+        "DeviceRequests": _device_requests(spec.cards),
+        "Mounts": [
+            _mount(spec.workspace, base.WORKSPACE),
+            _mount(spec.artifacts, base.ARTIFACTS),
+            _mount(spec.storage, base.STORAGE),
+            _mount(spec.control, base.CONTROL),
+            _mount(WRAPPER, RUN, read_only=True),
+        ],
+    }
+
+
+def _device_requests(cards: tuple[str, ...]) -> list[dict[str, Any]]:
+    if not cards:
+        return []
+    return [{"Driver": "", "DeviceIDs": list(cards), "Capabilities": [["gpu"]], "Options": {}}]
+
+
+def _mount(source: Path, target: str, *, read_only: bool = False) -> dict[str, Any]:
+    return {
+        "Type": "bind",
+        "Source": str(source),
+        "Target": target,
+        "ReadOnly": read_only,
+        "BindOptions": {"Propagation": "rprivate"},
+    }

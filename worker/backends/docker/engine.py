@@ -1,0 +1,182 @@
+"""The Docker engine as the backend sees it: answers, refusals, or nobody there.
+
+The SDK's many exceptions become two. That the engine is away says nothing about the jobs: with `live-restore` they
+run on without it.
+"""
+
+import logging
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import requests
+import urllib3
+from docker.api.client import APIClient
+from docker.errors import APIError, DockerException
+
+from core.settings import DockerSettings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OLDEST_API = (1, 41)
+NOT_FOUND, CONFLICT = 404, 409
+_NAMING_SECONDS = 10.0
+_NAMING_PAUSE_SECONDS = 0.05
+_ENDED = frozenset({"exited", "dead"})
+_NO_ONE_THERE = (requests.RequestException, urllib3.exceptions.HTTPError, DockerException, ConnectionError)
+
+
+class EngineAway(Exception):
+    """The engine does not answer; nothing is known."""
+
+
+class EngineRefused(Exception):
+    """The engine answered that it cannot.
+
+    Attributes:
+        status: HTTP status.
+        detail: The engine's words.
+    """
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(f"{status}: {detail}")
+        self.status = status
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """A container as the engine sees it.
+
+    Attributes:
+        id: The engine's id.
+        image: Id of its image.
+        status: created, running, paused, restarting, removing, exited or dead.
+        exit_code: Once it ended.
+        oom_killed: The kernel ended one of its processes for want of memory.
+        error: Why it could not be started.
+    """
+
+    id: str
+    image: str
+    status: str
+    exit_code: int
+    oom_killed: bool
+    error: str
+
+    @classmethod
+    def of(cls, inspected: dict[str, Any]) -> Self:
+        """From the engine's answer."""
+        state = inspected["State"]
+        return cls(
+            id=inspected["Id"],
+            image=inspected["Image"],
+            status=state["Status"],
+            exit_code=state["ExitCode"],
+            oom_killed=state["OOMKilled"],
+            error=state["Error"],
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.status in _ENDED
+
+
+class Engine:
+    """Connection to one engine; any thread may use it.
+
+    Args:
+        settings: Where it is.
+        timeout: Seconds that an answer may take; default: as the settings say.
+    """
+
+    def __init__(self, settings: DockerSettings, *, timeout: float | None = None) -> None:
+        self._settings = settings
+        self._timeout = settings.timeout_seconds if timeout is None else timeout
+        self._lock = threading.Lock()
+        self._client: APIClient | None = None
+
+    def call(self, action: Callable[[APIClient], T]) -> T:
+        """Ask the engine.
+
+        Raises:
+            EngineAway: It does not answer.
+            EngineRefused: It cannot do that.
+        """
+        try:
+            return action(self._connected())
+        except APIError as error:
+            raise EngineRefused(error.status_code or 500, str(error.explanation or error)) from error
+        except _NO_ONE_THERE as error:
+            self._disconnect()
+            raise EngineAway(f"{self._settings.url}: {error}") from error
+
+    def stream(self, action: Callable[[APIClient], Iterator[T]]) -> Iterator[T]:
+        """Ask for something that comes piece by piece; raises what `call` raises."""
+        pieces = iter(self.call(action))
+        end = object()
+        while (piece := self.call(lambda _: next(pieces, end))) is not end:
+            yield piece  # type: ignore[misc]
+
+    def find(self, name: str) -> ContainerState | None:
+        """The container of this name or id; None if there is none."""
+        try:
+            return ContainerState.of(self.call(lambda api: api.inspect_container(name)))
+        except EngineRefused as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+    def create(self, name: str, config: dict[str, Any]) -> str:
+        """Make a container, or find the one of this name; its id."""
+        give_up = time.monotonic() + _NAMING_SECONDS
+        while True:
+            try:
+                return str(self.call(lambda api: api.create_container_from_config(config, name))["Id"])
+            except EngineRefused as error:
+                if error.status != CONFLICT:
+                    raise
+                there = self.find(name)
+                if there is not None:
+                    return there.id
+                # The name is taken at once, the container can be seen a moment later, or never if that failed.
+                if time.monotonic() >= give_up:
+                    raise
+            time.sleep(_NAMING_PAUSE_SECONDS)
+
+    def has_file(self, container: str, path: str) -> bool:
+        """Whether a container has this path, running or not."""
+
+        def head(api: APIClient) -> int:
+            # The SDK's own call sends the file.
+            url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
+            return api.head(url, params={"path": path}, timeout=self._timeout).status_code
+
+        return self.call(head) != NOT_FOUND
+
+    def remove(self, name: str, *, force: bool) -> None:
+        """Remove a container and its volumes; one that is gone is fine."""
+        try:
+            self.call(lambda api: api.remove_container(name, v=True, force=force))
+        except EngineRefused as error:
+            if error.status != NOT_FOUND:
+                raise
+
+    def _connected(self) -> APIClient:
+        with self._lock:
+            if self._client is None:
+                self._client = APIClient(self._settings.url, version="auto", timeout=math.ceil(self._timeout))
+                weakref.finalize(self, self._client.close)
+            return self._client
+
+    def _disconnect(self) -> None:
+        """Connect anew next time: the engine that comes back may be a newer one."""
+        with self._lock:
+            self._client = None

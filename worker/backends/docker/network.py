@@ -1,0 +1,208 @@
+"""The jobs' own network, and the firewall around it.
+
+Containers cannot talk to each other on it (no inter-container communication). The firewall keeps them from what lies
+within reach of this host and is none of their business: the host itself with every service on it, the cloud's
+metadata addresses, and the service's database and broker, wherever they are.
+"""
+
+import hashlib
+import ipaddress
+import logging
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from core.settings import Settings
+from worker.backends.base import BackendError
+from worker.backends.docker.config import LABEL_HOME
+from worker.backends.docker.engine import CONFLICT, NOT_FOUND, Engine, EngineRefused
+
+logger = logging.getLogger(__name__)
+
+NONE = "none"
+LINK_LOCAL = "169.254.0.0/16"
+"""Cloud metadata (169.254.169.254) and whatever else answers a machine without being asked who it is."""
+
+_BRIDGE_OPTION = "com.docker.network.bridge.name"
+_ICC_OPTION = "com.docker.network.bridge.enable_icc"
+_IPTABLES_SECONDS = 15
+_CHECKED_EVERY_SECONDS = 60.0
+_PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672, "http": 80, "https": 443}
+
+
+class FenceMissing(Exception):
+    """The firewall could not be set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Firewall rules around one bridge, as chains of our own that others' chains lead to.
+
+    Attributes:
+        bridge: The network's interface on this host.
+        blocked: Networks (CIDR) that nothing on it may reach.
+        services: (address, port) that nothing on it may reach.
+        program: How iptables is called.
+    """
+
+    bridge: str
+    blocked: tuple[str, ...]
+    services: tuple[tuple[str, int], ...]
+    program: tuple[str, ...] = ()
+
+    def rules(self) -> str:
+        """The chains, for `iptables-restore --noflush`: all of it or nothing takes effect.
+
+        Names are resolved before anything is blocked: some clouds answer DNS at a metadata address.
+        """
+        lines = ["*filter", f":{self._inward} - [0:0]", f":{self._outward} - [0:0]"]
+        for chain in (self._inward, self._outward):
+            lines += [
+                f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN",
+                f"-A {chain} -p udp --dport 53 -j RETURN",
+                f"-A {chain} -p tcp --dport 53 -j RETURN",
+            ]
+        lines.append(f"-A {self._inward} -j REJECT")
+        lines += [f"-A {self._outward} -d {network} -j REJECT" for network in self.blocked]
+        lines += [f"-A {self._outward} -d {address} -p tcp --dport {port} -j REJECT" for address, port in self.services]
+        return "\n".join([*lines, "COMMIT", ""])
+
+    def set(self) -> None:
+        """Put the rules in place, or renew them.
+
+        Raises:
+            FenceMissing: iptables is not there or refused.
+        """
+        self._iptables("iptables-restore", "--wait", "5", "--noflush", given=self.rules())
+        # What is for this host comes by INPUT, what it passes on by DOCKER-USER, which Docker leaves to us.
+        for chain, ours in (("INPUT", self._inward), ("DOCKER-USER", self._outward)):
+            jump = (chain, "-i", self.bridge, "-j", ours)
+            try:
+                self._iptables("iptables", "--wait", "5", "-C", *jump)
+            except FenceMissing:
+                self._iptables("iptables", "--wait", "5", "-I", *jump)
+
+    @property
+    def _inward(self) -> str:
+        return f"GRADIENT-IN-{self.bridge}"
+
+    @property
+    def _outward(self) -> str:
+        return f"GRADIENT-OUT-{self.bridge}"
+
+    def _iptables(self, program: str, *arguments: str, given: str = "") -> None:
+        found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+        if found is None:
+            raise FenceMissing(f"{program} is not installed")
+        try:
+            done = subprocess.run(  # noqa: S603 - rules of our own making
+                [*self.program, found, *arguments],
+                input=given,
+                capture_output=True,
+                text=True,
+                timeout=_IPTABLES_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise FenceMissing(f"{program}: {error}") from error
+        if done.returncode != 0:
+            raise FenceMissing(f"{program}: {done.stderr.strip()}")
+
+
+class Network:
+    """The network of one engine's jobs."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._fenced_at: float | None = None
+        self._warned = False
+
+    def have(self) -> str:
+        """Have the network and its fence; its name.
+
+        Raises:
+            BackendError: There is to be a fence and it cannot be set.
+            EngineAway: The engine does not answer.
+            EngineRefused: It makes no network.
+        """
+        name = self._settings.docker.network
+        if name != NONE:
+            with self._lock:
+                self._fence_in(self._bridge(name))
+        return name
+
+    def _bridge(self, name: str) -> str:
+        """The interface of the network, which is made if it is missing."""
+        try:
+            found = self._engine.call(lambda api: api.inspect_network(name))
+        except EngineRefused as error:
+            if error.status != NOT_FOUND:
+                raise
+            return self._make(name)
+        bridge: str | None = (found["Options"] or {}).get(_BRIDGE_OPTION)
+        return bridge or f"br-{found['Id'][:12]}"
+
+    def _make(self, name: str) -> str:
+        # Engines on one host share its interfaces: the name must be this engine's alone, and at most 15 long.
+        engine = self._engine.call(lambda api: api.info())["ID"]
+        bridge = "gj" + hashlib.sha256(f"{engine} {name}".encode()).hexdigest()[:12]
+        options = {_BRIDGE_OPTION: bridge, _ICC_OPTION: "false"}
+        labels = {LABEL_HOME: str(self._settings.root)}
+        try:
+            self._engine.call(
+                lambda api: api.create_network(
+                    name, driver="bridge", options=options, labels=labels, check_duplicate=True, attachable=False
+                )
+            )
+        except EngineRefused as error:
+            if error.status != CONFLICT:  # another worker made it at the same time
+                raise
+        return bridge
+
+    def _fence_in(self, bridge: str) -> None:
+        wanted = self._settings.docker.fence
+        if wanted == "off":
+            return
+        if self._fenced_at is not None and time.monotonic() - self._fenced_at < _CHECKED_EVERY_SECONDS:
+            return
+        fence = Fence(bridge, (LINK_LOCAL, *self._settings.docker.blocked), tuple(service_addresses(self._settings)))
+        try:
+            fence.set()
+        except FenceMissing as error:
+            if wanted == "require":
+                raise BackendError("launch_failed", f"the jobs' network could not be fenced: {error}") from error
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "jobs_not_fenced: jobs can reach this host and its network. Run the worker as root, or set "
+                    "these rules at boot and GRADIENT_DOCKER__FENCE=off",
+                    extra={"why": str(error), "rules": fence.rules(), "bridge": bridge},
+                )
+        self._fenced_at = time.monotonic()
+
+
+def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
+    """(IPv4 address, port) of the database, the broker and the API, where they are not on this host alone."""
+    urls = (settings.database.url, settings.queue.broker_url, settings.api.public_url)
+    found: dict[tuple[str, int], None] = {}
+    for url in urls:
+        parts = urlsplit(url or "")
+        port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+        if parts.hostname is None or port is None:
+            continue
+        try:
+            resolved = socket.getaddrinfo(parts.hostname, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        except OSError:
+            logger.warning("address_unknown", extra={"host": parts.hostname})
+            continue
+        for address in {str(one[-1][0]) for one in resolved}:
+            if not ipaddress.ip_address(address).is_loopback:
+                found[address, port] = None
+    return found

@@ -1,0 +1,42 @@
+"""How a job ended, from what its wrapper wrote and what the engine says of its container."""
+
+from pathlib import Path
+
+from worker.backends.base import Exit, Handle, read_control
+from worker.backends.docker.engine import ContainerState
+from worker.machine import boot_id
+
+_KILLED, _REFUSED, _UNKNOWN = 137, 97, 255
+_MIB = 1024**2
+
+
+def verdict(handle: Handle, state: ContainerState | None, code: int | None) -> Exit:
+    """How it ended. The wrapper's word goes before the engine's, which has been seen to be wrong after a crash.
+
+    Args:
+        handle: The attempt's.
+        state: Its container, ended; None: it is gone.
+        code: What the exit file says; None: there is none.
+    """
+    if state is not None and state.oom_killed and code in {None, _KILLED}:
+        limit: int | None = handle.get("memory_bytes")
+        return Exit(_KILLED, "out_of_memory", f"{limit // _MIB} MiB" if limit else "this machine's memory")
+    if code is not None:
+        return Exit(code)
+    if handle["boot_id"] != boot_id():
+        return Exit(None, "host_restarted")
+    if state is None:
+        return Exit(None, "vanished", "its container is gone")
+    return _unwritten(state, began=read_control(Path(handle["control"]), "started") is not None)
+
+
+def _unwritten(state: ContainerState, *, began: bool) -> Exit:
+    """How a container ended that left no exit file."""
+    code = state.exit_code
+    if not began:
+        return Exit(None, "never_started", state.error or f"its container ended with exit code {code}")
+    if code in {_REFUSED, _UNKNOWN}:  # started twice by an engine that crashed; or ended with its host
+        return Exit(None, "vanished", f"its container ended with exit code {code}")
+    if code == _KILLED:
+        return Exit(_KILLED, "vanished", "its container was killed")
+    return Exit(code)  # the wrapper could not write it: the disk is full, say
