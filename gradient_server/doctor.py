@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.settings import Settings
+from gradient_server.checks import containers, host, record
 from gradient_server.checks import database as database_checks
-from gradient_server.checks import host, record
 from gradient_server.checks.finding import Finding, Status, problem
 
 _WIDTH = 100
@@ -32,7 +32,12 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
 def examine(settings: Settings) -> list[Finding]:
     """Everything that is found, in the order in which it should be mended."""
-    return [*host.check(settings), *_database(settings), *database_checks.broker(settings)]
+    return [
+        *host.check(settings),
+        *containers.check(settings),
+        *_database(settings),
+        *database_checks.broker(settings),
+    ]
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
