@@ -11,6 +11,7 @@ EXPECTED = [
 NEW = """
 [{name}]
 backend = "docker"
+kind = "gpu"
 accelerator = "NVIDIA L4"
 count = 1
 replicas = 1
