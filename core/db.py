@@ -35,6 +35,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -43,6 +44,7 @@ from core.errors import StoreUnavailable
 logger = logging.getLogger(__name__)
 
 _ON_COMMIT = "gradient_on_commit"
+_USED = "gradient_used"
 _SQLITE_BUSY_SECONDS = 20
 # Besides the operational: a connection that broke between two statements or sat idle for too long, a server that
 # became read-only, and a pool whose connections all hang.
@@ -226,12 +228,15 @@ def _engine(url: str, pool_size: int) -> Engine:
     return engine
 
 
-def _ping(dialect: Dialect, connection: DBAPIConnection, _record: object, _fairy: object) -> None:
+def _ping(dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _fairy: object) -> None:
     """Find out whether a connection of the pool still lives, and have another one made if not.
 
     The pool's own ping comes before anybody is told that the connection is taken: a thread that waits for its answer
     for ever could not be freed.
     """
+    if _USED not in record.info:
+        record.info[_USED] = True  # it has just been made
+        return
     try:
         dialect.do_ping(connection)
     except dialect.loaded_dbapi.Error as error:

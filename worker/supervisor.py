@@ -216,6 +216,7 @@ class Supervisor:
         deadline = time.monotonic() + _LET_GO_SECONDS
         for one in self._running.values():
             one.thread.join(max(0.0, deadline - time.monotonic()))
+        self._sweeper.join(max(0.0, deadline - time.monotonic()))
         self._watch.close()
         os.close(self._lock)
 
