@@ -87,6 +87,11 @@ class SubmitJob(Request):
     priority: int | None = Field(None, description="0 to 100, higher goes first; default 50")
     cpus: float | None = Field(None, description="limit of CPUs")
     memory_mb: int | None = Field(None, description="limit of memory, MiB")
+    shared_mem_mb: int | None = Field(None, description="size of /dev/shm, MiB; part of its memory")
+    working_dir: str | None = Field(
+        None, description="where the command begins: a folder of the workspace, or of the container by its whole path"
+    )
+    user: str | None = Field(None, description="UID, UID:GID or root; default: as the host is set")
     tags: list[str] | None = Field(None, description="for finding it again")
 
     def spec(self, workspace_sha256: str | None) -> JobSpec:
@@ -182,6 +187,28 @@ class RemovedView(View):
     message: str = Field(description="by which policy")
 
 
+class CardView(View):
+    """A card that a job has for itself."""
+
+    index: str = Field(description="its number on its host; the job numbers its cards from 0")
+    uuid: str | None
+    serial: str | None
+    name: str | None
+    memory: int | None = Field(description="bytes")
+
+
+class UsageView(View):
+    """The most that an attempt used so far, and its means; null where it is not measured."""
+
+    sampled_seconds: float = Field(description="running time that the means are of")
+    peak_memory_bytes: int | None
+    peak_cpu_percent: float | None = Field(description="100 is one CPU")
+    mean_cpu_percent: float | None
+    peak_gpu_memory_bytes: int | None = Field(description="of the card that used most")
+    peak_gpu_percent: float | None = Field(description="of the busiest card; 100 is all of it")
+    mean_gpu_percent: float | None = Field(description="of all its cards")
+
+
 class JobView(View):
     """A job."""
 
@@ -210,6 +237,9 @@ class JobView(View):
     priority: int
     cpus: float | None
     memory_mb: int | None
+    shared_mem_mb: int | None
+    working_dir: str | None
+    user: str | None
     tags: list[str]
     parent_job_id: str | None
     created_at: Time
@@ -226,6 +256,13 @@ class JobView(View):
         "null when it does not wait, when fewer than three have ended, or when no worker takes it"
     )
     silent_since: Time | None = Field(description="when its worker was last heard of, if that is too long ago")
+    gpu_name: str | None = Field(description="model of the cards that this attempt has; null until it starts")
+    gpu_mem: int | None = Field(description="memory of one card, bytes")
+    gpu_driver: str | None = Field(description="version of the driver")
+    gpu_cuda: str | None = Field(description="newest CUDA version that the driver runs")
+    gpu_count: int | None = Field(description="cards that this attempt has; null for none")
+    gpus: list[CardView] = Field(description="those cards, as the job numbers them")
+    usage: UsageView | None = Field(description="what this attempt used; null before the first sample")
     artifacts_state: str
     removed: list[RemovedView] = Field(description="what policies removed of what it printed and left")
     stop_requested: bool
@@ -284,6 +321,9 @@ class ResolvedJob(View):
     priority: int
     cpus: float | None
     memory_mb: int | None
+    shared_mem_mb: int | None
+    working_dir: str | None
+    user: str | None
     tags: list[str]
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core.bell import Bell
@@ -79,6 +79,7 @@ class Supervisor:
         self._beat_at = self._adopt_at = 0.0
         self._in_contact_at = time.monotonic()
         self._registered = False
+        self._taken: dict[str, str] = {}
 
     def run(self) -> None:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
@@ -137,6 +138,8 @@ class Supervisor:
         if offer != self._offer:
             self._offer = offer
             self._registered = False
+        elif self._taken:
+            self._offer_without_taken_cards()  # what used them may be gone
 
     def _pause(self) -> float:
         poll = self._worker.poll_seconds
@@ -144,6 +147,7 @@ class Supervisor:
 
     def _register(self) -> None:
         self._host.write(lambda session: workers.register(session, self._offer, boot_id=boot_id(), slots=self._slots))
+        self._taken = {}
         self._adopt()
         self._registered = True
 
@@ -170,10 +174,24 @@ class Supervisor:
         with self._host.database.read() as session:
             if not claims.anything_waits(session, self._offer):
                 return False
-        job = self._host.write(lambda session: claims.claim(session, self._offer))
+        offer = self._offer_without_taken_cards()
+        job = self._host.write(lambda session: claims.claim(session, offer))
         if job is not None:
             self._begin(job)
         return job is not None
+
+    def _offer_without_taken_cards(self) -> claims.Offer:
+        """What is left of the offer once cards that others use are taken out of it; looked at when a job is there."""
+        if not self._offer.cards:
+            return self._offer
+        with self._host.database.read() as session:
+            free = claims.free_cards(session, self._offer)
+        taken = self._host.taken_cards(free)
+        if taken != self._taken:
+            logger.warning("cards_taken" if taken else "cards_free", extra={"taken": taken})
+            self._host.write(lambda session: workers.note_taken_cards(session, self._host.name, taken))
+            self._taken = taken
+        return replace(self._offer, cards=tuple(card for card in self._offer.cards if card not in taken))
 
     def _begin(self, job: Job) -> None:
         signals = Signals(stop_requested=job.stop_requested_at is not None)
