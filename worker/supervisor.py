@@ -26,6 +26,7 @@ _DATABASE_PAUSE_SECONDS = 2.0
 _FAILURE_PAUSE_SECONDS = 5.0
 _LET_GO_SECONDS = 20.0
 _FENCE_SECONDS = 5.0
+_TOLD_AGAIN_SECONDS = 10.0
 
 
 class WorkerNameTaken(GradientError):
@@ -76,7 +77,7 @@ class Supervisor:
         self._sweeper = threading.Thread(target=self._sweep_on, name="sweep", daemon=True)
         # Likewise: a database that takes what is sent and never answers keeps the loop waiting.
         self._fence = threading.Thread(target=self._fence_on, name="fence", daemon=True)
-        self._beat_at = self._adopt_at = 0.0
+        self._beat_at = self._adopt_at = self._told_at = 0.0
         self._in_contact_at = time.monotonic()
         self._registered = False
         self._taken: dict[str, str] = {}
@@ -171,26 +172,34 @@ class Supervisor:
             self._begin(job)
 
     def _claim(self) -> bool:
-        with self._host.database.read() as session:
-            if not claims.anything_waits(session, self._offer):
-                return False
+        if not self._anything_waits(self._offer):
+            return False
         offer = self._offer_without_taken_cards()
+        if offer.cards != self._offer.cards and not self._anything_waits(offer):
+            return False
         job = self._host.write(lambda session: claims.claim(session, offer))
         if job is not None:
             self._begin(job)
         return job is not None
 
+    def _anything_waits(self, offer: claims.Offer) -> bool:
+        with self._host.database.read() as session:
+            return claims.anything_waits(session, offer)
+
     def _offer_without_taken_cards(self) -> claims.Offer:
-        """What is left of the offer once cards that others use are taken out of it; looked at when a job is there."""
+        """What is left of the offer without cards that something else uses; asked when there is a job to take."""
         if not self._offer.cards:
             return self._offer
         with self._host.database.read() as session:
             free = claims.free_cards(session, self._offer)
-        taken = self._host.taken_cards(free)
-        if taken != self._taken:
+        taken = self._host.taken_cards(free) if free else {}
+        changed = taken.keys() != self._taken.keys()
+        if changed:
             logger.warning("cards_taken" if taken else "cards_free", extra={"taken": taken})
+        # How much of a card is used changes all the time: that much is not worth a write each time.
+        if changed or (taken != self._taken and time.monotonic() >= self._told_at + _TOLD_AGAIN_SECONDS):
             self._host.write(lambda session: workers.note_taken_cards(session, self._host.name, taken))
-            self._taken = taken
+            self._taken, self._told_at = taken, time.monotonic()
         return replace(self._offer, cards=tuple(card for card in self._offer.cards if card not in taken))
 
     def _begin(self, job: Job) -> None:

@@ -176,7 +176,7 @@ class Launcher:
                 return  # somebody else started it
             # Killed while it started a container, an engine says `created` of it for ever and refuses every start.
             self._engine.remove(state.id, force=True)
-            if error.status >= _SERVER_ERROR:
+            if error.status >= _SERVER_ERROR and handover.REFUSAL not in error.detail:
                 raise _MadeAgain(error.detail) from error
             raise
 

@@ -1,7 +1,8 @@
 """The NVIDIA cards of this host: which there are, what they do, and whether one is free to be handed over.
 
 A driver that hangs (a card that fell off the bus can make it) must hang nothing else: it is asked in a thread of its
-own, by one question at a time, at most once a second, and whoever waits for the answer does so for some seconds only.
+own, by one question at a time, and whoever waits for the answer does so for some seconds only. For samples it is asked
+at most once a second; whether a card is free is asked at the moment.
 """
 
 import logging
@@ -49,14 +50,14 @@ class Cards:
         self._asked: Future[tuple[Seen, ...]] | None = None
         self._asked_at = self._again_at = 0.0
 
-    def look(self) -> tuple[Seen, ...]:
-        """What is known of them, at most about a second old.
+    def look(self, *, anew: bool = False) -> tuple[Seen, ...]:
+        """What is known of them, at most about a second old; as it is now, if it is to be asked anew.
 
         Raises:
             DriverSilent: No answer came in time.
         """
         with self._lock:
-            if self._asked is None or (self._asked.done() and time.monotonic() >= self._again_at):
+            if self._asked is None or (self._asked.done() and (anew or time.monotonic() >= self._again_at)):
                 self._asked, self._asked_at = Future(), time.monotonic()
                 threading.Thread(target=self._ask, args=(self._asked,), name="nvidia", daemon=True).start()
             # Only the first who ask a driver that hangs wait for it.
@@ -92,7 +93,7 @@ class Cards:
             names: Indices or UUIDs; cards that jobs of ours hold should not be among them.
         """
         try:
-            seen = self.look()
+            seen = self.look(anew=True)
         except DriverSilent as error:
             return dict.fromkeys(names, str(error))
         if not seen:
