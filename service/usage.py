@@ -3,7 +3,7 @@
 from typing import TypedDict
 
 from core.jobs.models import Attempt
-from service.wire import CardView, UsageView
+from service.wire_usage import CardView, UsageView
 
 
 class Machine(TypedDict):

@@ -16,6 +16,8 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from core.jobs.spec import JobSpec
+from service.wire_base import View
+from service.wire_usage import CardView, UsageView
 
 MAX_LINE = 2**62
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,12 +40,6 @@ class Request(BaseModel):
     """Base of what clients send: unknown fields are refused, and "5" is no number."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
-
-
-class View(BaseModel):
-    """Base of what clients get."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
 R = TypeVar("R", bound=Request)
@@ -185,28 +181,6 @@ class RemovedView(View):
     what: Literal["logs", "artifacts"]
     at: Time
     message: str = Field(description="by which policy")
-
-
-class CardView(View):
-    """A card that a job has for itself."""
-
-    index: str = Field(description="its number on its host; the job numbers its cards from 0")
-    uuid: str | None
-    serial: str | None
-    name: str | None
-    memory: int | None = Field(description="bytes")
-
-
-class UsageView(View):
-    """The most that an attempt used so far, and its means; null where it is not measured."""
-
-    sampled_seconds: float = Field(description="running time that the means are of")
-    peak_memory_bytes: int | None
-    peak_cpu_percent: float | None = Field(description="100 is one CPU")
-    mean_cpu_percent: float | None
-    peak_gpu_memory_bytes: int | None = Field(description="of the card that used most")
-    peak_gpu_percent: float | None = Field(description="of the busiest card; 100 is all of it")
-    mean_gpu_percent: float | None = Field(description="of all its cards")
 
 
 class JobView(View):
@@ -452,17 +426,3 @@ class WorkspaceView(View):
 
     sha256: str
     size: int
-
-
-class Health(View):
-    """A sign of life."""
-
-    status: str
-    version: str
-
-
-class Readiness(View):
-    """Whether requests can be served, check by check."""
-
-    status: str
-    checks: dict[str, str]

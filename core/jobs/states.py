@@ -239,10 +239,10 @@ _ALL = (
         "Its working directory is not there: {detail}. Name a folder of the workspace, or one that the container has.",
     ),
     Reason(
-        "user_refused",
+        "option_refused",
         S.FAILED,
         Fault.USER,
-        "It cannot run as the user that it asks for: {detail}",
+        "It asks for something that its machine does not give: {detail}",
     ),
     Reason(
         "engine_away",

@@ -244,13 +244,13 @@ class MockBackend:
 def _refuse_what_a_process_cannot_have(spec: LaunchSpec) -> None:
     """What a submission asks for before it is known that machines are simulated, say."""
     if spec.user is not None:
-        raise BackendError("user_refused", "machine types are simulated here, by processes of the worker's own user")
+        raise BackendError("option_refused", "machine types are simulated here, by processes of the worker's own user")
     if spec.shared_mem_bytes is not None:
         here = os.statvfs(_SHARED_MEMORY)
         size = here.f_blocks * here.f_frsize
         if size < spec.shared_mem_bytes:
             raise BackendError(
-                "launch_failed",
+                "option_refused",
                 f"this computer has {size // 1024**2:,} MiB of shared memory ({_SHARED_MEMORY}), and the job asks for "
                 f"{spec.shared_mem_bytes // 1024**2:,}",
             )

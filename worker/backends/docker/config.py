@@ -128,9 +128,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "UTSMode": "",
         "UsernsMode": "",
         "PublishAllPorts": False,
-        "Devices": [
-            {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"} for path in options.devices
-        ],
+        "Devices": [_device(path) for path in options.devices],
         "DeviceRequests": _device_requests(spec.cards, options.cdi),
         "Mounts": [
             _mount(spec.workspace, base.WORKSPACE),
@@ -141,6 +139,10 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
             *(_opened(source, target) for source, target in options.folders),
         ],
     }
+
+
+def _device(path: str) -> dict[str, str]:
+    return {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"}
 
 
 def _device_requests(cards: tuple[str, ...], cdi: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -132,13 +132,13 @@ class Launcher:
         owner, _, group = asked.partition(":")
         if asked != usual and "0" in {owner, group} and not opening.root:
             raise BackendError(
-                "user_refused",
+                "option_refused",
                 f"root is not opened to {spec.machine_type} on this host. Leave the user out, name another, or have "
                 "the host's administrator open it (root = true)",
             )
         if int(owner) != os.getuid() != 0:
             raise BackendError(
-                "user_refused",
+                "option_refused",
                 f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {owner}. Leave the "
                 "user out, or have it run as root",
             )

@@ -83,8 +83,8 @@ def test_a_job_runs_as_the_user_it_asks_for(make):
 
 def test_root_is_the_administrators_to_open(make):
     closed = make(user="4711:4711")
-    assert refusal(closed, user="root")[0] == "user_refused"
-    assert refusal(closed, user="4711:0")[0] == "user_refused", "its group, too"
+    assert refusal(closed, user="root")[0] == "option_refused"
+    assert refusal(closed, user="4711:0")[0] == "option_refused", "its group, too"
     assert said(make("root = true", user="4711:4711"), "id -u", user="root") == ["0"]
 
 
@@ -92,7 +92,7 @@ def test_a_worker_that_is_not_root_cannot_hand_files_over(make, monkeypatch):
     place = make(user="4711:4711")
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     reason, detail = refusal(place, user="4712")
-    assert (reason, "cannot hand a job's files to user 4712" in detail) == ("user_refused", True)
+    assert (reason, "cannot hand a job's files to user 4712" in detail) == ("option_refused", True)
 
 
 def test_what_is_opened_reaches_the_container_and_nothing_more(make, docker_server, tmp_path):
