@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from core.errors import MachineTypeUnknown, SpecInvalid
+from core.opening import Opening
 
 PACKAGED = Path(__file__).with_name("machines.toml")
 
@@ -45,6 +46,7 @@ class MachineType(BaseModel):
     price_per_hour: float = Field(gt=0, description="US dollars for the whole machine")
     price_source: str = Field(min_length=1, description="whose list price, and when")
     spec_source: str = Field(min_length=1, description="where the other figures come from")
+    docker: Opening = Field(Opening(), description="what its containers may beyond the default")
 
     @property
     def cards(self) -> int:

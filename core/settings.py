@@ -124,6 +124,12 @@ class DockerSettings(BaseModel):
     )
     pids: int = Field(default=4096, description="most processes and threads of one job")
     shm_mb: int = Field(default=1024, description="MiB of shared memory (/dev/shm) of one job")
+    card_memory_mb: int = Field(
+        default=512, ge=0, description="MiB of a card's memory that others may use before no job gets it"
+    )
+    card_percent: float = Field(
+        default=20.0, ge=0, le=100, description="percent of a card's time that others may use before no job gets it"
+    )
     capabilities: list[str] = Field(default=[], description="Linux capabilities that jobs keep, as a JSON list")
     network: str = Field(
         default="gradient-jobs", description="network of the jobs' containers, made if missing; none: no network at all"

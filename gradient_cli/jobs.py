@@ -186,6 +186,7 @@ def show(args: argparse.Namespace) -> int:
 
 def _fields(job: dict[str, Any]) -> dict[str, str]:
     from gradient_cli.follow import sentence
+    from gradient_cli.usage import cards, used
 
     position, starts_at = job.get("queuePosition"), job.get("estimatedStartAt")
     phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
@@ -203,8 +204,13 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
         "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
         "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
+        "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
+        "cards": cards(job),
+        "used": used(job),
         "container": str(job.get("container") or ""),
+        "user": str(job.get("user") or ""),
         "command": str(job.get("command") or ""),
+        "working directory": str(job.get("workingDir") or ""),
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
         "tags": ", ".join(job.get("tags") or []),

@@ -58,7 +58,7 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         given = getattr(args, name)
         value = filed.get(name) if given is None else given
         if value is not None:
-            spec[name] = _converted(convert, name, value, path if given is None else None)
+            spec[_SENT_AS.get(name, name)] = _converted(convert, name, value, path if given is None else None)
     _one_project(spec, args, path)
     variables = {**_filed_variables(filed.get("envVars"), path), **_variables(args.envVars)}
     if variables:
@@ -213,6 +213,11 @@ def _whole(name: str, value: object) -> int:
         raise UsageError(f"{name}: {value!r} is not a whole number", hint=f"For example --{name} 2.") from None
 
 
+def _user(name: str, value: object) -> str:
+    """A lone UID may stand in a project file as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(name, value)
+
+
 def _number(name: str, value: object) -> float:
     try:
         return float(str(value))
@@ -248,4 +253,8 @@ _FIELDS = {
     "priority": (_whole, "0-100", "who goes first among waiting jobs (default: 50)"),
     "cpus": (_number, "N", "CPU cores, where the machine type leaves a choice"),
     "memoryMb": (_whole, "MB", "memory in MiB, where the machine type leaves a choice"),
+    "sharedMemMb": (_whole, "MB", "shared memory (/dev/shm) in MiB, a part of the job's memory"),
+    "workingDirectory": (_text, "PATH", "where the command begins: a folder of the workspace (default: the workspace)"),
+    "user": (_user, "UID[:GID]", "the user to run as, in numbers, or root (default: as the machine is set)"),
 }
+_SENT_AS = {"workingDirectory": "workingDir"}

@@ -18,7 +18,7 @@ from core.jobs.models import Job, Project
 from core.jobs.offers import Offers, offers
 from core.jobs.spec import MAX_NAME, JobSpec, check_label
 from core.machines import MachineType
-from service.deps import OpenStores
+from service.deps import SIMULATOR, OpenStores
 from service.uploads import Body
 from service.views import machine_type_view, resolved_view, submitted_view
 from service.wire import DryRun, JobView, SubmitJob, parse
@@ -144,6 +144,7 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[Job, bool]:
     with stores.database.read() as session:
         spec = queries.get(session, job_id).spec
     machine = stores.catalogue.get(spec.machine_type)
+    _check_can_be_run(stores, spec, machine)
     if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
         raise WorkspaceNotFound(
             f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
@@ -201,10 +202,25 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
         raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
     if asked.project is not None:
         check_project_name(asked.project)
+    _check_can_be_run(stores, spec, machine)
     if asked.project_id is not None:
         with stores.database.read() as session:
             queries.project(session, asked.project_id)
     return _Checked(asked, spec, machine)
+
+
+def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:
+    """Refuse what a stand-in for the machine cannot give: nothing that was asked for is left out unsaid."""
+    if stores.backend_for(machine) != SIMULATOR:
+        return
+    simulated = "Machine types are simulated on this server: a job is a process of the server's own user there."
+    if spec.user is not None:
+        raise SpecInvalid(f"{simulated} Leave the user out, or use a server with containers.", field="user")
+    if spec.working_dir is not None and spec.working_dir.startswith("/"):
+        raise SpecInvalid(
+            f"{simulated} It has no folders of a container's; name one of the workspace, such as src/train.",
+            field="workingDir",
+        )
 
 
 def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from sqlalchemy.orm import Session
 
 from core import retention
 from core.errors import SpecInvalid
 from core.jobs import queries
-from core.jobs.models import Event, Job, Project
+from core.jobs.models import Attempt, Event, Job, Project
 from core.jobs.offers import Offers
 from core.jobs.projects import Live
 from core.jobs.queries import JobFilter
@@ -21,6 +21,7 @@ from core.retention import Kind, Removed
 from core.settings import RetentionSettings
 from service.deps import OpenStores
 from service.removed import removed_view
+from service.usage import machine_of
 from service.wire import EventView, JobView, ListJobs, MachineTypeView, ProjectView, ResolvedJob
 
 _OUTSIDE = {
@@ -76,7 +77,7 @@ def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
 def submitted_view(session: Session, stores: OpenStores, job: Job) -> JobView:
     """The answer to a submission: neither place nor estimate, which cost the more the longer the queue is."""
     project = queries.project_names(session, [job])[job.project_id]
-    return _job_view(job, project, None, (), stores.settings.public_url, datetime.now(UTC))
+    return _job_view(job, project, _About(), stores.settings.public_url, datetime.now(UTC))
 
 
 def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
@@ -84,17 +85,30 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     names = queries.project_names(session, jobs)
     waits = waiting_of(session, jobs)
     removed = retention.removed(session, jobs)
+    attempts = queries.present_attempts(session, jobs)
     public_url, current = stores.settings.public_url, datetime.now(UTC)
     return [
-        _job_view(job, names[job.project_id], waits.get(job.id), removed.get(job.id, ()), public_url, current)
+        _job_view(
+            job,
+            names[job.project_id],
+            _About(waits.get(job.id), removed.get(job.id, ()), attempts.get(job.id)),
+            public_url,
+            current,
+        )
         for job in jobs
     ]
 
 
-def _job_view(
-    job: Job, project: str, waits: Waiting | None, removed: Sequence[Removed], public_url: str, current: datetime
-) -> JobView:
-    spec = job.spec
+class _About(NamedTuple):
+    """What else is known of a job."""
+
+    waits: Waiting | None = None
+    removed: Sequence[Removed] = ()
+    attempt: Attempt | None = None
+
+
+def _job_view(job: Job, project: str, about: _About, public_url: str, current: datetime) -> JobView:
+    spec, waits = job.spec, about.waits
     reason, message = reason_of(job, waits, current)
     seconds = _duration(job, current)
     return JobView(
@@ -123,8 +137,9 @@ def _job_view(
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
+        **machine_of(about.attempt),
         artifacts_state=job.artifacts_state,
-        removed=[removed_view(one) for one in removed],
+        removed=[removed_view(one) for one in about.removed],
         stop_requested=job.stop_requested_at is not None,
         url=f"{public_url}/ui/jobs/{job.id}",
     )
@@ -142,6 +157,9 @@ class _SpecFields(TypedDict):
     priority: int
     cpus: float | None
     memory_mb: int | None
+    shared_mem_mb: int | None
+    working_dir: str | None
+    user: str | None
     tags: list[str]
 
 
@@ -158,6 +176,9 @@ def _spec_fields(spec: JobSpec) -> _SpecFields:
         "priority": spec.priority,
         "cpus": spec.cpus,
         "memory_mb": spec.memory_mb,
+        "shared_mem_mb": spec.shared_mem_mb,
+        "working_dir": spec.working_dir,
+        "user": spec.user,
         "tags": list(spec.tags),
     }
 

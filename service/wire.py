@@ -16,6 +16,8 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from core.jobs.spec import JobSpec
+from service.wire_base import View
+from service.wire_usage import CardView, UsageView
 
 MAX_LINE = 2**62
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,12 +40,6 @@ class Request(BaseModel):
     """Base of what clients send: unknown fields are refused, and "5" is no number."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
-
-
-class View(BaseModel):
-    """Base of what clients get."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
 R = TypeVar("R", bound=Request)
@@ -87,6 +83,11 @@ class SubmitJob(Request):
     priority: int | None = Field(None, description="0 to 100, higher goes first; default 50")
     cpus: float | None = Field(None, description="limit of CPUs")
     memory_mb: int | None = Field(None, description="limit of memory, MiB")
+    shared_mem_mb: int | None = Field(None, description="size of /dev/shm, MiB; part of its memory")
+    working_dir: str | None = Field(
+        None, description="where the command begins: a folder of the workspace, or of the container by its whole path"
+    )
+    user: str | None = Field(None, description="UID, UID:GID or root; default: as the host is set")
     tags: list[str] | None = Field(None, description="for finding it again")
 
     def spec(self, workspace_sha256: str | None) -> JobSpec:
@@ -210,6 +211,9 @@ class JobView(View):
     priority: int
     cpus: float | None
     memory_mb: int | None
+    shared_mem_mb: int | None
+    working_dir: str | None
+    user: str | None
     tags: list[str]
     parent_job_id: str | None
     created_at: Time
@@ -226,6 +230,13 @@ class JobView(View):
         "null when it does not wait, when fewer than three have ended, or when no worker takes it"
     )
     silent_since: Time | None = Field(description="when its worker was last heard of, if that is too long ago")
+    gpu_name: str | None = Field(description="model of the cards that this attempt has; null until it starts")
+    gpu_mem: int | None = Field(description="memory of one card, bytes")
+    gpu_driver: str | None = Field(description="version of the driver")
+    gpu_cuda: str | None = Field(description="newest CUDA version that the driver runs")
+    gpu_count: int | None = Field(description="cards that this attempt has; null for none")
+    gpus: list[CardView] = Field(description="those cards, as the job numbers them")
+    usage: UsageView | None = Field(description="what this attempt used; null before the first sample")
     artifacts_state: str
     removed: list[RemovedView] = Field(description="what policies removed of what it printed and left")
     stop_requested: bool
@@ -284,6 +295,9 @@ class ResolvedJob(View):
     priority: int
     cpus: float | None
     memory_mb: int | None
+    shared_mem_mb: int | None
+    working_dir: str | None
+    user: str | None
     tags: list[str]
 
 
@@ -412,17 +426,3 @@ class WorkspaceView(View):
 
     sha256: str
     size: int
-
-
-class Health(View):
-    """A sign of life."""
-
-    status: str
-    version: str
-
-
-class Readiness(View):
-    """Whether requests can be served, check by check."""
-
-    status: str
-    checks: dict[str, str]

@@ -13,9 +13,9 @@ from worker.workspace import Scratch
 class Place:
     """A backend and the folders that the worker would give it."""
 
-    def __init__(self, name, root, docker=None):
+    def __init__(self, name, root, docker=None, **settings):
         self.name = name
-        self.settings = Settings(home=root, **({"docker": docker} if docker else {}))
+        self.settings = Settings(home=root, **({"docker": docker} if docker else {}), **settings)
         self.backend = make_backend(name, self.settings)
         self.root = root
         self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one

@@ -46,9 +46,15 @@ def missing_for_docker() -> str:
 
 
 class DockerServer:
-    """An engine with `live-restore`."""
+    """An engine with `live-restore`.
 
-    def __init__(self, **config) -> None:
+    Args:
+        programs: A folder that it looks for programs in first: a stand-in for NVIDIA's toolkit, say.
+        config: More for its daemon.json.
+    """
+
+    def __init__(self, programs: Path | None = None, **config) -> None:
+        self._path = _PATH if programs is None else f"{programs}:{_PATH}"
         self.folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
         fixed = {"live-restore": True, "cgroup-parent": f"/{self.folder.name}"}
         (self.folder / "daemon.json").write_text(json.dumps(fixed | config))
@@ -74,7 +80,7 @@ class DockerServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"PATH": _PATH},
+                env=os.environ | {"PATH": self._path},
             )
         wait_until(self._answers, "the engine to answer")
 

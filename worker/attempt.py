@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from sqlalchemy.orm import Session
@@ -117,7 +117,7 @@ class AttemptRun:
             full = error.errno in {errno.ENOSPC, errno.EDQUOT}
             self._end(Outcome("disk_full" if full else "launch_failed", str(error)))
             return
-        self._move(lambda session: lifecycle.started(session, self.job, handle))
+        self._move(lambda session: lifecycle.started(session, self.job, handle, cards=handle.get("cards")))
         failpoint("running")
 
     def _prepare(self) -> None:
@@ -251,7 +251,24 @@ class AttemptRun:
             cpus=spec.cpus,
             memory_bytes=spec.memory_mb * 1024**2 if spec.memory_mb is not None else None,
             stop_grace=spec.stop_grace,
+            shared_mem_bytes=spec.shared_mem_mb * 1024**2 if spec.shared_mem_mb is not None else None,
+            working_dir=self._working_dir(),
+            user=spec.user,
         )
+
+    def _working_dir(self) -> str | None:
+        """Where the command begins, as the job finds it, if it is to be another folder than the workspace itself."""
+        asked = self.job.spec.working_dir
+        if asked is None:
+            return None
+        path = PurePosixPath(base.WORKSPACE, asked)
+        if not path.is_relative_to(base.WORKSPACE):
+            return asked  # the container's own
+        within = str(path.relative_to(base.WORKSPACE))
+        if base.read_control(self._scratch.control, "started") is None:  # it may remove its folder as it likes
+            within = str(self._scratch.folder(within).relative_to(self._scratch.workspace.resolve()))
+        workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace
+        return str(Path(workspace, within))
 
     def _service_env(self, cards: tuple[str, ...]) -> dict[str, str]:
         """What a job finds in its environment, the same for every backend."""

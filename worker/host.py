@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -108,6 +108,19 @@ class Host:
         """The cards that the backends find; none of them counts any where machines are simulated."""
         found = [cards for cards in (self.backend(name).cards() for name in ready) if cards is not None]
         return tuple(dict.fromkeys(chain.from_iterable(found))) if found else None
+
+    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
+        """Those of these cards that something uses now, and what; for cards that no job of ours holds.
+
+        Args:
+            cards: Free ones, as far as the record knows.
+        """
+        found: dict[str, str] = {}
+        for name in self.offered:
+            backend = self.backend(name)
+            if backend.cards() is not None:
+                found |= backend.taken_cards(cards)
+        return found
 
     def takes(self) -> list[MachineType]:
         """The machine types whose jobs this host takes.

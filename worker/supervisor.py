@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core.bell import Bell
@@ -27,6 +27,7 @@ _DATABASE_PAUSE_SECONDS = 2.0
 _FAILURE_PAUSE_SECONDS = 5.0
 _LET_GO_SECONDS = 20.0
 _FENCE_SECONDS = 5.0
+_TOLD_AGAIN_SECONDS = 10.0
 
 
 class WorkerNameTaken(GradientError):
@@ -73,8 +74,9 @@ class Supervisor:
         self._fence = Fence(host)
         # Likewise: a database that takes what is sent and never answers keeps the loop waiting.
         self._fencer = threading.Thread(target=self._fence_on, name="fence", daemon=True)
-        self._beat_at = self._adopt_at = 0.0
+        self._beat_at = self._adopt_at = self._told_at = 0.0
         self._registered = False
+        self._taken: dict[str, str] = {}
 
     def run(self) -> None:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
@@ -136,6 +138,8 @@ class Supervisor:
         if offer != self._offer:
             self._offer = offer
             self._registered = False
+        elif self._taken:
+            self._offer_without_taken_cards()  # what used them may be gone
 
     def _pause(self) -> float:
         poll = self._worker.poll_seconds
@@ -143,6 +147,7 @@ class Supervisor:
 
     def _register(self) -> None:
         self._host.write(lambda session: workers.register(session, self._offer, boot_id=boot_id(), slots=self._slots))
+        self._taken = {}
         self._adopt()
         self._registered = True
 
@@ -166,13 +171,35 @@ class Supervisor:
             self._begin(job)
 
     def _claim(self) -> bool:
-        with self._host.database.read() as session:
-            if not claims.anything_waits(session, self._offer):
-                return False
-        job = self._host.write(lambda session: claims.claim(session, self._offer))
+        if not self._anything_waits(self._offer):
+            return False
+        offer = self._offer_without_taken_cards()
+        if offer.cards != self._offer.cards and not self._anything_waits(offer):
+            return False
+        job = self._host.write(lambda session: claims.claim(session, offer))
         if job is not None:
             self._begin(job)
         return job is not None
+
+    def _anything_waits(self, offer: claims.Offer) -> bool:
+        with self._host.database.read() as session:
+            return claims.anything_waits(session, offer)
+
+    def _offer_without_taken_cards(self) -> claims.Offer:
+        """What is left of the offer without cards that something else uses; asked when there is a job to take."""
+        if not self._offer.cards:
+            return self._offer
+        with self._host.database.read() as session:
+            free = claims.free_cards(session, self._offer)
+        taken = self._host.taken_cards(free) if free else {}
+        changed = taken.keys() != self._taken.keys()
+        if changed:
+            logger.warning("cards_taken" if taken else "cards_free", extra={"taken": taken})
+        # How much of a card is used changes all the time: that much is not worth a write each time.
+        if changed or (taken != self._taken and time.monotonic() >= self._told_at + _TOLD_AGAIN_SECONDS):
+            self._host.write(lambda session: workers.note_taken_cards(session, self._host.name, taken))
+            self._taken, self._told_at = taken, time.monotonic()
+        return replace(self._offer, cards=tuple(card for card in self._offer.cards if card not in taken))
 
     def _begin(self, job: Job) -> None:
         signals = Signals(stop_requested=job.stop_requested_at is not None)

@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from sqlalchemy.orm import Session
+
 from core.errors import GradientError, StoreUnavailable
 from core.filewatch import FileWatch
 from core.jobs import lifecycle, queries
 from core.jobs.models import Job
+from core.jobs.moves import note_attempt
 from core.jobs.states import reason_of_exit
 from core.logging import bind
 from worker.backends.base import STOPPING, Backend, Exit, Handle, read_control
 from worker.fence import CUT_OFF_GRACE
 from worker.host import Host
+from worker.sampling import Peaks, Sampling
 from worker.shipping import LogShipper, MetricsReader, SourceFile, system_row
 from worker.signals import Signals
 from worker.workspace import Scratch
@@ -32,6 +36,8 @@ _BUSY_ROUNDS = 40
 _FLUSH_SECONDS = 1.0
 _SYNC_SHARE = 10
 _KILL_AGAIN_SECONDS = 5.0
+_SAMPLED_AT_MOST_EVERY_SECONDS = 1.0
+_PEAKS_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,8 @@ class Recorder:
         self._job = job
         self._scratch = scratch
         self._rows: list[dict[str, Any]] = []
+        self._peaks: dict[str, Any] = {}
+        self._peaks_at = time.monotonic()
         self._lock = threading.Lock()
         self._full = False
         self._stack = ExitStack()
@@ -99,9 +107,13 @@ class Recorder:
         self._full = False
         return shipped + len(rows)
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Add one row of metrics to those that are stored next."""
-        self._keep([row])
+    def add(self, row: dict[str, Any] | None, peaks: dict[str, Any]) -> None:
+        """Add one row of metrics to those that are stored next, and the attempt's peaks, now and then without a row."""
+        with self._lock:
+            if row is not None:
+                self._rows.append(row)
+            if row is not None or time.monotonic() - self._peaks_at >= _PEAKS_SECONDS:
+                self._peaks, self._peaks_at = peaks, time.monotonic()
 
     def flush(self) -> None:
         """Store the metrics read so far.
@@ -111,13 +123,21 @@ class Recorder:
         """
         with self._lock:
             rows, self._rows = self._rows, []
-        if not rows:
+            peaks, self._peaks = self._peaks, {}
+        if not rows and not peaks:
             return
+
+        def store(session: Session) -> None:
+            lifecycle.add_metrics(session, rows)
+            if peaks:
+                note_attempt(session, self._job, **peaks)
+
         try:
-            self._host.write(lambda session: lifecycle.add_metrics(session, rows))
+            self._host.write(store)
         except BaseException:
             with self._lock:
                 self._rows = rows + self._rows
+                self._peaks = self._peaks or peaks
             raise
 
     def finish(self) -> None:
@@ -208,13 +228,16 @@ class Watch:
         self._grace = job.spec.stop_grace
         with host.database.read() as session:
             ran = queries.running_seconds(session, job)
+            peaks = Peaks.of(queries.attempt(session, job.id, job.attempt))
         self._began = time.monotonic() - ran
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked it to end; its grace begins anew.
         self._ending = self._wished() if read_control(self._control, STOPPING) is not None else None
         self._kill_at = time.monotonic() + self._grace
-        self._sample_at = time.monotonic() + host.settings.worker.sample_seconds / 4  # not while it starts
+        self._every = max(_SAMPLED_AT_MOST_EVERY_SECONDS, host.settings.worker.sample_seconds)
+        self._sample_at = time.monotonic() + self._every / 4  # not while it starts
+        self._sampling = Sampling(peaks, self._every, ran)
 
     def run(self) -> Outcome:
         """Watch until the job has ended.
@@ -232,6 +255,7 @@ class Watch:
                     shipped = self._recorder.ship()
                     busy = busy + 1 if shipped else 0
                     if ended is not None:
+                        self._record(time.monotonic() - self._began, self._sampling.rest())
                         return self._outcome(ended)
                     self._sample()
                     self._end_if_due()
@@ -280,8 +304,12 @@ class Watch:
         now = time.monotonic()
         if now < self._sample_at:
             return
+        self._sample_at = now + self._every
         elapsed = now - self._began
-        self._sample_at = now + self._host.settings.worker.sample_seconds * (1 + elapsed // 600)
         values = self._backend.sample(self._handle)
         if values:
-            self._recorder.add(system_row(self._job.id, self._job.attempt, elapsed, values))
+            self._record(elapsed, self._sampling.add(elapsed, values))
+
+    def _record(self, elapsed: float, values: dict[str, float] | None) -> None:
+        row = system_row(self._job.id, self._job.attempt, elapsed, values) if values else None
+        self._recorder.add(row, self._sampling.peaks.columns())

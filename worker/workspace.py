@@ -100,6 +100,20 @@ class Scratch:
         filling.rename(self.workspace)
         return commit
 
+    def folder(self, path: str) -> Path:
+        """A folder of the workspace, without links on the way to it.
+
+        Raises:
+            BackendError: It is not there, or leads out.
+        """
+        inside = self.workspace.resolve()
+        found = (inside / path).resolve()
+        if not found.is_relative_to(inside):
+            raise BackendError("no_working_dir", f"{path} leads out of the workspace")
+        if not found.is_dir():
+            raise BackendError("no_working_dir", f"the workspace has no folder {path}")
+        return found
+
     def remove(self) -> None:
         """Remove everything; removing the missing is success."""
         shutil.rmtree(self.root, onerror=_make_removable)

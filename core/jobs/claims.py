@@ -99,6 +99,11 @@ def claim(session: Session, offer: Offer) -> Job | None:
     return None
 
 
+def free_cards(session: Session, offer: Offer) -> tuple[str, ...]:
+    """The offer's cards that no job holds; none where cards are not counted."""
+    return _free(session, offer).cards or ()
+
+
 def cards_of(session: Session, job: Job) -> tuple[str, ...]:
     """The cards that the job has for itself."""
     held = select(HeldCard.card).where(HeldCard.job_id == job.id, HeldCard.attempt == job.attempt)

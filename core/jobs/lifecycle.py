@@ -178,15 +178,17 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     return moved
 
 
-def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
-    """The command runs: `starting → running`, with the handle that finds it again.
+def started(
+    session: Session, job: Job, handle: dict[str, Any], *, cards: Sequence[dict[str, Any]] | None = None
+) -> Job:
+    """The command runs: `starting → running`, with the handle that finds it again and what its cards are.
 
     Raises:
         LeaseLost: The job is no longer ours.
     """
     source = job.state
     moved = move(session, job, JobState.RUNNING, handle=handle, started_at=now(), phase="running", phase_detail=None)
-    note_attempt(session, moved, started_at=moved.started_at)
+    note_attempt(session, moved, started_at=moved.started_at, cards=cards)
     record(session, moved, "started", from_state=source, to_state=moved.state)
     return moved
 

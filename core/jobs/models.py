@@ -221,6 +221,20 @@ class Attempt(Base):
     """Output kept of it, bytes; None until it is collected."""
     artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Artifacts kept of it, bytes; None until they are collected."""
+    cards: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    """What the cards are that it has, as it numbers them: index, uuid, name, memory (bytes), serial, driver, cuda."""
+    sampled_seconds: Mapped[float | None]
+    """Running time that the means below are of; None: no sample yet."""
+    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    peak_cpu_percent: Mapped[float | None]
+    """100 is one CPU."""
+    mean_cpu_percent: Mapped[float | None]
+    peak_gpu_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Of the card that used most."""
+    peak_gpu_percent: Mapped[float | None]
+    """Of the busiest card, 100 is all of it."""
+    mean_gpu_percent: Mapped[float | None]
+    """Of all its cards."""
 
 
 class HeldCard(Base):
@@ -314,6 +328,8 @@ class Worker(Base):
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
     heard_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """When a message last came to it through the broker; None: it has no broker, or never heard any."""
+    taken_cards: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
+    """Cards that something other than our jobs uses, and what, in words; as last seen when a job wanted one."""
     drained_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Since when it claims nothing, by an administrator's wish, which outlives its restarts."""
 

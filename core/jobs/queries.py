@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import Select, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from core.db import now
@@ -134,6 +134,20 @@ def events(session: Session, job_id: str) -> list[Event]:
 def attempts(session: Session, job_id: str) -> list[Attempt]:
     """A job's attempts, first to last."""
     return list(session.scalars(select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.attempt)))
+
+
+def attempt(session: Session, job_id: str, number: int) -> Attempt | None:
+    """One of a job's attempts."""
+    return session.get(Attempt, (job_id, number))
+
+
+def present_attempts(session: Session, jobs: Iterable[Job]) -> dict[str, Attempt]:
+    """The present attempt of each of some jobs that has had one, by job id."""
+    keys = [(job.id, job.attempt) for job in jobs if job.attempt]
+    if not keys:
+        return {}
+    found = session.scalars(select(Attempt).where(tuple_(Attempt.job_id, Attempt.attempt).in_(keys)))
+    return {row.job_id: row for row in found}
 
 
 def projects(session: Session) -> list[tuple[Project, int]]:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from core.errors import SpecInvalid
+from core.jobs.options import check_shared_memory, check_user, check_working_dir
 
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ENV_VARS = 500
@@ -56,6 +57,9 @@ class JobSpec:
         priority: 0 to 100, higher goes first.
         cpus: Limit of CPUs, or None.
         memory_mb: Limit of memory in MiB, or None.
+        shared_mem_mb: Size of /dev/shm in MiB, or None.
+        working_dir: Where the command begins: a folder of the workspace, or of the container by its whole path.
+        user: `UID`, `UID:GID` or `root`; None leaves it to the host.
         tags: For finding it again.
     """
 
@@ -72,6 +76,9 @@ class JobSpec:
     priority: int = 50
     cpus: float | None = None
     memory_mb: int | None = None
+    shared_mem_mb: int | None = None
+    working_dir: str | None = None
+    user: str | None = None
     tags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -97,6 +104,12 @@ class JobSpec:
         _check_range(self.priority, 0, MAX_PRIORITY, "priority", "(higher goes first)")
         _check_range(self.cpus, 0.01, MAX_CPUS, "cpus", "CPUs")
         _check_range(self.memory_mb, 16, MAX_MEMORY_MB, "memoryMb", "MiB")
+        _check_range(self.shared_mem_mb, 1, MAX_MEMORY_MB, "sharedMemMb", "MiB")
+        check_shared_memory(self.shared_mem_mb, self.memory_mb)
+        if self.working_dir is not None:
+            check_working_dir(self.working_dir)
+        if self.user is not None:
+            check_user(self.user)
         if len(self.tags) > MAX_TAGS:
             raise SpecInvalid(f"{len(self.tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
         for tag in self.tags:

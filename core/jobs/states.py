@@ -225,6 +225,26 @@ _ALL = (
         retry=True,
     ),
     Reason(
+        "card_taken",
+        S.FAILED,
+        Fault.MACHINE,
+        "A card that it was given is in use by something that is no job, and was not handed over: {detail}",
+        retry=True,
+        unlimited=True,
+    ),
+    Reason(
+        "no_working_dir",
+        S.FAILED,
+        Fault.USER,
+        "Its working directory is not there: {detail}. Name a folder of the workspace, or one that the container has.",
+    ),
+    Reason(
+        "option_refused",
+        S.FAILED,
+        Fault.USER,
+        "It asks for something that its machine does not give: {detail}",
+    ),
+    Reason(
         "engine_away",
         S.FAILED,
         Fault.MACHINE,

@@ -14,14 +14,14 @@ Of the reasons that hold, the first of these is told:
 A job that a worker holds does not wait; that its worker is silent (`worker_silent`) is told where it is shown.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select, union_all
+from sqlalchemy import Row, Select, select, union_all
 from sqlalchemy.orm import Session
 
 from core.db import now
@@ -37,7 +37,7 @@ _HELD = select(Job.machine_type, Job.project_id, Job.worker, Job.host, Job.start
     Job.state.in_(OWNED)
 )
 _HeldRow = Row[str, str, str | None, str | None, datetime | None, float | None, int | None]
-_HELD_CARDS = select(HeldCard.host, func.count().label("cards")).group_by(HeldCard.host)
+_HELD_CARDS = select(HeldCard.host, HeldCard.card)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,10 @@ def _look(session: Session, queued: Sequence[Job], places: dict[str, Place]) -> 
     at = session.scalars(select(now())).one()
     held = list(session.execute(_HELD))
     types = {job.machine_type for job in queued} | {row.machine_type for row in held}
-    cards: Counter[str] = Counter()
+    cards: dict[str, set[str]] = defaultdict(set)
     if any(job.cards for job in queued):
-        cards.update({row.host: row.cards for row in session.execute(_HELD_CARDS)})
+        for row in session.execute(_HELD_CARDS):
+            cards[row.host].add(row.card)
     return _Scene(at, places, offers(session), held, _typical(session, sorted(types)), cards)
 
 
@@ -121,7 +122,7 @@ class _Scene:
     offers: Offers
     held: Sequence[_HeldRow]
     typical: dict[str, float]
-    cards: Counter[str]
+    cards: Mapping[str, set[str]]
 
     def waiting(self, job: Job) -> Waiting:
         """The answer for one of the jobs."""
@@ -161,12 +162,22 @@ class _Scene:
         return "waiting_for_machine", None
 
     def _free_cards(self, worker: Worker) -> float:
-        return float("inf") if worker.cards is None else len(worker.cards) - self.cards[worker.host]
+        if worker.cards is None:
+            return float("inf")
+        return len(set(worker.cards) - self.cards.get(worker.host, set()) - self._taken(worker).keys())
+
+    def _taken(self, worker: Worker) -> dict[str, str]:
+        """Cards of a worker that something else than a job uses, and what that is."""
+        held = self.cards.get(worker.host, set())
+        return {card: why for card, why in (worker.taken_cards or {}).items() if card not in held}
 
     def _cards_of(self, job: Job, worker: Worker) -> str:
-        free, total = max(0, int(self._free_cards(worker))), len(worker.cards or ())
+        free, total, taken = int(self._free_cards(worker)), len(worker.cards or ()), self._taken(worker)
         needs = "a card" if job.cards == 1 else f"{job.cards} cards of one machine"
-        return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, jobs hold the others"
+        others = "; ".join(f"card {card} is used by something that is no job ({why})" for card, why in taken.items())
+        hold = "jobs hold the others" if free + len(taken) < total else ""
+        who = "; ".join(part for part in (others, hold) if part)
+        return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, {who}"
 
     def _starts_at(self, job: Job, place: Place, working: Sequence[Worker]) -> datetime | None:
         lasts = self.typical.get(job.machine_type)

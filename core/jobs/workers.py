@@ -34,10 +34,16 @@ def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> Non
         "started_at": now(),
         "seen_at": now(),
         "heard_at": None,
+        "taken_cards": None,
     }
     known = update(Worker).where(Worker.name == offer.worker).values(**values).returning(Worker.name)
     if session.scalar(known, execution_options={"synchronize_session": False}) is None:
         session.execute(insert(Worker).values(name=offer.worker, **values))
+
+
+def note_taken_cards(session: Session, name: str, taken: dict[str, str]) -> None:
+    """Say which cards of a worker something other than our jobs uses, and what: jobs that wait for one say so."""
+    session.execute(update(Worker).where(Worker.name == name).values(taken_cards=taken or None))
 
 
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:

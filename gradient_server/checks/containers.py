@@ -1,12 +1,16 @@
 """What the service needs of this machine's container engine, where jobs run in containers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from core.errors import SpecInvalid
+from core.machines import Catalogue
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from worker.backends.docker import nvidia
+from worker.backends.docker import handover, nvidia
+from worker.backends.docker.cards import Seen
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.backends.docker.opened import mistakes
 
 _TIMEOUT_SECONDS = 5.0
 
@@ -15,6 +19,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     """The engine answers, survives its own restart, and can hand cards over; nothing, where machines are simulated."""
     if settings.machines.simulate:
         return
+    yield from opened(settings)
     engine = Engine(settings.docker, timeout=_TIMEOUT_SECONDS)
     try:
         info: dict[str, Any] = engine.call(lambda api: api.info())
@@ -27,7 +32,7 @@ def check(settings: Settings) -> Iterator[Finding]:
         )
         return
     yield engine_found(info)
-    yield cards(nvidia.cards(), info)
+    yield cards(nvidia.look(), info)
 
 
 def engine_found(info: dict[str, Any]) -> Finding:
@@ -46,20 +51,42 @@ def engine_found(info: dict[str, Any]) -> Finding:
     )
 
 
-def cards(found: tuple[str, ...], info: dict[str, Any]) -> Finding:
+def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
     """Cards that are here can be handed to containers.
 
     Args:
-        found: The cards' indices.
+        found: The cards.
         info: What the engine tells of itself (`docker info`).
     """
-    count = f"{len(found)} NVIDIA card{'s' * (len(found) != 1)}"
     if not found:
         return ok("cards", "No NVIDIA card is here: CPU types run, GPU types do not.")
-    if "nvidia" in info.get("Runtimes", {}):
+    first, indices = found[0].card, [one.card.index for one in found]
+    models = ", ".join(dict.fromkeys(one.card.name for one in found))
+    count = f"{len(found)} NVIDIA card{'s' * (len(found) != 1)} ({models}; driver {first.driver})"
+    if handover.cdi_names(indices, info):
+        return ok("cards", f"{count}, and Docker hands them to jobs by their CDI names.")
+    if handover.can_hand_over(indices, info):
         return ok("cards", f"{count}, and Docker can hand them to jobs.")
     return problem(
         "cards",
         f"{count}, but Docker cannot hand any to a job.",
         "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker`, restart Docker.",
     )
+
+
+def opened(settings: Settings) -> Iterator[Finding]:
+    """What this host's file opens to the containers of machine types, and whether it can be; nothing, if it is none."""
+    try:
+        types = [one for one in Catalogue.load(override_path=settings.machines.file) if one.docker.words()]
+    except SpecInvalid:
+        return  # another check says what is wrong with the file
+    for machine in types:
+        wrong = "; ".join(mistakes(machine.docker, settings))
+        if wrong:
+            yield problem(
+                "opened",
+                f"{machine.name}: {wrong}. Its jobs fail here.",
+                f"Mend [{machine.name}.docker] in {settings.machines.file}.",
+            )
+        else:
+            yield ok("opened", f"{machine.name}: its containers have more than the default: {machine.docker.words()}.")

@@ -112,6 +112,11 @@ def figure(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.6g}"
 
 
+def share(percent: float) -> str:
+    """A share in whole percent; of one CPU or card, so it may be above 100."""
+    return f"{percent:.0f} %"
+
+
 def plain(text: str) -> str:
     """A line of a log without its colours."""
     return _COLOURS.sub("", text)
@@ -154,6 +159,7 @@ def _load() -> Environment:
         "plain": plain,
         "price": price,
         "prose": prose,
+        "share": share,
         "size": size,
         "span": span,
     }

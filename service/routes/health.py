@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 
 from core.errors import StoreUnavailable
 from service.deps import OpenStores, Stores
-from service.wire import Health, Readiness
+from service.wire_base import Health, Readiness
 
 router = APIRouter(tags=["health"])
 

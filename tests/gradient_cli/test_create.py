@@ -77,7 +77,8 @@ def test_every_field_goes_out_as_the_server_names_it(cli, server, wire):
         "jobs", "create", *BASICS, "--workspace", "https://host/repo.git#main", "--container", "tf:2",
         "--projectId", "pr1", "--envVars", "A=1", "--envVars", '{"B": 2, "C": true}', "--env-vars", "TOKEN",
         "--timeLimit", "1h30m", "--stop-grace", "90", "--maxAttempts", "3", "--priority", "70", "--tag", "x",
-        "--tag", "y", "--cpus", "2", "--memoryMb", "512", "--json",
+        "--tag", "y", "--cpus", "2", "--memoryMb", "512", "--sharedMemMb", "256", "--workingDirectory", "src",
+        "--user", "1000:100", "--json",
         env={"TOKEN": "t=s"},
     )  # fmt: skip
     assert json.loads(made.stdout) == wire.job()
@@ -96,13 +97,16 @@ def test_every_field_goes_out_as_the_server_names_it(cli, server, wire):
         "tags": ["x", "y"],
         "cpus": 2.0,
         "memoryMb": 512,
+        "sharedMemMb": 256,
+        "workingDir": "src",
+        "user": "1000:100",
     }
 
 
 def test_the_project_file_holds_it_all(cli, server, wire):
     (cli.folder / ".gradient.toml").write_text(
         'machineType = "A100"\ncommand = "python train.py"\nproject = "mnist"\ntimeLimit = "2h"\n'
-        'workspace = "src"\ntags = ["nightly"]\n[envVars]\nEPOCHS = 2\n'
+        'workspace = "src"\ntags = ["nightly"]\nuser = 1000\nworkingDirectory = "deep"\n[envVars]\nEPOCHS = 2\n'
     )
     (cli.folder / "src" / "deep").mkdir(parents=True)
     (cli.folder / "src" / "train.py").touch()
@@ -116,6 +120,8 @@ def test_the_project_file_holds_it_all(cli, server, wire):
         "project": "mnist",
         "timeLimit": 7200,
         "tags": ["nightly"],
+        "user": "1000",
+        "workingDir": "deep",
         "envVars": {"EPOCHS": "2"},
     }
     with tarfile.open(fileobj=io.BytesIO(parts["workspace"].get_payload(decode=True))) as tar:

@@ -107,6 +107,27 @@ def test_show_says_why_and_what_next(cli, server, wire):
     assert json.loads(cli("jobs", "show", wire.id, "--json").stdout)["exitCode"] == 137
 
 
+def test_show_tells_cards_and_what_was_used(cli, server, wire):
+    cards = {"gpuName": "NVIDIA A100", "gpuMem": 42949672960, "gpuDriver": "550.54", "gpuCuda": "12.4", "gpuCount": 2}
+    usage = {"peakMemoryBytes": 1.2e9, "peakCpuPercent": 180.4, "meanCpuPercent": 95.0, "peakGpuPercent": 99.0}
+    usage |= {"meanGpuPercent": 71.2, "peakGpuMemoryBytes": 9.1e9}
+    gpus = [{"index": "0"}, {"index": "3"}]
+    asked = {"sharedMemMb": 2048, "workingDir": "src", "user": "1000:100"}
+    job = wire.job(**cards, gpus=gpus, usage=usage, **asked)
+    server.on("GET", f"/jobs/{wire.id}", job, wire.job(gpuCount=1, gpus=[{"index": "7"}], usage=None))
+    shown = cli("jobs", "show", wire.id).stdout
+    assert "NVIDIA A100, 42.9 GB each, driver 550.54 (CUDA 12.4), cards 0 and 3 there\n" in shown
+    assert "memory 1.2 GB; CPU 180%, 95% on average; card 99%, 71% on average, 9.1 GB of its memory\n" in shown
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith(("shared", "working", "user"))] == [
+        "MiB",
+        "1000:100",
+        "src",
+    ]
+    unknown = cli("jobs", "show", wire.id).stdout
+    assert "1 of unknown model, card 7 there\n" in unknown
+    assert "\nused " not in unknown
+
+
 def test_the_last_job_of_the_folder_is_meant_when_none_is_named(cli, server, wire):
     server.on("POST", "/jobs", wire.job())
     server.on("GET", f"/jobs/{wire.id}", wire.job())

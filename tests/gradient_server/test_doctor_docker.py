@@ -1,8 +1,11 @@
 """What the doctor says of the container engine."""
 
+from nvidiadriver import Driver
+
 from core.settings import DockerSettings, MachineSettings, Settings
 from gradient_server.checks import containers
 from gradient_server.checks.finding import Status
+from worker.backends.docker import nvidia
 
 
 def settings(tmp_path, url, *, simulate=False):
@@ -30,7 +33,29 @@ def test_an_engine_whose_restart_ends_jobs_is_a_problem():
     assert (found.status, "live-restore" in found.fix) == (Status.PROBLEM, True)
 
 
-def test_cards_that_cannot_be_handed_over_are_a_problem():
-    assert containers.cards(("0",), {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
-    assert containers.cards(("0", "1"), {"Runtimes": {"nvidia": {}}}).message.startswith("2 NVIDIA cards")
+def test_cards_that_cannot_be_handed_over_are_a_problem(monkeypatch):
+    Driver(monkeypatch, 2)
+    monkeypatch.setenv("PATH", "/nowhere")
+    seen = nvidia.look()
+    assert containers.cards(seen, {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
+    found = containers.cards(seen, {"Runtimes": {"nvidia": {}}})
+    assert found.message.startswith("2 NVIDIA cards (NVIDIA Test Card; driver 550.54.15), and Docker can")
+    names = [{"Source": "cdi", "ID": f"nvidia.com/gpu={index}"} for index in (0, 1)]
+    assert "by their CDI names" in containers.cards(seen, {"DiscoveredDevices": names}).message
     assert containers.cards((), {}).status is Status.OK
+
+
+def test_what_is_opened_to_machine_types_is_shown(tmp_path):
+    file = tmp_path / "machines.toml"
+    file.write_text('[A100.docker]\ndevices = ["/dev/null"]\n[V100.docker]\ndevices = ["/dev/nothing-there"]\n')
+    opened = settings(tmp_path, "")
+    opened.machines.file = file
+    bad, good = sorted(containers.opened(opened), key=lambda one: one.message, reverse=True)
+    assert (good.status, good.message) == (
+        Status.OK,
+        "A100: its containers have more than the default: devices /dev/null.",
+    )
+    assert (bad.status, bad.message) == (Status.PROBLEM, "V100: /dev/nothing-there is not there. Its jobs fail here.")
+    assert bad.fix == f"Mend [V100.docker] in {file}."
+    file.write_text("[A100.docker]\nprivileged = true\n")
+    assert list(containers.opened(opened)) == [], "the check of the file says so"

@@ -9,8 +9,9 @@ from sqlalchemy import update
 
 from core.db import now
 from core.errors import StoreUnavailable
-from core.jobs import workers
+from core.jobs import lifecycle, workers
 from core.jobs.models import Worker
+from core.jobs.moves import note_attempt
 from core.jobs.states import JobState
 from service.main import create_app
 from service.views import OUTSIDE_STATES
@@ -337,5 +338,63 @@ def test_without_simulation_each_machine_has_its_backend(settings, database, sec
     live = Live(create_app(settings, database=database, wake=lambda: None), secret)
     with live.client() as client:
         job = client.post("/jobs", json=a_job(machineType="V100")).json()
+        asked = {"user": "1000", "workingDir": "/opt/app", "sharedMemMb": 64}
+        given = client.post("/jobs", json=a_job(machineType="V100", **asked)).json()
+        assert {name: given[name] for name in asked} == asked
+        settings.machines.simulate = True
+        clone = client.post(f"/jobs/{given['id']}/clone")
+        assert (clone.status_code, clone.json()["error"]["field"]) == (400, "user"), "what it cannot have is said"
+        settings.machines.simulate = False
     live.stop()
     assert (job["backend"], job["simulated"]) == ("docker", False)
+
+
+@pytest.mark.parametrize(("asked", "field"), [({"user": "1000"}, "user"), ({"workingDir": "/opt/app"}, "workingDir")])
+def test_what_a_simulated_machine_cannot_give_is_refused(client, database, asked, field):
+    for params in ({}, {"dryRun": "true"}):
+        answer = client.post("/jobs", params=params, json=a_job(**asked))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["field"]) == (400, field)
+        assert "Machine types are simulated on this server" in error["message"]
+    assert count_jobs(database) == 0
+    taken = client.post("/jobs", json=a_job(workingDir="src", sharedMemMb=64)).json()
+    assert (taken["workingDir"], taken["sharedMemMb"], taken["user"]) == ("src", 64, None)
+
+
+def test_cards_and_peaks_are_shown_once_they_are_known(client, database, worker):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job = worker.claim()
+    cards = [
+        {"index": "3", "uuid": "GPU-3", "name": "NVIDIA Test Card", "memory": 2**34, "serial": None, "driver": "550.1"},
+        {"index": "5"},
+    ]
+    with database.write() as session:
+        job = lifecycle.started(session, job, {"pid": 1}, cards=cards)
+    shown = client.get(f"/jobs/{job_id}").json()
+    assert {name: shown[name] for name in shown if name.startswith("gpu")} == {
+        "gpuName": "NVIDIA Test Card",
+        "gpuMem": 2**34,
+        "gpuDriver": "550.1",
+        "gpuCuda": None,
+        "gpuCount": 2,
+        "gpus": [
+            {"index": "3", "uuid": "GPU-3", "serial": None, "name": "NVIDIA Test Card", "memory": 2**34},
+            {"index": "5", "uuid": None, "serial": None, "name": None, "memory": None},
+        ],
+    }
+    assert shown["usage"] is None
+    with database.write() as session:
+        note_attempt(session, job, sampled_seconds=4.0, peak_memory_bytes=7, mean_gpu_percent=12.345)
+    listed = client.get("/jobs").json()["jobs"][0]
+    assert listed["usage"] == {
+        "sampledSeconds": 4.0,
+        "peakMemoryBytes": 7,
+        "peakCpuPercent": None,
+        "meanCpuPercent": None,
+        "peakGpuMemoryBytes": None,
+        "peakGpuPercent": None,
+        "meanGpuPercent": 12.3,
+    }
+    page = client.get(f"/ui/jobs/{job_id}").text
+    assert re.search("2 . NVIDIA Test Card, 17.2 GB each", page)
+    assert "7 B memory" in page

@@ -216,3 +216,57 @@ def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, cla
     assert away
     assert output(host, job) == ["said"]
     host.backend("mock").destroy(attempt.job.handle)
+
+
+def test_the_command_begins_in_the_folder_it_asks_for(host, claim):
+    job = claim('mkdir -p sub/deep; mv sub "$GRADIENT_STORAGE_DIR/sub"; pwd')
+    run_attempt(host, job, Signals())
+    assert output(host, job)[0].endswith("/workspace")
+    job = claim("pwd", working_dir="sub", max_attempts=1)
+    run_attempt(host, job, Signals())
+    assert (ended(host, job).reason, ended(host, job).reason_detail) == (
+        "no_working_dir",
+        "the workspace has no folder sub",
+    )
+
+
+@pytest.mark.parametrize("asked", ["sub/deep", "./sub//deep/", "/paperspace/sub/deep"])
+def test_a_working_directory_is_a_folder_of_the_workspace(host, claim, asked):
+    job = claim('pwd; echo "$GRADIENT_WORKSPACE_DIR"', working_dir=asked)
+    workspace = host.scratch(job.id, 1).workspace
+    (workspace / "sub" / "deep").mkdir(parents=True)
+    run_attempt(host, job, Signals())
+    assert output(host, job) == [f"{workspace}/sub/deep", str(workspace)]
+
+
+def test_a_working_directory_that_leads_out_is_refused(host, claim, tmp_path):
+    job = claim("pwd", working_dir="out")
+    workspace = host.scratch(job.id, 1).workspace
+    workspace.mkdir(parents=True)
+    (workspace / "out").symlink_to(tmp_path)
+    run_attempt(host, job, Signals())
+    assert ended(host, job).reason_detail == "out leads out of the workspace"
+    assert output(host, job) == []
+
+
+def test_shared_memory_that_this_computer_has_not_is_refused(host, claim):
+    job = claim("true", shared_mem_mb=2**26)
+    run_attempt(host, job, Signals())
+    row = ended(host, job)
+    assert (row.reason, "and the job asks for 67,108,864" in row.reason_detail) == ("option_refused", True)
+    job = claim("true", shared_mem_mb=1)
+    run_attempt(host, job, Signals())
+    assert ended(host, job).state is JobState.SUCCEEDED
+
+
+def test_the_most_that_an_attempt_used_is_kept(host, claim):
+    host.settings.worker.sample_seconds = 1.0
+    job = claim(f"{sys.executable} -c 'import time; a = bytearray(80_000_000); time.sleep(2.5)'")
+    run_attempt(host, job, Signals())
+    (row,) = attempts(host, job)
+    assert row.peak_memory_bytes > 80_000_000
+    assert row.peak_cpu_percent >= row.mean_cpu_percent >= 0
+    assert 0 < row.sampled_seconds < 60
+    assert (row.peak_gpu_percent, row.peak_gpu_memory_bytes) == (None, None)
+    with host.database.read() as session:
+        assert queries.present_attempts(session, [ended(host, job)])[job.id].peak_memory_bytes == row.peak_memory_bytes

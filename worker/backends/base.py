@@ -9,7 +9,7 @@ translates. What a job prints, and how it ended, is in the files of its control 
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,11 @@ from typing import Any, Protocol
 logger = logging.getLogger(__name__)
 
 Handle = dict[str, Any]
-"""How a launched job is found again: plain JSON with a `version`, storable in the job's row."""
+"""How a launched job is found again: plain JSON with a `version`, storable in the job's row.
+
+Under `cards` it may hold what the job's cards are: for each its index, and, as far as is known, uuid, name, memory
+(bytes), serial, driver and cuda.
+"""
 
 WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 """What every job runs under."""
@@ -51,6 +55,9 @@ class LaunchSpec:
         cpus: Limit of CPUs, or None.
         memory_bytes: Limit of memory, or None.
         stop_grace: Seconds between SIGTERM and SIGKILL when the machine itself takes the job down.
+        shared_mem_bytes: Size of /dev/shm, or None.
+        working_dir: Where the command begins, as the job finds it; None: in its workspace.
+        user: `UID:GID`, or None for the host's choice.
     """
 
     name: str
@@ -68,6 +75,9 @@ class LaunchSpec:
     cpus: float | None
     memory_bytes: int | None
     stop_grace: float
+    shared_mem_bytes: int | None = None
+    working_dir: str | None = None
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,9 @@ class Backend(Protocol):
     def cards(self) -> tuple[str, ...] | None:
         """Accelerator cards that this backend can give to jobs; None: it counts none."""
 
+    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
+        """Those of these cards that something uses now, and what that is, in words; they are no job's of ours."""
+
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Create the attempt under its name, call `confirm`, then start it.
 
@@ -144,7 +157,10 @@ class Backend(Protocol):
         """Ask all of the job's processes to end (SIGTERM), or, without grace, end them (SIGKILL)."""
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        """What the job uses now: cpu_percent (100 is one CPU), memory_bytes, processes, …; empty if unknown."""
+        """What the job uses now: cpu_percent (100 is one CPU), memory_bytes, processes, …; empty if unknown.
+
+        Of its cards, numbered from 0: gpu0_percent (100 is all of it), gpu0_memory_bytes, gpu0_watts, gpu0_celsius.
+        """
 
     def destroy(self, handle: Handle) -> None:
         """Remove whatever `launch` made, outputs excepted; destroying the missing is success."""

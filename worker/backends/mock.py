@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ REFUSED = 97
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is put there
 
 
 @dataclass(slots=True)
@@ -76,11 +77,17 @@ class MockBackend:
         """See `Backend.cards`: what is simulated is as many as anybody wants."""
         return None
 
+    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
+        """See `Backend.taken_cards`."""
+        del cards
+        return {}
+
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Start the wrapper in a session of its own; see `Backend.launch`."""
         del progress  # it takes no time
         if "MOCK_START_FAILURE" in spec.env:
             raise BackendError("launch_failed", spec.env["MOCK_START_FAILURE"] or "as MOCK_START_FAILURE asks")
+        _refuse_what_a_process_cannot_have(spec)
         failpoint("created")
         confirm()
         failpoint("confirmed")
@@ -183,7 +190,7 @@ class MockBackend:
         try:
             child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
                 [str(WRAPPER), str(spec.control), spec.command],
-                cwd=spec.workspace,
+                cwd=spec.working_dir or spec.workspace,
                 env=_inherited() | spec.env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -232,6 +239,21 @@ class MockBackend:
         elif running >= after and read_control(control, "preempted") is None:
             note_control(control, "preempted", "as MOCK_PREEMPT_AFTER asks")
             members.signal(signal.SIGTERM, spare_leader=True)
+
+
+def _refuse_what_a_process_cannot_have(spec: LaunchSpec) -> None:
+    """What a submission asks for before it is known that machines are simulated, say."""
+    if spec.user is not None:
+        raise BackendError("option_refused", "machine types are simulated here, by processes of the worker's own user")
+    if spec.shared_mem_bytes is not None:
+        here = os.statvfs(_SHARED_MEMORY)
+        size = here.f_blocks * here.f_frsize
+        if size < spec.shared_mem_bytes:
+            raise BackendError(
+                "option_refused",
+                f"this computer has {size // 1024**2:,} MiB of shared memory ({_SHARED_MEMORY}), and the job asks for "
+                f"{spec.shared_mem_bytes // 1024**2:,}",
+            )
 
 
 def _members(handle: Handle) -> Members:

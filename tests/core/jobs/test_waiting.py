@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import delete, event, insert, select, text, update
 
 from core.db import now
-from core.jobs import claims, lifecycle, queries
+from core.jobs import claims, lifecycle, queries, workers
 from core.jobs.claims import Offer
 from core.jobs.models import Event, HeldCard, Job, Project, Worker
 from core.jobs.offers import offers
@@ -235,6 +235,28 @@ def test_cards_that_others_hold_are_waited_for(database, submit, there, why, cha
     assert found.reason == "waiting_for_cards"
     assert found.detail == "3 cards of one machine; 2 of 3 are free on host-a, jobs hold the others"
     change(job, cards=2)
+    assert why(job).reason == "waiting_for_machine"
+
+
+def test_a_card_that_no_job_holds_and_something_uses_is_told(database, submit, there, why, change):
+    holder, job = submit(), submit()
+    change(job, cards=1)
+    change(holder, state="running", worker="a", host="host-a")
+    there("a", cards=["0", "1"], slots=4, taken_cards={"1": "900 MiB in use, by process 7 (python)"})
+    assert why(job).reason == "waiting_for_machine"
+    with database.write() as session:
+        session.execute(insert(HeldCard), {"host": "host-a", "card": "0", "job_id": holder.id, "attempt": 1})
+    found = why(job)
+    assert found.reason == "waiting_for_cards"
+    assert found.detail == (
+        "a card; 0 of 2 are free on host-a, card 1 is used by something that is no job "
+        "(900 MiB in use, by process 7 (python)); jobs hold the others"
+    )
+    with database.write() as session:
+        workers.note_taken_cards(session, "a", {"0": "ours by now"})
+    assert why(job).reason == "waiting_for_machine", "what a job holds is no stranger's"
+    with database.write() as session:
+        workers.note_taken_cards(session, "a", {})
     assert why(job).reason == "waiting_for_machine"
 
 

@@ -10,7 +10,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ from worker.backends.base import (
     read_control,
     read_exit_code,
 )
-from worker.backends.docker import nvidia
 from worker.backends.docker.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
 from worker.backends.docker.engine import OLDEST_API, ContainerState, Engine, EngineAway, EngineRefused
 from worker.backends.docker.launch import Launcher
+from worker.backends.docker.nvidia import Cards
 from worker.backends.docker.stats import Sampler
 from worker.backends.docker.verdict import verdict
 from worker.backends.processes import Members
@@ -75,8 +75,9 @@ class DockerBackend:
         self._root = settings.root
         self._engine = Engine(settings.docker)
         self._watched = Engine(settings.docker, timeout=min(_LOOK_TIMEOUT_SECONDS, settings.docker.timeout_seconds))
-        self._launcher = Launcher(self._engine, settings)
-        self._sampler = Sampler(self._engine)
+        self._cards = Cards(settings.docker)
+        self._launcher = Launcher(self._engine, settings, self._cards)
+        self._sampler = Sampler(self._engine, self._cards)
         self._lock = threading.Lock()
         self._looks: dict[str, _Look] = {}
         self._away_until = 0.0
@@ -97,7 +98,11 @@ class DockerBackend:
 
     def cards(self) -> tuple[str, ...] | None:
         """See `Backend.cards`."""
-        return nvidia.cards()
+        return self._cards.indices()
+
+    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
+        """See `Backend.taken_cards`."""
+        return self._cards.taken(cards)
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`."""
@@ -115,6 +120,7 @@ class DockerBackend:
             "boot_id": boot_id(),
             "launched_at": time.time(),
             "memory_bytes": spec.memory_bytes,
+            **({"cards": self._cards.facts(spec.cards)} if spec.cards else {}),
         }
 
     def poll(self, handle: Handle) -> Exit | None:
@@ -152,7 +158,8 @@ class DockerBackend:
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`."""
-        return self._sampler.sample(container_name(handle["name"]))
+        cards = tuple(one["index"] for one in handle.get("cards", ()))
+        return self._sampler.sample(container_name(handle["name"]), cards)
 
     def destroy(self, handle: Handle) -> None:
         """See `Backend.destroy`."""

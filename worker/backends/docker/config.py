@@ -43,6 +43,9 @@ class Options:
         shm_bytes: Size of /dev/shm.
         memory_bytes: Limit of memory where the job names none; None: no limit.
         capabilities: Linux capabilities that are kept.
+        devices: Devices of the host, to read and write.
+        folders: Folders of the host and where they are inside, to read alone.
+        cdi: The cards' names for the engine, where it hands them over by name.
     """
 
     image: str
@@ -53,6 +56,9 @@ class Options:
     shm_bytes: int
     memory_bytes: int | None
     capabilities: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    folders: tuple[tuple[str, str], ...] = ()
+    cdi: tuple[str, ...] = ()
 
 
 def container_name(name: str) -> str:
@@ -68,7 +74,7 @@ def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "Cmd": [base.CONTROL, spec.command, "alone"],
         "Env": [f"{name}={value}" for name, value in sorted(_environment(spec, options).items())],
         "User": options.user,
-        "WorkingDir": base.WORKSPACE,
+        "WorkingDir": spec.working_dir or base.WORKSPACE,
         "Hostname": "",
         "Labels": {
             LABEL_HOME: options.home,
@@ -90,7 +96,8 @@ def _environment(spec: LaunchSpec, options: Options) -> dict[str, str]:
     env = {name: value for name, value in spec.env.items() if not name.startswith(_OBEYED)}
     if options.user.partition(":")[0] != "0":
         env.setdefault("HOME", base.WORKSPACE)  # a user that the image does not know has no folder to write in
-    return env if spec.cards else env | _NO_CARDS
+    # By CDI the engine hands the cards over itself, and the runtime has nothing to add.
+    return env if spec.cards and not options.cdi else env | _NO_CARDS
 
 
 def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "Memory": memory or 0,
         "MemorySwap": memory or 0,
         "NanoCpus": round(spec.cpus * 1e9) if spec.cpus is not None else 0,
-        "ShmSize": options.shm_bytes,
+        "ShmSize": spec.shared_mem_bytes or options.shm_bytes,
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         # Output goes to a file; what the engine itself says of a failed start fits in here.
         "LogConfig": _LOG,
@@ -121,22 +128,35 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "UTSMode": "",
         "UsernsMode": "",
         "PublishAllPorts": False,
-        "Devices": [],
-        "DeviceRequests": _device_requests(spec.cards),
+        "Devices": [_device(path) for path in options.devices],
+        "DeviceRequests": _device_requests(spec.cards, options.cdi),
         "Mounts": [
             _mount(spec.workspace, base.WORKSPACE),
             _mount(spec.artifacts, base.ARTIFACTS),
             _mount(spec.storage, base.STORAGE),
             _mount(spec.control, base.CONTROL),
             _mount(WRAPPER, RUN, read_only=True),
+            *(_opened(source, target) for source, target in options.folders),
         ],
     }
 
 
-def _device_requests(cards: tuple[str, ...]) -> list[dict[str, Any]]:
+def _device(path: str) -> dict[str, str]:
+    return {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"}
+
+
+def _device_requests(cards: tuple[str, ...], cdi: tuple[str, ...]) -> list[dict[str, Any]]:
     if not cards:
         return []
+    if cdi:
+        return [{"Driver": "cdi", "DeviceIDs": list(cdi)}]
     return [{"Driver": "", "DeviceIDs": list(cards), "Capabilities": [["gpu"]], "Options": {}}]
+
+
+def _opened(source: str, target: str) -> dict[str, Any]:
+    """A folder of the host, without what is mounted in it: that would stay writable."""
+    mount = _mount(Path(source), target, read_only=True)
+    return mount | {"BindOptions": {"Propagation": "rprivate", "NonRecursive": True}}
 
 
 def _mount(source: Path, target: str, *, read_only: bool = False) -> dict[str, Any]:

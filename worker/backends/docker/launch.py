@@ -7,12 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from core.failpoints import failpoint
+from core.jobs.options import uid_gid
+from core.opening import Opening
 from core.settings import Settings
 from worker.backends.base import BackendError, LaunchSpec, Progress, read_control
+from worker.backends.docker import handover
 from worker.backends.docker.config import Options, container_config, container_name
 from worker.backends.docker.engine import NOT_FOUND, ContainerState, Engine, EngineAway, EngineRefused
 from worker.backends.docker.images import Images
 from worker.backends.docker.network import Network
+from worker.backends.docker.nvidia import Cards
+from worker.backends.docker.opened import Openings
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +36,10 @@ class _MadeAgain(Exception):
 class Launcher:
     """Starts attempts on one engine."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, cards: Cards) -> None:
         self._engine = engine
+        self._cards = cards
+        self._openings = Openings(settings)
         self._settings = settings.docker
         self._home = str(settings.root)
         self._images = Images(engine, settings.docker)
@@ -63,7 +70,8 @@ class Launcher:
                 progress("provisioning", "the container is made anew")
                 time.sleep(pause)
             except EngineRefused as error:
-                raise BackendError("launch_failed", error.detail) from error
+                reason = "no_gpu_runtime" if handover.REFUSAL in error.detail else "launch_failed"
+                raise BackendError(reason, error.detail) from error
 
     def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> str:
         state = self._engine.find(container_name(spec.name))
@@ -74,6 +82,8 @@ class Launcher:
         try:
             if not began:
                 self._require_shell(state, spec)
+                self._require_working_dir(state, spec)
+                self._require_free_cards(spec)
             confirm()
         except BaseException:
             self._discard(state)
@@ -84,20 +94,26 @@ class Launcher:
         return state.id
 
     def _create(self, spec: LaunchSpec, progress: Progress) -> ContainerState:
-        memory = self._look_over(spec)
+        opening = self._openings.of(spec.machine_type)
+        user = self._user(spec, opening)
+        info = self._engine.call(lambda api: api.info())
+        if spec.cards:
+            handover.require(spec.cards, info)
         image = spec.container or self._settings.default_image
         self._images.have(image, progress)
-        user = self._settings.user or f"{os.getuid()}:{os.getgid()}"
         _hand_over(spec, user)
         options = Options(
             image=image,
             home=self._home,
             user=user,
-            network=self._network.have(),
-            pids=self._settings.pids,
+            network=self._network.have(opening.network),
+            pids=opening.pids or self._settings.pids,
             shm_bytes=self._settings.shm_mb * _MIB,
-            memory_bytes=memory,
-            capabilities=tuple(self._settings.capabilities),
+            memory_bytes=int(info["MemTotal"] * _MOST_OF_MEMORY),
+            capabilities=(*self._settings.capabilities, *opening.capabilities),
+            devices=opening.devices,
+            folders=tuple(opening.mounts.items()),
+            cdi=handover.cdi_names(spec.cards, info),
         )
         made = self._engine.create(container_name(spec.name), container_config(spec, options))
         state = self._engine.find(made)
@@ -105,13 +121,40 @@ class Launcher:
             raise _MadeAgain("the container was removed while it was made")
         return state
 
-    def _look_over(self, spec: LaunchSpec) -> int:
-        """What the engine can give: a limit of memory for jobs that name none; cards, if there are to be any."""
-        info = self._engine.call(lambda api: api.info())
-        if spec.cards and "nvidia" not in (info.get("Runtimes") or {}):
-            runtimes = ", ".join(sorted(info.get("Runtimes") or {})) or "none"
-            raise BackendError("no_gpu_runtime", f"its runtimes are {runtimes}")
-        return int(info["MemTotal"] * _MOST_OF_MEMORY)
+    def _user(self, spec: LaunchSpec, opening: Opening) -> str:
+        """Whom the job runs as.
+
+        Raises:
+            BackendError: It asks for a user that it cannot be given here.
+        """
+        usual = self._settings.user or f"{os.getuid()}:{os.getgid()}"
+        asked = uid_gid(spec.user) if spec.user is not None else usual
+        owner, _, group = asked.partition(":")
+        if asked != usual and "0" in {owner, group} and not opening.root:
+            raise BackendError(
+                "option_refused",
+                f"root is not opened to {spec.machine_type} on this host. Leave the user out, name another, or have "
+                "the host's administrator open it (root = true)",
+            )
+        if int(owner) != os.getuid() != 0:
+            raise BackendError(
+                "option_refused",
+                f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {owner}. Leave the "
+                "user out, or have it run as root",
+            )
+        return asked
+
+    def _require_free_cards(self, spec: LaunchSpec) -> None:
+        """The claim looked, too; but an image takes its time to come."""
+        taken = self._cards.taken(spec.cards) if spec.cards else {}
+        if taken:
+            words = "; ".join(f"card {card}: {why}" for card, why in taken.items())
+            raise BackendError("card_taken", words)
+
+    def _require_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
+        """The engine would make a folder that is missing, as root, also in what jobs share."""
+        if spec.working_dir is not None and not self._engine.has_file(state.id, spec.working_dir):
+            raise BackendError("no_working_dir", spec.working_dir)
 
     def _require_shell(self, state: ContainerState, spec: LaunchSpec) -> None:
         """With an init as first process a missing shell is no error of the start, but a job that ends at once."""
@@ -133,7 +176,7 @@ class Launcher:
                 return  # somebody else started it
             # Killed while it started a container, an engine says `created` of it for ever and refuses every start.
             self._engine.remove(state.id, force=True)
-            if error.status >= _SERVER_ERROR:
+            if error.status >= _SERVER_ERROR and handover.REFUSAL not in error.detail:
                 raise _MadeAgain(error.detail) from error
             raise
 

@@ -24,7 +24,7 @@ from worker.backends.docker.engine import CONFLICT, NOT_FOUND, Engine, EngineRef
 
 logger = logging.getLogger(__name__)
 
-NONE = "none"
+NONE, HOST = "none", "host"
 LINK_LOCAL = "169.254.0.0/16"
 """Cloud metadata (169.254.169.254) and whatever else answers a machine without being asked who it is."""
 
@@ -121,19 +121,22 @@ class Network:
         self._engine = engine
         self._settings = settings
         self._lock = threading.Lock()
-        self._fenced_at: float | None = None
+        self._fenced_at: dict[str, float] = {}
         self._warned = False
 
-    def have(self) -> str:
-        """Have the network and its fence; its name.
+    def have(self, opened: str | None = None) -> str:
+        """Have the network and its fence; its name. On the host's own there is no fence.
+
+        Args:
+            opened: Another network than the jobs', which an administrator opened to a machine type.
 
         Raises:
             BackendError: There is to be a fence and it cannot be set.
             EngineAway: The engine does not answer.
             EngineRefused: It makes no network.
         """
-        name = self._settings.docker.network
-        if name != NONE:
+        name = opened or self._settings.docker.network
+        if name not in {NONE, HOST}:
             with self._lock:
                 self._fence_in(self._bridge(name))
         return name
@@ -170,7 +173,8 @@ class Network:
         wanted = self._settings.docker.fence
         if wanted == "off":
             return
-        if self._fenced_at is not None and time.monotonic() - self._fenced_at < _CHECKED_EVERY_SECONDS:
+        fenced_at = self._fenced_at.get(bridge)
+        if fenced_at is not None and time.monotonic() - fenced_at < _CHECKED_EVERY_SECONDS:
             return
         fence = Fence(bridge, (LINK_LOCAL, *self._settings.docker.blocked), tuple(service_addresses(self._settings)))
         try:
@@ -185,7 +189,7 @@ class Network:
                     "these rules at boot and GRADIENT_DOCKER__FENCE=off",
                     extra={"why": str(error), "rules": fence.rules(), "bridge": bridge},
                 )
-        self._fenced_at = time.monotonic()
+        self._fenced_at[bridge] = time.monotonic()
 
 
 def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:

@@ -1,22 +1,152 @@
-"""NVIDIA cards of this host, as its driver tells."""
+"""The NVIDIA cards of this host: which there are, what they do, and whether one is free to be handed over.
+
+A driver that hangs (a card that fell off the bus can make it) must hang nothing else: it is asked in a thread of its
+own, by one question at a time, and whoever waits for the answer does so for some seconds only. For samples it is asked
+at most once a second; whether a card is free is asked at the moment.
+"""
 
 import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
-import pynvml
+import psutil
+
+from core.settings import DockerSettings
+from worker.backends.docker import nvml, smi
+from worker.backends.docker.cards import NoDriver, Seen
 
 logger = logging.getLogger(__name__)
 
+_PAUSE_SECONDS = 1.0
+_PAUSE_SHARE = 5
+_PATIENCE_SECONDS = 5.0
+_MIB = 1024**2
+_NAMED = 3
 
-def cards() -> tuple[str, ...]:
-    """Indices of the cards, in the driver's order; none without a driver."""
+
+class DriverSilent(Exception):
+    """The driver does not answer."""
+
+
+def look() -> tuple[Seen, ...]:
+    """The cards of this host and what they do; none where no driver tells of any."""
+    for ask in (nvml.look, smi.look):
+        try:
+            return ask()
+        except NoDriver as error:
+            logger.debug("cards_not_told", extra={"source": ask.__module__, "error": str(error)})
+    return ()
+
+
+class Cards:
+    """The cards of this host; any thread may ask."""
+
+    def __init__(self, settings: DockerSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._asked: Future[tuple[Seen, ...]] | None = None
+        self._asked_at = self._again_at = 0.0
+
+    def look(self, *, anew: bool = False) -> tuple[Seen, ...]:
+        """What is known of them, at most about a second old; as it is now, if it is to be asked anew.
+
+        Raises:
+            DriverSilent: No answer came in time.
+        """
+        with self._lock:
+            if self._asked is None or (self._asked.done() and (anew or time.monotonic() >= self._again_at)):
+                self._asked, self._asked_at = Future(), time.monotonic()
+                threading.Thread(target=self._ask, args=(self._asked,), name="nvidia", daemon=True).start()
+            # Only the first who ask a driver that hangs wait for it.
+            asked, patience = self._asked, self._asked_at + _PATIENCE_SECONDS - time.monotonic()
+        try:
+            return asked.result(max(0.0, patience))
+        except TimeoutError:
+            raise DriverSilent(f"the driver has not answered for {_PATIENCE_SECONDS:.0f} seconds") from None
+
+    def _ask(self, answer: Future[tuple[Seen, ...]]) -> None:
+        began = time.monotonic()
+        try:
+            found = look()
+        except BaseException as error:  # noqa: BLE001 - it belongs to who asked
+            answer.set_exception(error)
+            return
+        now = time.monotonic()
+        self._again_at = now + max(_PAUSE_SECONDS, _PAUSE_SHARE * (now - began))
+        answer.set_result(found)
+
+    def indices(self) -> tuple[str, ...]:
+        """Indices of the cards, in the driver's order; none without a driver, or with one that does not answer."""
+        try:
+            return tuple(one.card.index for one in self.look())
+        except DriverSilent as error:
+            logger.warning("cards_not_counted", extra={"error": str(error)})
+            return ()
+
+    def taken(self, names: Iterable[str]) -> dict[str, str]:
+        """Which of these cards something uses, and what, in words. Where no driver tells of cards, none is known to be.
+
+        Args:
+            names: Indices or UUIDs; cards that jobs of ours hold should not be among them.
+        """
+        try:
+            seen = self.look(anew=True)
+        except DriverSilent as error:
+            return dict.fromkeys(names, str(error))
+        if not seen:
+            return {}
+        found = {name: self._used(one for one in seen if one.called(name)) for name in names}
+        return {name: words for name, words in found.items() if words is not None}
+
+    def facts(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """What these cards are, as kept in the record: of one that no driver tells of, its name alone."""
+        seen = self._seen()
+        return [next((one.card.facts() for one in seen if one.called(name)), {"index": name}) for name in names]
+
+    def sample(self, names: Sequence[str]) -> dict[str, float]:
+        """What these cards do now; numbered as the job that has them numbers them, from 0."""
+        values: dict[str, float | None] = {}
+        seen = self._seen() if names else ()
+        for number, name in enumerate(names):
+            for use in (one.use for one in seen if one.called(name)):
+                values[f"gpu{number}_percent"] = use.percent
+                values[f"gpu{number}_memory_bytes"] = float(use.memory)
+                values[f"gpu{number}_watts"] = use.watts
+                values[f"gpu{number}_celsius"] = use.celsius
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _seen(self) -> tuple[Seen, ...]:
+        try:
+            return self.look()
+        except DriverSilent:
+            return ()
+
+    def _used(self, found: Iterable[Seen]) -> str | None:
+        """Why a card is not free; None: it is."""
+        one = next(iter(found), None)
+        if one is None:
+            return "the driver does not list it"
+        use, limits = one.use, self._settings
+        if use.memory <= limits.card_memory_mb * _MIB and (use.percent or 0.0) <= limits.card_percent:
+            return None
+        what = f"{use.memory / _MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")
+        return f"{what}, by {_named(use.pids)}"
+
+
+def _named(pids: Sequence[int]) -> str:
+    """Processes in words: `process 4711 (python)`."""
+    if not pids:
+        return "no process that the driver names"
+    named = [f"{pid}{_program(pid)}" for pid in pids[:_NAMED]]
+    more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
+    return f"process{'es' * (len(pids) > 1)} {', '.join(named)}{more}"
+
+
+def _program(pid: int) -> str:
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, or no card
-        return ()
-    try:
-        return tuple(str(index) for index in range(pynvml.nvmlDeviceGetCount()))
-    except pynvml.NVMLError:
-        logger.warning("cards_not_counted", exc_info=True)
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
+        return f" ({psutil.Process(pid).name()})"
+    except psutil.Error:  # gone by now, or hidden from us
+        return ""

@@ -1,12 +1,13 @@
-"""What a container uses now, out of the engine's stats."""
+"""What a container uses now, out of the engine's stats, and its cards, out of the driver's."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.backends.docker.nvidia import Cards
 
 _FIRST_SECONDS = 0.5
 _NANOSECONDS = 1e9
@@ -68,27 +69,33 @@ def _moment(text: str) -> float:
 
 
 class Sampler:
-    """Asks for stats apart from who wants them: an answer takes the engine up to a second."""
+    """Asks for stats apart from who wants them: an answer takes the engine up to a second, and the driver its time."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, cards: Cards) -> None:
         self._engine = engine
+        self._cards = cards
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="docker-stats")
         self._lock = threading.Lock()
         self._asked: dict[str, Future[Reading | None]] = {}
         self._last: dict[str, Reading] = {}
 
-    def sample(self, container: str) -> dict[str, float]:
-        """What came in answer to the last call, and ask again; empty while nothing is known."""
+    def sample(self, container: str, cards: tuple[str, ...]) -> dict[str, float]:
+        """What came in answer to the last call, and ask again; empty while nothing is known.
+
+        Args:
+            container: Its name.
+            cards: Its cards, in the order in which it numbers them.
+        """
         with self._lock:
             asked = self._asked.get(container)
             if asked is None:
-                asked = self._asked[container] = self._pool.submit(self._ask, container)
+                asked = self._asked[container] = self._pool.submit(self._ask, container, cards)
         try:
             reading = asked.result(0 if container in self._last else _FIRST_SECONDS)
         except TimeoutError:
             return {}
         with self._lock:
-            self._asked[container] = self._pool.submit(self._ask, container)
+            self._asked[container] = self._pool.submit(self._ask, container, cards)
             if reading is None:
                 return {}
             earlier, self._last[container] = self._last.get(container), reading
@@ -100,8 +107,9 @@ class Sampler:
             self._asked.pop(container, None)
             self._last.pop(container, None)
 
-    def _ask(self, container: str) -> Reading | None:
+    def _ask(self, container: str, cards: tuple[str, ...]) -> Reading | None:
         try:
-            return read(self._engine.call(lambda api: api.stats(container, stream=False, one_shot=True)))
+            found = read(self._engine.call(lambda api: api.stats(container, stream=False, one_shot=True)))
         except (EngineAway, EngineRefused):
             return None
+        return found and replace(found, values=found.values | self._cards.sample(cards))

@@ -1,21 +1,56 @@
-"""Cards of a host: found by the driver's library, offered with what is ready."""
+"""Cards of a host: what the driver tells of them, whether they are free, how they are handed over."""
+
+import os
+import threading
 
 import pynvml
 import pytest
+from nvidiadriver import MIB, Driver, SmiDriver
 
 from core.db import Database
-from core.settings import MachineSettings, Settings, WorkerSettings
-from worker.backends.docker import nvidia
+from core.settings import DockerSettings, MachineSettings, Settings, WorkerSettings
+from worker.backends.base import BackendError
+from worker.backends.docker import handover, nvidia
 from worker.backends.docker.backend import DockerBackend
+from worker.backends.docker.cards import Card
+from worker.backends.docker.nvidia import Cards
 from worker.host import Host
+
+FACTS = {
+    "index": "1",
+    "uuid": "GPU-111",
+    "name": "NVIDIA Test Card",
+    "memory": 16_384 * MIB,
+    "serial": None,
+    "driver": "550.54.15",
+    "cuda": "12.4",
+}
 
 
 @pytest.fixture
 def driver(monkeypatch):
-    """A driver with two cards, as far as it is asked."""
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    return Driver(monkeypatch, 2)
+
+
+@pytest.fixture
+def no_library(driver):
+    driver.error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    return driver
+
+
+@pytest.fixture
+def program(no_library, tmp_path, monkeypatch):
+    assert no_library.error
+    found = SmiDriver(tmp_path / "smi", 2)
+    monkeypatch.setenv("PATH", str(found.folder), prepend=os.pathsep)
+    return found
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    monkeypatch.setattr(nvidia, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(nvidia, "_PAUSE_SHARE", 0)
+    return Cards(DockerSettings(card_memory_mb=100, card_percent=20))
 
 
 @pytest.fixture
@@ -29,36 +64,59 @@ def offer(tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.usefixtures("driver")
-def test_cards_are_found_by_index():
-    assert nvidia.cards() == ("0", "1")
+# ---- What the driver tells
 
 
-def test_a_host_without_a_driver_has_no_cards(offer, monkeypatch):
-    def fail():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+def test_the_library_tells_what_a_card_is_and_does(driver, cards):
+    driver.memory[1], driver.percent[1] = 300 * MIB, 55
+    assert cards.indices() == ("0", "1")
+    assert cards.facts(["1"]) == [FACTS]
+    assert cards.sample(["1", "GPU-000"]) == {
+        "gpu0_percent": 55,
+        "gpu0_memory_bytes": 300 * MIB,
+        "gpu0_watts": 65.2,
+        "gpu0_celsius": 41,
+        "gpu1_percent": 0,
+        "gpu1_memory_bytes": 0,
+        "gpu1_watts": 65.2,
+        "gpu1_celsius": 41,
+    }
+    assert driver.open == 0, "the library is let go of each time: a driver that is held cannot be upgraded"
 
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    assert nvidia.cards() == ()
+
+def test_the_program_tells_the_same_where_the_library_is_missing(program, cards):
+    program.use(1, 300, os.getpid())
+    assert cards.indices() == ("0", "1")
+    assert cards.facts(["1"]) == [FACTS]
+    assert cards.sample(["GPU-111"])["gpu0_memory_bytes"] == 300 * MIB
+    assert cards.taken(["0", "1"]).keys() == {"1"}
+
+
+@pytest.mark.parametrize("told", ["", "No devices were found", "<nvidia_smi_log><gpu></gpu></nvidia_smi_log>"])
+def test_a_program_that_says_nothing_of_use_means_no_cards(program, cards, told):
+    (program.folder / "told.xml").write_text(told)
+    assert cards.indices() == ()
+
+
+@pytest.mark.usefixtures("no_library")
+def test_a_host_without_a_driver_has_no_cards(offer, cards, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert cards.indices() == ()
+    assert cards.taken(["0"]) == {}, "cards that the settings name are believed in"
+    assert cards.facts(["0"]) == [{"index": "0"}]
     assert offer().cards == (), "which is not the same as uncounted: GPU types are passed over"
 
 
-@pytest.mark.usefixtures("driver")
-def test_a_driver_that_fails_later_has_no_cards_and_is_shut_down(monkeypatch):
-    shut = []
-
-    def fail():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", fail)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: shut.append(1))
-    assert (nvidia.cards(), shut) == ((), [1])
+def test_a_card_that_fell_off_the_bus_is_left_out(driver, cards):
+    driver.lost = {0}
+    assert cards.indices() == ("1",)
+    assert cards.taken(["0", "1"]) == {"0": "the driver does not list it"}
 
 
-@pytest.mark.usefixtures("driver")
-def test_what_the_settings_say_goes_before_what_is_found(offer):
+def test_what_the_settings_say_goes_before_what_is_found(driver, offer):
     assert offer().cards == ("0", "1")
     assert offer(cards=["1"]).cards == ("1",)
+    assert driver.asked > 0
 
 
 @pytest.mark.usefixtures("driver")
@@ -67,3 +125,73 @@ def test_a_backend_that_is_not_ready_is_not_offered(offer, monkeypatch, caplog):
     found = offer()
     assert (found.backends, found.cards) == ((), None)
     assert [record.message for record in caplog.records] == ["backend_not_ready"]
+
+
+# ---- Whether a card is free
+
+
+def test_a_card_that_something_uses_is_told_with_its_process(driver, cards):
+    driver.memory[0], driver.pids[0] = 3277 * MIB, [os.getpid()]
+    taken = cards.taken(["0", "1"])
+    assert taken.keys() == {"0"}
+    assert taken["0"].startswith(f"3,277 MiB in use, by process {os.getpid()} (")
+    driver.pids[0] = [2**22 + 1, 2**22 + 2, 2**22 + 3, 2**22 + 4]
+    assert cards.taken(["0"])["0"].endswith("by processes 4194305, 4194306, 4194307 and 1 more")
+
+
+@pytest.mark.parametrize(
+    ("memory", "percent", "free"), [(100, 20, True), (101, 0, False), (0, 21, False), (0, 0, True)]
+)
+def test_up_to_both_thresholds_a_card_is_free(driver, cards, memory, percent, free):
+    driver.memory[1], driver.percent[1] = memory * MIB, percent
+    assert ("1" not in cards.taken(["1"])) is free
+
+
+def test_the_driver_is_asked_once_a_second(driver):
+    cards = Cards(DockerSettings())
+    for _ in range(5):
+        cards.indices()
+        cards.sample(["0"])
+    assert driver.asked == 1
+
+
+def test_a_driver_that_hangs_keeps_nobody_long_and_no_card_is_free(driver, cards, monkeypatch):
+    monkeypatch.setattr(nvidia, "_PATIENCE_SECONDS", 0.05)
+    go_on = threading.Event()
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: go_on.wait(60) and 2)
+    assert cards.indices() == ()
+    assert cards.sample(["0"]) == {}
+    assert "has not answered" in cards.taken(["0"])["0"]
+    assert driver.asked == 1, "one question at a time"
+    go_on.set()
+
+
+# ---- Handing over
+
+
+def test_cards_go_by_their_cdi_names_where_the_engine_has_them(tmp_path):
+    (tmp_path / "nvidia.yaml").write_text(
+        "---\ncdiVersion: 0.5.0\ncontainerEdits:\n  env:\n  - NVIDIA_VISIBLE_DEVICES=void\n"
+        'devices:\n- containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n  name: "0"\n'
+        "- containerEdits: {}\n  name: GPU-111\nkind: nvidia.com/gpu\n"
+    )
+    (tmp_path / "other.json").write_text('{"kind": "example.com/nic", "devices": [{"name": "1"}]}')
+    specified = {"CDISpecDirs": [str(tmp_path), "/nowhere"]}
+    discovered = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}], "CDISpecDirs": [str(tmp_path)]}
+    assert handover.cdi_names(["0", "GPU-111"], specified) == ("nvidia.com/gpu=0", "nvidia.com/gpu=GPU-111")
+    assert handover.cdi_names(["1"], specified) == ()
+    assert handover.cdi_names(["0"], discovered) == ("nvidia.com/gpu=0",)
+    assert handover.cdi_names(["GPU-111"], discovered) == (), "what the engine itself says goes first"
+    assert handover.cdi_names(["0"], {}) == ()
+
+
+def test_an_engine_that_can_hand_over_nothing_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendError, match="no_gpu_runtime: its runtimes are runc"):
+        handover.require(["0"], {"Runtimes": {"runc": {}}})
+    assert handover.can_hand_over(["0"], {"Runtimes": {"nvidia": {}}})
+    assert handover.can_hand_over(["0"], {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]})
+
+
+def test_facts_are_plain_values():
+    assert Card("1", "GPU-111", "NVIDIA Test Card", 16_384 * MIB, None, "550.54.15", "12.4").facts() == FACTS

@@ -137,3 +137,27 @@ def test_a_user_that_the_image_does_not_know_has_a_home(user, env, home):
 def test_an_administrator_may_leave_capabilities():
     host = config(options={"capabilities": ("CHOWN",)})["HostConfig"]
     assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], ["CHOWN"])
+
+
+def test_what_is_opened_and_asked_for_has_its_place():
+    host = config(
+        {"shared_mem_bytes": 2**20, "working_dir": "/paperspace/src"},
+        {"devices": ("/dev/fuse",), "folders": (("/data", "/in"),), "cdi": ("nvidia.com/gpu=1", "nvidia.com/gpu=3")},
+    )
+    assert host["WorkingDir"] == "/paperspace/src"
+    assert host["HostConfig"] == GOLDEN["HostConfig"] | {
+        "ShmSize": 2**20,
+        "Devices": [{"PathOnHost": "/dev/fuse", "PathInContainer": "/dev/fuse", "CgroupPermissions": "rw"}],
+        "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=1", "nvidia.com/gpu=3"]}],
+        "Mounts": [
+            *GOLDEN["HostConfig"]["Mounts"],
+            {
+                "Type": "bind",
+                "Source": "/data",
+                "Target": "/in",
+                "ReadOnly": True,
+                "BindOptions": {"Propagation": "rprivate", "NonRecursive": True},
+            },
+        ],
+    }
+    assert "NVIDIA_VISIBLE_DEVICES=void" in host["Env"], "by its name a card comes without the runtime's doing"

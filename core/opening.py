@@ -1,0 +1,134 @@
+"""What an administrator opens to the containers of one machine type, beside what every container may.
+
+A table `[NAME.docker]` in the file that GRADIENT_MACHINES__FILE names. What would hand the host itself over (all
+privileges, the container engine's socket, raw disks) is refused whoever asks.
+"""
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+_CAPABILITIES = re.compile(
+    "AUDIT_(CONTROL|READ|WRITE)|BLOCK_SUSPEND|CHECKPOINT_RESTORE|CHOWN|DAC_OVERRIDE|FOWNER|FSETID|IPC_(LOCK|OWNER)|KILL|"
+    "LEASE|LINUX_IMMUTABLE|NET_(ADMIN|BIND_SERVICE|BROADCAST|RAW)|PERFMON|SET(FCAP|GID|PCAP|UID)|SYSLOG|"
+    "SYS_(CHROOT|NICE|PACCT|PTRACE|RESOURCE|TIME|TTY_CONFIG)|WAKE_ALARM"
+)
+_LEADS_OUT = re.compile("ALL|BPF|DAC_READ_SEARCH|MAC_(ADMIN|OVERRIDE)|MKNOD|SYS_(ADMIN|BOOT|MODULE|RAWIO)")
+
+_DISKS = re.compile(
+    r"/dev/(?:(?:[shv]d|xvd)[a-z]|(?:nvme|mmcblk|dm-|md|loop|sr)\d|(?:mapper|disk)/|(?:mem|kmem|port|kmsg|core)\Z)"
+)
+_CLOSED = (
+    "/proc",
+    "/sys",
+    "/dev",
+    "/boot",
+    "/etc",
+    "/root",
+    "/run",
+    "/var/run",
+    "/var/lib/docker",
+    "/var/lib/containerd",
+)
+_TAKEN = ("/paperspace", "/artifacts", "/storage", "/.gradient", "/proc", "/sys", "/dev")
+_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
+_MOST_PIDS = 4_194_304  # the kernel's own limit on 64 bits
+_REFUSED = {
+    "privileged": "no job is ever privileged; name the capabilities and devices that it needs",
+    "security_opt": "no new privileges and the default seccomp profile hold for every job",
+    "runtime": "the runtime is the engine's own",
+}
+
+
+def overlap(path: str, other: str) -> bool:
+    """Whether one of two absolute paths is the other or lies in it."""
+    one, two = PurePosixPath(path), PurePosixPath(other)
+    return one.is_relative_to(two) or two.is_relative_to(one)
+
+
+def _absolute(path: str) -> str:
+    pure = PurePosixPath(path)
+    if not path.startswith("/") or ".." in pure.parts or not path.isprintable() or ":" in path:
+        raise ValueError(f"{path!r} must be a whole path, without '..' or ':'")
+    return str(pure)
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+
+
+class Opening(BaseModel):
+    """What the containers of one machine type may beyond the default; without any of it, the default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    capabilities: tuple[str, ...] = Field((), description="Linux capabilities that are kept, without CAP_")
+    devices: tuple[AbsolutePath, ...] = Field((), description="devices of the host, to read and write")
+    mounts: dict[AbsolutePath, AbsolutePath] = Field({}, description="folders of the host → where, to read alone")
+    network: str | None = Field(None, description="the engine's network of this name; host or none; default: the jobs'")
+    pids: int | None = Field(None, ge=16, le=_MOST_PIDS, description="most processes and threads")
+    root: bool = Field(default=False, description="jobs may ask for the user root")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _never(cls, given: Any) -> Any:  # noqa: ANN401 - what the file holds
+        for name in given if isinstance(given, dict) else ():
+            if name in _REFUSED:
+                raise ValueError(f"{name!r} is not taken: {_REFUSED[name]}")
+        return given
+
+    @field_validator("capabilities")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        plain = tuple(name.upper().removeprefix("CAP_") for name in names)
+        for name in plain:
+            if _LEADS_OUT.fullmatch(name):
+                raise ValueError(f"{name} leads out of a container, and is given to none")
+            if not _CAPABILITIES.fullmatch(name):
+                raise ValueError(f"{name!r} is no Linux capability; capabilities(7) lists them")
+        return plain
+
+    @field_validator("devices")
+    @classmethod
+    def _no_disks(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if not path.startswith("/dev/"):
+                raise ValueError(f"{path!r} is no device: those lie in /dev")
+            if path.startswith("/dev/nvidia"):
+                raise ValueError(f"{path!r}: cards are handed over by the service, each to one job")
+            if _DISKS.match(path):
+                raise ValueError(f"{path!r} is a disk or the machine's memory: whoever has it has the host")
+        return paths
+
+    @field_validator("mounts")
+    @classmethod
+    def _harmless(cls, mounts: dict[str, str]) -> dict[str, str]:
+        for source, target in mounts.items():
+            if source == "/" or any(overlap(source, closed) for closed in _CLOSED):
+                raise ValueError(f"{source!r} holds or lies in what runs the host ({', '.join(_CLOSED)})")
+            if target == "/" or any(overlap(target, taken) for taken in _TAKEN):
+                raise ValueError(f"{target!r} is taken in every container ({', '.join(_TAKEN)})")
+        if len(set(mounts.values())) < len(mounts):
+            raise ValueError("two folders are to be at one place")
+        return mounts
+
+    @field_validator("network")
+    @classmethod
+    def _one_network(cls, name: str | None) -> str | None:
+        if name is not None and not _NETWORK.match(name):
+            raise ValueError(f"{name!r} is the name of no network; write host, none or a name")
+        return name
+
+    def words(self) -> str:
+        """All of it, as a phrase; empty for nothing."""
+        said = [
+            f"capabilities {', '.join(self.capabilities)}" if self.capabilities else "",
+            f"devices {', '.join(self.devices)}" if self.devices else "",
+            f"to read {', '.join(f'{source} at {target}' for source, target in self.mounts.items())}"
+            * bool(self.mounts),
+            f"network {self.network}" if self.network else "",
+            f"{self.pids:,} processes" if self.pids else "",
+            "root" if self.root else "",
+        ]
+        return "; ".join(part for part in said if part)

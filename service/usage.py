@@ -1,0 +1,60 @@
+"""What a job's attempt ran on and what it used, as clients see it."""
+
+from typing import TypedDict
+
+from core.jobs.models import Attempt
+from service.wire_usage import CardView, UsageView
+
+
+class Machine(TypedDict):
+    """The fields of a job that tell of its cards and its peaks."""
+
+    gpu_name: str | None
+    gpu_mem: int | None
+    gpu_driver: str | None
+    gpu_cuda: str | None
+    gpu_count: int | None
+    gpus: list[CardView]
+    usage: UsageView | None
+
+
+def machine_of(attempt: Attempt | None) -> Machine:
+    """From the record of the present attempt; None: there was none yet."""
+    cards = (attempt.cards if attempt else None) or []
+    first = cards[0] if cards else {}
+    return {
+        "gpu_name": first.get("name"),
+        "gpu_mem": first.get("memory"),
+        "gpu_driver": first.get("driver"),
+        "gpu_cuda": first.get("cuda"),
+        "gpu_count": len(cards) or None,
+        "gpus": [
+            CardView(
+                index=str(card.get("index")),
+                uuid=card.get("uuid"),
+                serial=card.get("serial"),
+                name=card.get("name"),
+                memory=card.get("memory"),
+            )
+            for card in cards
+        ],
+        "usage": _usage(attempt),
+    }
+
+
+def _usage(attempt: Attempt | None) -> UsageView | None:
+    if attempt is None or attempt.sampled_seconds is None:
+        return None
+    return UsageView(
+        sampled_seconds=round(attempt.sampled_seconds, 3),
+        peak_memory_bytes=attempt.peak_memory_bytes,
+        peak_cpu_percent=_rounded(attempt.peak_cpu_percent),
+        mean_cpu_percent=_rounded(attempt.mean_cpu_percent),
+        peak_gpu_memory_bytes=attempt.peak_gpu_memory_bytes,
+        peak_gpu_percent=_rounded(attempt.peak_gpu_percent),
+        mean_gpu_percent=_rounded(attempt.mean_gpu_percent),
+    )
+
+
+def _rounded(percent: float | None) -> float | None:
+    return None if percent is None else round(percent, 1)

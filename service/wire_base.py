@@ -1,0 +1,24 @@
+"""What every answer has in common, and the answers about the service itself."""
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+class View(BaseModel):
+    """Base of what clients get."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+class Health(View):
+    """A sign of life."""
+
+    status: str
+    version: str
+
+
+class Readiness(View):
+    """Whether requests can be served, check by check."""
+
+    status: str
+    checks: dict[str, str]

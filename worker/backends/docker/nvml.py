@@ -1,0 +1,93 @@
+"""Cards as NVIDIA's management library tells of them."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pynvml
+
+from worker.backends.docker.cards import Card, NoDriver, Seen, Use
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CUDA_MAJOR, _CUDA_MINOR = 1000, 10
+_MILLI = 1000
+
+
+def look() -> tuple[Seen, ...]:
+    """Every card that answers, in the driver's order.
+
+    Raises:
+        NoDriver: There is no such library, or no driver behind it.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoDriver(str(error)) from error
+    try:
+        driver, cuda = pynvml.nvmlSystemGetDriverVersion(), _or_none(_cuda)
+        found = (_seen(index, driver, cuda) for index in range(pynvml.nvmlDeviceGetCount()))
+        return tuple(one for one in found if one is not None)
+    except pynvml.NVMLError as error:
+        raise NoDriver(str(error)) from error
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _seen(index: int, driver: str, cuda: str | None) -> Seen | None:
+    """One card; None for one that fell off the bus: the others are as good as before."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        total, used = _memory(handle)
+        card = Card(
+            index=str(index),
+            uuid=pynvml.nvmlDeviceGetUUID(handle),
+            name=pynvml.nvmlDeviceGetName(handle),
+            memory=total,
+            serial=_or_none(lambda: str(pynvml.nvmlDeviceGetSerial(handle))),
+            driver=driver,
+            cuda=cuda,
+        )
+    except pynvml.NVMLError as error:
+        logger.warning("card_does_not_answer", extra={"card": index, "error": str(error)})
+        return None
+    use = Use(
+        memory=used,
+        percent=_or_none(lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        watts=_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / _MILLI),
+        celsius=_or_none(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
+        pids=_pids(handle),
+    )
+    return Seen(card, use)
+
+
+def _memory(handle: Any) -> tuple[int, int]:  # noqa: ANN401 - a pointer of the library's
+    """Bytes in all and in use. The first version of the call counts what the driver keeps for itself as used."""
+    try:
+        told = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError:  # a driver before 510
+        told = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(told.total), int(told.used)
+
+
+def _pids(handle: Any) -> tuple[int, ...]:  # noqa: ANN401 - a pointer of the library's
+    computing = _or_none(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+    drawing = _or_none(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)) or ()
+    return tuple(sorted({one.pid for one in (*computing, *drawing)}))
+
+
+def _cuda() -> str:
+    number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    return f"{number // _CUDA_MAJOR}.{number % _CUDA_MAJOR // _CUDA_MINOR}"
+
+
+def _or_none(ask: Callable[[], T]) -> T | None:
+    """What a card tells, or None where it has no such thing to tell."""
+    try:
+        return ask()
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,76 @@
+"""What this host's administrator opened to machine types, looked over against the host as it is.
+
+The worker's own file decides: what a job or the service says of a machine type opens nothing here.
+"""
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from core.errors import MachineTypeUnknown
+from core.machines import Catalogue
+from core.opening import Opening, overlap
+from core.settings import Settings
+from worker.backends.base import BackendError
+
+
+class Openings:
+    """What is opened on this host.
+
+    Raises:
+        SpecInvalid: The file of machine types has a mistake.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._catalogue = Catalogue.load(override_path=settings.machines.file)
+
+    def of(self, machine_type: str) -> Opening:
+        """What is opened to this machine type's containers; one that this host does not know gets the default.
+
+        Raises:
+            BackendError: It cannot be opened on this host.
+        """
+        try:
+            opening = self._catalogue.get(machine_type).docker
+        except MachineTypeUnknown:
+            return Opening()
+        wrong = "; ".join(mistakes(opening, self._settings))
+        if wrong:
+            raise BackendError("launch_failed", f"what is opened to {machine_type} cannot be: {wrong}")
+        return opening
+
+
+def mistakes(opening: Opening, settings: Settings) -> Iterator[str]:
+    """What of an opening cannot be given on this host, each as a phrase."""
+    for device in opening.devices:
+        path = Path(device)
+        if not path.exists():
+            yield f"{device} is not there"
+        elif not stat.S_ISCHR(path.stat().st_mode):
+            yield f"{device} is no character device"
+    kept = [str(settings.root.resolve()), *_engine_socket(settings)]
+    for source in opening.mounts:
+        if not Path(source).is_dir():
+            yield f"{source} is no folder"
+            continue
+        # Links are followed here: a folder's name says nothing of where it is.
+        where = str(Path(source).resolve())
+        if where != source and not _harmless(where):
+            yield f"{source} leads to {where}, which runs the host"
+        elif any(overlap(where, path) for path in kept):
+            yield f"{source} holds or lies in what the service or the container engine keeps"
+
+
+def _engine_socket(settings: Settings) -> list[str]:
+    parts = urlsplit(settings.docker.url)
+    return [str(Path(parts.path).resolve())] if parts.scheme == "unix" else []
+
+
+def _harmless(source: str) -> bool:
+    try:
+        Opening(mounts={source: "/opened"})
+    except ValueError:
+        return False
+    return True
