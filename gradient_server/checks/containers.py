@@ -1,5 +1,8 @@
 """What the service needs of this machine's container engine, where jobs run in containers."""
 
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +16,9 @@ from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
 from worker.backends.docker.opened import mistakes
 
 _TIMEOUT_SECONDS = 5.0
+_TOOLKIT = "nvidia-ctk"
+_SAFE_TOOLKIT = (1, 17, 8)
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -32,7 +38,10 @@ def check(settings: Settings) -> Iterator[Finding]:
         )
         return
     yield engine_found(info)
-    yield cards(nvidia.look(), info)
+    found = nvidia.look()
+    yield cards(found, info)
+    if found:
+        yield from toolkit()
 
 
 def engine_found(info: dict[str, Any]) -> Finding:
@@ -72,6 +81,30 @@ def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
         f"{count}, but Docker cannot hand any to a job.",
         "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker`, restart Docker.",
     )
+
+
+def toolkit() -> Iterator[Finding]:
+    """NVIDIA's toolkit is one that lets no container out; nothing, where its program is not here to be asked."""
+    program = shutil.which(_TOOLKIT)
+    if program is None:
+        return
+    try:
+        told = subprocess.run(  # noqa: S603 - the administrator's own program
+            [program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        told = ""
+    version = _VERSION.search(told)
+    if version is None:
+        yield warning("toolkit", f"{program} does not tell its version.", "Install the NVIDIA Container Toolkit anew.")
+    elif tuple(map(int, version.groups())) < _SAFE_TOOLKIT:
+        yield problem(
+            "toolkit",
+            f"NVIDIA Container Toolkit {version[0]} lets a container become root of this machine (CVE-2025-23266).",
+            f"Install {'.'.join(map(str, _SAFE_TOOLKIT))} or later.",
+        )
+    else:
+        yield ok("toolkit", f"NVIDIA Container Toolkit {version[0]}.")
 
 
 def opened(settings: Settings) -> Iterator[Finding]:

@@ -1,5 +1,8 @@
 """What the doctor says of the container engine."""
 
+import os
+
+import pytest
 from nvidiadriver import Driver
 
 from core.settings import DockerSettings, MachineSettings, Settings
@@ -59,3 +62,21 @@ def test_what_is_opened_to_machine_types_is_shown(tmp_path):
     assert bad.fix == f"Mend [V100.docker] in {file}."
     file.write_text("[A100.docker]\nprivileged = true\n")
     assert list(containers.opened(opened)) == [], "the check of the file says so"
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ("NVIDIA Container Toolkit CLI version 1.17.7\ncommit: x\n", Status.PROBLEM),
+        ("NVIDIA Container Toolkit CLI version 1.17.8\n", Status.OK),
+        ("NVIDIA Container Toolkit CLI version 1.18.0-rc.1\n", Status.OK),
+        ("what?", Status.WARNING),
+    ],
+)
+def test_a_toolkit_that_lets_containers_out_is_a_problem(tmp_path, monkeypatch, told, status):
+    assert list(containers.toolkit()) == []
+    program = tmp_path / "nvidia-ctk"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{told}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert [found.status for found in containers.toolkit()] == [status]

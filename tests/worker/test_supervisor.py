@@ -7,7 +7,9 @@ from deployment import wait_until
 
 from core.bell import Bell
 from core.errors import StoreUnavailable
-from core.jobs import lifecycle
+from core.jobs import claims, lifecycle, queries
+from core.jobs.models import Worker
+from core.jobs.queries import JobFilter
 from core.settings import Settings
 from worker import supervisor as module
 from worker.host import Host
@@ -115,3 +117,39 @@ def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp
         over.set()
         supervisor.stop()
         thread.join()
+
+
+@pytest.fixture
+def taken(host, monkeypatch):
+    """What something that is no job uses of the host's cards."""
+    host.settings.worker.cards, host.settings.worker.slots = ["0", "1"], 3
+    found = {}
+    monkeypatch.setattr(host, "taken_cards", lambda cards: {card: found[card] for card in cards if card in found})
+    return found
+
+
+def test_a_card_that_something_uses_is_passed_over(database, submit, attempts, taken, host, start, monkeypatch):
+    monkeypatch.setattr(module, "_TOLD_AGAIN_SECONDS", 0.1)
+    host.settings.worker.sweep_seconds = 0.1
+    taken["0"] = "900 MiB in use, by process 7"
+    first, second = submit(machine="V100"), submit(machine="V100")
+    submitted = submit()
+    start()
+    wait_until(lambda: {first.id, submitted.id} <= attempts.keys(), "those that can run to be claimed")
+
+    def told():
+        with database.read() as session:
+            return session.get(Worker, "w1").taken_cards
+
+    def held():
+        with database.read() as session:
+            return {job.id: claims.cards_of(session, job) for job in queries.page(session, JobFilter(), limit=9).jobs}
+
+    assert (second.id in attempts, held()[first.id]) == (False, ("1",)), "the free card goes to the first"
+    wait_until(lambda: told() == {"0": "900 MiB in use, by process 7"}, "it to be told why the second waits")
+    taken["0"] = "901 MiB in use, by process 7"
+    wait_until(lambda: told() == taken, "it to be told anew")
+    del taken["0"]
+    wait_until(lambda: second.id in attempts, "the second to be claimed once the card is free")
+    assert held()[second.id] == ("0",)
+    wait_until(lambda: told() is None, "nothing to be told any more")
