@@ -203,7 +203,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
         "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
         "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
-        "container": str(job.get("container") or ""),
+        **_image_fields(job),
         "command": str(job.get("command") or ""),
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
         "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
@@ -218,6 +218,21 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     cost = " at ".join(part for part in (money(job.get("cost")), price(job)) if part)
     ran = duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _image_fields(job: dict[str, Any]) -> dict[str, str]:
+    container, image = str(job.get("container") or ""), str(job.get("image") or "")
+    built = job.get("relDockerfilePath") or "Dockerfile"
+    return {
+        "container": container,
+        "image": image if image != container else "",
+        "image digest": str(job.get("imageDigest") or ""),
+        "pull": str(job.get("imagePullPolicy") or ""),
+        "built from": str(built) + (", nothing is run" if job.get("buildOnly") else "")
+        if job.get("useDockerfile")
+        else "",
+        "pushed to": str(job.get("registryTarget") or ""),
+    }
 
 
 def _cost_label(job: dict[str, Any]) -> str:

@@ -109,6 +109,8 @@ def _job_view(
         message=message,
         exit_code=job.exit_code if job.state not in {JobState.QUEUED, JobState.STARTING} else None,
         **_spec_fields(spec),
+        image=job.image,
+        image_digest=job.image_digest,
         machine_type=job.machine_type,
         backend=job.backend,
         simulated=job.simulated,
@@ -132,6 +134,11 @@ def _job_view(
 
 class _SpecFields(TypedDict):
     container: str | None
+    image_pull_policy: str | None
+    use_dockerfile: bool
+    rel_dockerfile_path: str | None
+    build_only: bool
+    registry_target: str | None
     command: str
     workspace: str | None
     workspace_sha256: str | None
@@ -148,6 +155,11 @@ class _SpecFields(TypedDict):
 def _spec_fields(spec: JobSpec) -> _SpecFields:
     return {
         "container": spec.container,
+        "image_pull_policy": spec.image_pull_policy,
+        "use_dockerfile": spec.use_dockerfile,
+        "rel_dockerfile_path": spec.rel_dockerfile_path,
+        "build_only": spec.build_only,
+        "registry_target": spec.registry_target,
         "command": spec.command,
         "workspace": spec.shown_workspace(),
         "workspace_sha256": spec.workspace_sha256,
@@ -236,9 +248,12 @@ def machine_type_view(machine: MachineType, backend: str, offered: Offers) -> Ma
     )
 
 
-def resolved_view(spec: JobSpec, machine: MachineType, backend: str, project: Mapping[str, str | None]) -> ResolvedJob:
+def resolved_view(
+    spec: JobSpec, machine: MachineType, backend: str, project: Mapping[str, str | None], image: str | None
+) -> ResolvedJob:
     """A job as it would be made; `project` has its name and id, as far as they were given."""
     return ResolvedJob(
+        image=image,
         name=spec.name,
         project=project["name"],
         project_id=project["id"],

@@ -23,6 +23,7 @@ _OF_ONE_ATTEMPT = (
     "started_at",
     "ended_at",
     "exit_code",
+    "image_digest",
     "handle",
     "reason",
     "reason_detail",

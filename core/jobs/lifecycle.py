@@ -29,6 +29,7 @@ MAX_MACHINE_FAULTS = 3
 """A job that machines fail so often has a part in it."""
 _PROJECT = select(Project).where(Project.name == bindparam("name"))
 _FINISHING = frozenset({JobState.FINISHING})
+_COUNTING = frozenset({"pulling", "building", "pushing"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Submission:
     request_sha256: str | None = None
     request_id: str | None = None
     trace_parent: str | None = None
+    image: str | None = None
 
 
 @cache
@@ -95,6 +97,7 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "cards": submission.machine.cards,
         "cpus": spec.cpus,
         "memory_mb": spec.memory_mb,
+        "image": submission.image,
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
@@ -173,7 +176,9 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     """
     statement = guarded(job, OWNED).values(phase=phase, phase_detail=detail)
     moved = moved_by(session, job, statement)
-    if (phase, detail) != (job.phase, job.phase_detail):
+    # Of a phase that counts bytes or steps its beginning is an event, not each of its figures.
+    counts = phase == job.phase and phase in _COUNTING
+    if (phase, detail) != (job.phase, job.phase_detail) and not counts:
         record(session, moved, "phase", phase=phase, detail=detail)
     return moved
 
@@ -185,10 +190,30 @@ def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         LeaseLost: The job is no longer ours.
     """
     source = job.state
-    moved = move(session, job, JobState.RUNNING, handle=handle, started_at=now(), phase="running", phase_detail=None)
-    note_attempt(session, moved, started_at=moved.started_at)
+    moved = move(
+        session,
+        job,
+        JobState.RUNNING,
+        handle=handle,
+        image_digest=handle.get("image"),
+        started_at=now(),
+        phase="running",
+        phase_detail=None,
+    )
+    note_attempt(session, moved, started_at=moved.started_at, image_digest=moved.image_digest)
     record(session, moved, "started", from_state=source, to_state=moved.state)
     return moved
+
+
+def note_image(session: Session, job: Job, digest: str | None) -> Job:
+    """Record the image of an attempt that builds one and runs nothing.
+
+    Raises:
+        LeaseLost: The job is no longer ours.
+    """
+    noted = moved_by(session, job, guarded(job, OWNED).values(image_digest=digest))
+    note_attempt(session, noted, image_digest=digest)
+    return noted
 
 
 def ended(session: Session, job: Job, reason: str, *, detail: str | None = None, exit_code: int | None = None) -> Job:
