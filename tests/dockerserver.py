@@ -107,8 +107,8 @@ class DockerServer:
         return DockerSettings(**{"url": self.url, "default_image": SHELL, "pull": "never", "fence": "off"} | options)
 
     def load_images(self) -> None:
-        shell = _image({"bin/busybox": _busybox(), "tmp/": None}, links=_applets())
-        bare = _image({"busybox": _busybox()})
+        shell = layer({"bin/busybox": _busybox(), "tmp/": None}, links=_applets())
+        bare = layer({"busybox": _busybox()})
         with self.client() as client:
             client.import_image_from_data(shell, repository="gradient-test", tag="shell", changes=["ENV PATH=/bin"])
             client.import_image_from_data(bare, repository="gradient-test", tag="bare")
@@ -148,7 +148,7 @@ def _applets() -> list[str]:
     return [name for name in listed.stdout.split() if name != "busybox"]
 
 
-def _image(files: dict[str, bytes | None], links: tuple[str, ...] | list[str] = ()) -> bytes:
+def layer(files: dict[str, bytes | None], links: tuple[str, ...] | list[str] = ()) -> bytes:
     """A root file system, as tar: files, folders (no content), links in /bin to busybox."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:

@@ -17,11 +17,13 @@ from sqlalchemy.orm import Session
 from core.errors import LeaseLost, StoreUnavailable
 from core.failpoints import failpoint
 from core.jobs import claims, lifecycle, queries
+from core.jobs.build import DOCKERFILE
 from core.jobs.models import Job
 from core.jobs.moves import note_sizes
 from core.jobs.states import JobState
 from worker.backends import base
-from worker.backends.base import BackendError, Handle, LaunchSpec
+from worker.backends.base import BackendError, Build, Handle, ImageKeeper, LaunchSpec
+from worker.building import BuildLog
 from worker.host import Host
 from worker.signals import Detached, Signals
 from worker.tracing import AttemptSpans
@@ -108,7 +110,7 @@ class AttemptRun:
             with self._spans.step("prepare"):
                 self._prepare()
             with self._spans.step("launch"):
-                handle = self._backend.launch(self._launch_spec(), self._confirm, self._progress)
+                handle = self._launch()
         except BackendError as error:
             self._end(Outcome(error.reason, error.detail))
             return
@@ -116,8 +118,25 @@ class AttemptRun:
             full = error.errno in {errno.ENOSPC, errno.EDQUOT}
             self._end(Outcome("disk_full" if full else "launch_failed", str(error)))
             return
+        if handle is None:
+            self._end(Outcome("built", self.job.image_digest, 0))
+            return
         self._move(lambda session: lifecycle.started(session, self.job, handle))
         failpoint("running")
+
+    def _launch(self) -> Handle | None:
+        """Start the command; None where only an image was to be built, and is."""
+        spec = self._launch_spec()
+        if spec.build is None:
+            return self._backend.launch(spec, self._confirm, self._progress)
+        if not isinstance(self._backend, ImageKeeper):
+            raise BackendError("image_build", "this machine has no engine that builds images")
+        with BuildLog(self._host, self.job, self._scratch):
+            if not self.job.spec.build_only:
+                return self._backend.launch(spec, self._confirm, self._progress)
+            digest = self._backend.build(spec, self._progress)
+        self._move(lambda session: lifecycle.note_image(session, self.job, digest))
+        return None
 
     def _prepare(self) -> None:
         failpoint("claimed")
@@ -240,7 +259,7 @@ class AttemptRun:
             attempt=self.job.attempt,
             machine_type=self.job.machine_type,
             command=spec.command,
-            container=spec.container,
+            container=self.job.image or spec.container,
             env=spec.env_vars | self._service_env(cards),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
@@ -250,6 +269,8 @@ class AttemptRun:
             cpus=spec.cpus,
             memory_bytes=spec.memory_mb * 1024**2 if spec.memory_mb is not None else None,
             stop_grace=spec.stop_grace,
+            pull_policy=spec.image_pull_policy,
+            build=Build(spec.rel_dockerfile_path or DOCKERFILE, spec.registry_target) if spec.use_dockerfile else None,
         )
 
     def _service_env(self, cards: tuple[str, ...]) -> dict[str, str]:

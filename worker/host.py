@@ -21,7 +21,7 @@ from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from worker.backends import BACKENDS, make_backend
-from worker.backends.base import Backend
+from worker.backends.base import Backend, ImageKeeper
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,7 @@ class Host:
             backends=tuple(ready),
             machine_types=None if asked.machine_types is None else tuple(one.name for one in self.takes()),
             cards=self._cards(ready) if asked.cards is None else tuple(asked.cards),
+            image_wait_seconds=self.settings.images.wait_seconds,
             cpus=asked.cpus or os.cpu_count() or 1,
             memory_mb=asked.memory_mb or memory_mb,
         )
@@ -108,6 +109,15 @@ class Host:
         """The cards that the backends find; none of them counts any where machines are simulated."""
         found = [cards for cards in (self.backend(name).cards() for name in ready) if cards is not None]
         return tuple(dict.fromkeys(chain.from_iterable(found))) if found else None
+
+    def image_keepers(self) -> list[ImageKeeper]:
+        """Those of this host's backends that have images here."""
+        backends = (self.backend(name) for name in self.offered)
+        return [backend for backend in backends if isinstance(backend, ImageKeeper)]
+
+    def images(self) -> tuple[str, ...]:
+        """References of the images that are here, those that jobs used last first."""
+        return tuple(chain.from_iterable(one.images() for one in self.image_keepers()))
 
     def takes(self) -> list[MachineType]:
         """The machine types whose jobs this host takes.

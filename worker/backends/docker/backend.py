@@ -25,6 +25,7 @@ from worker.backends.base import (
     Handle,
     LaunchSpec,
     Progress,
+    Unused,
     note_control,
     read_control,
     read_exit_code,
@@ -33,6 +34,7 @@ from worker.backends.docker import nvidia
 from worker.backends.docker.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
 from worker.backends.docker.engine import OLDEST_API, ContainerState, Engine, EngineAway, EngineRefused
 from worker.backends.docker.launch import Launcher
+from worker.backends.docker.shelf import Shelf
 from worker.backends.docker.stats import Sampler
 from worker.backends.docker.verdict import verdict
 from worker.backends.processes import Members
@@ -76,6 +78,7 @@ class DockerBackend:
         self._engine = Engine(settings.docker)
         self._watched = Engine(settings.docker, timeout=min(_LOOK_TIMEOUT_SECONDS, settings.docker.timeout_seconds))
         self._launcher = Launcher(self._engine, settings)
+        self._shelf = Shelf(self._engine, self._launcher.images, settings)
         self._sampler = Sampler(self._engine)
         self._lock = threading.Lock()
         self._looks: dict[str, _Look] = {}
@@ -101,7 +104,7 @@ class DockerBackend:
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`."""
-        container = self._launcher.launch(spec, confirm, progress)
+        started = self._launcher.launch(spec, confirm, progress)
         failpoint("launched")
         with self._lock:
             self._looks.pop(spec.name, None)
@@ -110,12 +113,32 @@ class DockerBackend:
             "name": spec.name,
             "job_id": spec.job_id,
             "attempt": spec.attempt,
-            "container": container,
+            "container": started.container,
+            "image": started.image,
             "control": str(spec.control),
             "boot_id": boot_id(),
             "launched_at": time.time(),
             "memory_bytes": spec.memory_bytes,
         }
+
+    def build(self, spec: LaunchSpec, progress: Progress) -> str:
+        """See `ImageKeeper.build`."""
+        return self._launcher.build(spec, progress).digest
+
+    def images(self) -> tuple[str, ...]:
+        """See `ImageKeeper.images`."""
+        try:
+            return self._shelf.references()
+        except (EngineAway, EngineRefused, OSError):
+            logger.warning("images_not_listed", exc_info=True)
+            return ()
+
+    def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
+        """See `ImageKeeper.prune_images`."""
+        try:
+            return self._shelf.prune(everything=everything, dry_run=dry_run)
+        except (EngineAway, EngineRefused) as error:
+            raise BackendError("engine_away", str(error)) from error
 
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`."""

@@ -4,17 +4,22 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from core.failpoints import failpoint
 from core.settings import Settings
 from worker.backends.base import BackendError, LaunchSpec, Progress, read_control
+from worker.backends.docker.builds import Builds
 from worker.backends.docker.config import Options, container_config, container_name
 from worker.backends.docker.engine import NOT_FOUND, ContainerState, Engine, EngineAway, EngineRefused
-from worker.backends.docker.images import Images
+from worker.backends.docker.images import Image, Images
 from worker.backends.docker.network import Network
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _AWAY_PAUSE_SECONDS = 1.0
 _START_PAUSES = (1.0, 2.0, 4.0)
@@ -22,6 +27,19 @@ _SERVER_ERROR = 500
 _MIB = 1024**2
 _MOST_OF_MEMORY = 0.9
 """Of the host's memory, for a job that names no limit: the host itself must live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A container that was started.
+
+    Attributes:
+        container: Its id.
+        image: What its image is known by: `repository@sha256:…`, or an id.
+    """
+
+    container: str
+    image: str
 
 
 class _MadeAgain(Exception):
@@ -34,22 +52,36 @@ class Launcher:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings.docker
+        self._build_network = settings.images.build_network
         self._home = str(settings.root)
-        self._images = Images(engine, settings.docker)
+        self.images = Images(engine, settings)
+        self._builds = Builds(engine, self.images, settings)
         self._network = Network(engine, settings)
         self._with_shell: set[str] = set()
 
-    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> str:
-        """Start the attempt once; the container's id.
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
+        """Start the attempt once.
 
         Raises:
             BackendError: It cannot be started.
         """
+        return self._patiently(lambda: self._launch(spec, confirm, progress), progress)
+
+    def build(self, spec: LaunchSpec, progress: Progress) -> Image:
+        """Build the attempt's image, push it if it has a target, and start nothing.
+
+        Raises:
+            BackendError: It cannot be built or pushed.
+        """
+        return self._patiently(lambda: self._image(spec, progress, self._look_over(spec)), progress)
+
+    def _patiently(self, action: Callable[[], T], progress: Progress) -> T:
+        """Do it, again if need be while the engine restarts."""
         give_up = time.monotonic() + self._settings.patience_seconds
         pauses = iter(_START_PAUSES)
         while True:
             try:
-                return self._launch(spec, confirm, progress)
+                return action()
             except EngineAway as error:
                 if time.monotonic() >= give_up:
                     raise BackendError("engine_away", str(error)) from error
@@ -65,7 +97,7 @@ class Launcher:
             except EngineRefused as error:
                 raise BackendError("launch_failed", error.detail) from error
 
-    def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> str:
+    def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
         state = self._engine.find(container_name(spec.name))
         if state is None:
             state = self._create(spec, progress)
@@ -74,6 +106,7 @@ class Launcher:
         try:
             if not began:
                 self._require_shell(state, spec)
+            image = self.images.digest(state.image, spec.container)
             confirm()
         except BaseException:
             self._discard(state)
@@ -81,16 +114,15 @@ class Launcher:
         failpoint("confirmed")
         if not began and state.status == "created":
             self._start(state, spec)
-        return state.id
+        return Started(state.id, image)
 
     def _create(self, spec: LaunchSpec, progress: Progress) -> ContainerState:
         memory = self._look_over(spec)
-        image = spec.container or self._settings.default_image
-        self._images.have(image, progress)
+        image = self._image(spec, progress, memory)
         user = self._settings.user or f"{os.getuid()}:{os.getgid()}"
         _hand_over(spec, user)
         options = Options(
-            image=image,
+            image=image.id,  # not its name, which may mean another image by now
             home=self._home,
             user=user,
             network=self._network.have(),
@@ -99,11 +131,24 @@ class Launcher:
             memory_bytes=memory,
             capabilities=tuple(self._settings.capabilities),
         )
-        made = self._engine.create(container_name(spec.name), container_config(spec, options))
+        try:
+            made = self._engine.create(container_name(spec.name), container_config(spec, options))
+        except EngineRefused as error:
+            if error.status == NOT_FOUND:
+                raise _MadeAgain(f"its image was removed just then: {error.detail}") from error
+            raise
         state = self._engine.find(made)
         if state is None:
             raise _MadeAgain("the container was removed while it was made")
         return state
+
+    def _image(self, spec: LaunchSpec, progress: Progress, memory: int) -> Image:
+        """What the container is made of: pulled, found or built."""
+        if spec.build is None:
+            reference = spec.container or self._settings.default_image
+            return self.images.have(reference, progress, policy=spec.pull_policy)
+        network = self._build_network or self._network.have()
+        return self._builds.make(spec, progress, network=network, memory_bytes=memory)
 
     def _look_over(self, spec: LaunchSpec) -> int:
         """What the engine can give: a limit of memory for jobs that name none; cards, if there are to be any."""
@@ -117,7 +162,8 @@ class Launcher:
         """With an init as first process a missing shell is no error of the start, but a job that ends at once."""
         if state.image not in self._with_shell:
             if not self._engine.has_file(state.id, "/bin/sh"):
-                raise BackendError("no_shell", spec.container or self._settings.default_image)
+                built = f"built from {spec.build.dockerfile}" if spec.build else None
+                raise BackendError("no_shell", built or spec.container or self._settings.default_image)
             self._with_shell.add(state.image)
 
     def _start(self, state: ContainerState, spec: LaunchSpec) -> None:
