@@ -107,8 +107,8 @@ class DockerServer:
         return DockerSettings(**{"url": self.url, "default_image": SHELL, "pull": "never", "fence": "off"} | options)
 
     def load_images(self) -> None:
-        shell = layer({"bin/busybox": _busybox(), "tmp/": None}, links=_applets())
-        bare = layer({"busybox": _busybox()})
+        shell = layer({"bin/busybox": busybox(), "tmp/": None}, links=shell_links())
+        bare = layer({"busybox": busybox()})
         with self.client() as client:
             client.import_image_from_data(shell, repository="gradient-test", tag="shell", changes=["ENV PATH=/bin"])
             client.import_image_from_data(bare, repository="gradient-test", tag="bare")
@@ -139,11 +139,13 @@ class DockerServer:
         return str(self.folder) in Path("/proc/self/mounts").read_text()
 
 
-def _busybox() -> bytes:
+def busybox() -> bytes:
+    """The static program of many names."""
     return Path(shutil.which("busybox")).read_bytes()
 
 
-def _applets() -> list[str]:
+def shell_links() -> list[str]:
+    """Its names."""
     listed = subprocess.run(["busybox", "--list"], capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.split() if name != "busybox"]
 
