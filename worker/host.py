@@ -93,7 +93,7 @@ class Host:
             backends=tuple(ready),
             machine_types=None if asked.machine_types is None else tuple(one.name for one in self.takes()),
             cards=self._cards(ready) if asked.cards is None else tuple(asked.cards),
-            image_wait_seconds=self.settings.images.wait_seconds,
+            image_wait_seconds=self.settings.images.wait_seconds if self.image_keepers() else 0.0,
             cpus=asked.cpus or os.cpu_count() or 1,
             memory_mb=asked.memory_mb or memory_mb,
         )

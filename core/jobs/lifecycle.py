@@ -76,8 +76,17 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
     Raises:
         IdempotencyMismatch: The key was used with another request.
     """
+    job: Job | None = session.scalars(_new_job(session.get_bind().dialect.name), _new_row(submission)).one_or_none()
+    if job is None:
+        return _submitted_before(session, submission), False
+    record(session, job, "submitted", to_state=JobState.QUEUED)
+    ring(session, job)
+    return job, True
+
+
+def _new_row(submission: Submission) -> dict[str, Any]:
     spec = submission.spec
-    values = {
+    return {
         "id": new_id("j"),
         "project_id": submission.project.id,
         "submitted_by": submission.submitted_by,
@@ -102,12 +111,6 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "reason": "waiting_for_machine",
         "phase": "queued",
     }
-    job: Job | None = session.scalars(_new_job(session.get_bind().dialect.name), values).one_or_none()
-    if job is None:
-        return _submitted_before(session, submission), False
-    record(session, job, "submitted", to_state=JobState.QUEUED)
-    ring(session, job)
-    return job, True
 
 
 def _submitted_before(session: Session, submission: Submission) -> Job:

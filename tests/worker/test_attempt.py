@@ -195,3 +195,12 @@ def test_lines_of_an_attempt_carry_the_requests_id(claim):
     assert "request_id" not in job.log_context()
     job.request_id = "r1"
     assert job.log_context() == {"job_id": job.id, "attempt": 1, "lease": 1, "request_id": "r1"}
+
+
+def test_what_cannot_build_images_says_so_and_runs_nothing(host, claim):
+    """The service refuses such jobs; one may have been submitted before its settings changed."""
+    job = claim("echo ran", use_dockerfile=True, workspace_sha256=None)
+    run_attempt(host, job, Signals())
+    row = ended(host, job)
+    assert (row.state, row.reason, row.exit_code) == (JobState.FAILED, "image_build", None)
+    assert output(host, job) == []
