@@ -11,16 +11,28 @@ LOCKED := pyproject.toml uv.lock .ci/environment
 # An environment that has everything also has what it takes to run: it is brought up to date, not reduced.
 ALL := .venv/.all
 RUN := $(if $(wildcard $(ALL)),$(ALL),.venv/.run)
+# Of the images.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # One test process a CPU, but not so many that real servers and jobs starve each other.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
-.PHONY: help demo up test check fmt migration bench faults clean
+.PHONY: help demo demo-docker images images-offline up test check fmt migration bench faults clean
 
 help: ## show these commands
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 demo: $(RUN) ## submit a real training to a server of its own, follow it, check what it left
 	@$(BIN)/python examples/demo.py
+
+demo-docker: $(RUN) ## the same in a container, on this machine's Docker engine
+	@$(BIN)/python examples/demo_docker.py
+
+images: ## build the trainer's images, for CPU and for NVIDIA cards; needs Docker and a registry
+	@docker build --tag gradient/trainer:$(VERSION) images/trainer
+	@docker build --tag gradient/trainer:$(VERSION)-gpu --build-arg VARIANT=gpu images/trainer
+
+images-offline: $(RUN) ## build the trainer's image for CPU without a registry (debootstrap, pip, docker import)
+	@VERSION=$(VERSION) images/trainer/offline
 
 up: $(RUN) ## run the service on this machine: http://127.0.0.1:8780
 	@exec $(BIN)/gradient-server up

@@ -113,7 +113,7 @@ class DockerSettings(BaseModel):
     default_image: str = Field(default="python:3.12-slim", description="image of jobs that name no container")
     pull: str = Field(
         default="missing",
-        description="when images are pulled: missing, always or never",
+        description="when images are pulled for jobs that do not say: missing, always or never",
         pattern="^(missing|always|never)$",
     )
     pull_seconds: float = Field(default=3600.0, description="seconds that pulling an image may take")
@@ -141,6 +141,40 @@ class DockerSettings(BaseModel):
         pattern="^(try|require|off)$",
     )
     blocked: list[str] = Field(default=[], description="more networks (CIDR) that jobs must not reach, as a JSON list")
+
+
+class ImageSettings(BaseModel):
+    """The jobs' container images: their short names, how long a host keeps them, and building them."""
+
+    file: Path | None = Field(default=None, description="TOML that overrides or adds short names of images")
+    keep_below_percent: float = Field(
+        default=85.0,
+        gt=0,
+        le=100,
+        description="share of the engine's disk above which images that jobs brought and nothing uses are removed, the "
+        "longest unused first; 100: never",
+    )
+    idle_seconds: float = Field(
+        default=600.0, ge=0, description="an image that a job used less than this ago is not removed"
+    )
+    built_seconds: float = Field(
+        default=86_400.0,
+        ge=0,
+        description="images built for a job go this long after their last use, whatever the disk",
+    )
+    wait_seconds: float = Field(
+        default=5.0, ge=0, description="seconds that a job is left to a host that holds its image and has room"
+    )
+    builds: bool = Field(default=True, description="whether jobs may build an image from their workspace's Dockerfile")
+    build_seconds: float = Field(default=3600.0, gt=0, description="seconds that building an image may take")
+    build_memory_mb: int | None = Field(
+        default=None,
+        ge=16,
+        description="MiB of memory of a build's steps; default: what its job asks for, else 9/10 of the host's",
+    )
+    build_network: str | None = Field(
+        default=None, description="network of a build's steps; default: that of the jobs' containers; none: none at all"
+    )
 
 
 class MachineSettings(BaseModel):
@@ -188,6 +222,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
+    images: ImageSettings = ImageSettings()
     retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
 

@@ -172,13 +172,13 @@ def stop_jobs(programs: Programs) -> None:
             programs.run("jobs", "wait", job["id"], "--timeout", str(STOP_SECONDS))
 
 
-def train(programs: Programs) -> dict[str, Any]:
+def train(programs: Programs, machine_type: str = MACHINE_TYPE) -> dict[str, Any]:
     """Submit examples/mnist and follow it to its end.
 
     Raises:
         DemoError: The job failed.
     """
-    code = programs.run("jobs", "create", "--machineType", MACHINE_TYPE)
+    code = programs.run("jobs", "create", "--machineType", machine_type)
     job: dict[str, Any] = programs.ask("jobs", "list", "--limit", "1")["jobs"][0]
     if code or job["state"] != "Stopped":
         raise DemoError(f"job {job['id']} ended with exit code {code}: {job['state']}: {job['message']}")

@@ -103,9 +103,10 @@ class Api:
         """Ask a job to stop."""
         return self._transport.json("POST", f"{_job(job_id)}/stop", needs="id")
 
-    def clone_job(self, job_id: str) -> dict[str, Any]:
-        """Submit the same job again."""
-        return self._transport.json("POST", f"{_job(job_id)}/clone", needs="id")
+    def clone_job(self, job_id: str, *, pin_image: bool = False) -> dict[str, Any]:
+        """Submit the same job again; pinned, on the very image that it ran."""
+        query = {"pinImage": "true"} if pin_image else {}
+        return self._transport.json("POST", f"{_job(job_id)}/clone", query=query, needs="id")
 
     def delete_job(self, job_id: str) -> None:
         """Remove a job from sight, stopping it where it runs."""
@@ -158,6 +159,10 @@ class Api:
     def machine_types(self) -> dict[str, Any]:
         """The machines to choose from."""
         return self._transport.json("GET", "/machine-types", needs="machineTypes")
+
+    def images(self) -> dict[str, Any]:
+        """The short names for a job's container."""
+        return self._transport.json("GET", "/images", needs="images")
 
     def projects(self) -> dict[str, Any]:
         """The projects."""

@@ -43,6 +43,9 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 def add_clone(parser: argparse.ArgumentParser) -> None:
     """Describe `jobs clone`."""
     add_job_id(parser)
+    add_option(
+        parser, "--pinImage", action="store_true", help="run the very image that the job ran, whatever its tag says now"
+    )
     _add_manner(parser)
     add_connection(parser)
     parser.set_defaults(run=clone)
@@ -87,7 +90,7 @@ def clone(args: argparse.Namespace) -> int:
     from gradient_cli.api import connect
 
     api = connect(args)
-    return _stay(args, api, api.clone_job(chosen_job(args.id, api.url)))
+    return _stay(args, api, api.clone_job(chosen_job(args.id, api.url), pin_image=args.pinImage))
 
 
 def _read_folder(path: str, large: float) -> Folder | None:

@@ -207,8 +207,8 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
         "cards": cards(job),
         "used": used(job),
-        "container": str(job.get("container") or ""),
         "user": str(job.get("user") or ""),
+        **_image_fields(job),
         "command": str(job.get("command") or ""),
         "working directory": str(job.get("workingDir") or ""),
         "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
@@ -224,6 +224,21 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     cost = " at ".join(part for part in (money(job.get("cost")), price(job)) if part)
     ran = duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _image_fields(job: dict[str, Any]) -> dict[str, str]:
+    container, image = str(job.get("container") or ""), str(job.get("image") or "")
+    built = job.get("relDockerfilePath") or "Dockerfile"
+    return {
+        "container": container,
+        "image": image if image != container else "",
+        "image digest": str(job.get("imageDigest") or ""),
+        "pull": str(job.get("imagePullPolicy") or ""),
+        "built from": str(built) + (", nothing is run" if job.get("buildOnly") else "")
+        if job.get("useDockerfile")
+        else "",
+        "pushed to": str(job.get("registryTarget") or ""),
+    }
 
 
 def _cost_label(job: dict[str, Any]) -> str:

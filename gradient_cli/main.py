@@ -42,6 +42,8 @@ _COMMANDS = {
     "projects list": ("projects:add_list", "list projects"),
     "projects show": ("projects:add_show", "show one project: its limit, and how long it keeps what"),
     "projects update": ("projects:add_update", "change a project's limit, and how long it keeps what"),
+    "images": ("", "see what --container can name"),
+    "images list": ("images:add_list", "list the short names for --container, and what they stand for"),
     "machine-types": ("machine_types:add_machine_types", "list what there is to run on, with prices"),
     "login": ("login:add_login", "save which server to use, and the key for it"),
     "version": ("version:add_version", "show the versions of client and server"),

@@ -24,6 +24,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what a job can be asked to be."""
     for name, (_, metavar, text) in _FIELDS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
+    for name, text in _FLAGS.items():
+        add_option(parser, f"--{name}", action="store_true", default=None, help=text)
     add_option(
         parser,
         "--workspace",
@@ -59,6 +61,10 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         value = filed.get(name) if given is None else given
         if value is not None:
             spec[_SENT_AS.get(name, name)] = _converted(convert, name, value, path if given is None else None)
+    for name in _FLAGS:
+        given = getattr(args, name)
+        if _said(name, filed.get(name), path) if given is None else given:
+            spec[name] = True
     _one_project(spec, args, path)
     variables = {**_filed_variables(filed.get("envVars"), path), **_variables(args.envVars)}
     if variables:
@@ -103,7 +109,7 @@ def is_url(text: str) -> bool:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
-    known = [*_FIELDS, "workspace", "envVars", "tags"]
+    known = [*_FIELDS, *_FLAGS, "workspace", "envVars", "tags"]
     for name in filed:
         if name in known:
             continue
@@ -130,7 +136,9 @@ def _one_project(spec: dict[str, Any], args: argparse.Namespace, path: str | Non
 
 
 def _require(spec: dict[str, Any]) -> None:
-    if not spec.get("command"):
+    if spec.get("buildOnly"):
+        spec.setdefault("command", "")
+    elif not spec.get("command"):
         raise UsageError(
             "command: a job needs one",
             hint="Say --command 'python main.py', or write it into .gradient.toml (`gradient-cli projects init`).",
@@ -204,6 +212,12 @@ def _text(name: str, value: object) -> str:
     raise UsageError(f"{name}: it must be text, not {value!r}", hint="Put quotes around it.")
 
 
+def _said(name: str, value: object, path: str | None) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise UsageError(f"{path}: {name}: it must be true or false, not {value!r}", hint="Write it without quotes.")
+
+
 def _whole(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -239,10 +253,23 @@ def seconds(name: str, value: object) -> int:
     return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
 
 
+# Every option of a job that is said or not.
+_FLAGS = {
+    "useDockerfile": "build the image from the workspace's Dockerfile, and run in that",
+    "buildOnly": "with --useDockerfile: build and push the image, run nothing",
+}
+
 # Every option of a job that is one value: how it is read, and how it is shown in --help.
 _FIELDS = {
     "machineType": (_text, "NAME", "the machine to run on; `gradient-cli machine-types` lists them"),
-    "container": (_text, "IMAGE", "the image to run in"),
+    "container": (_text, "IMAGE", "the image to run in: a reference, or a name that `gradient-cli images list` shows"),
+    "imagePullPolicy": (
+        _text,
+        "WHEN",
+        "when to pull it: Always, IfNotPresent or Never (default: as the worker is set)",
+    ),
+    "relDockerfilePath": (_text, "PATH", "with --useDockerfile: its path in the workspace (default: Dockerfile)"),
+    "registryTarget": (_text, "IMAGE", "with --useDockerfile: push the built image there"),
     "command": (_text, "TEXT", "what to run; quote it so that this shell leaves $VARIABLES to the job"),
     "name": (_text, "NAME", "a name for the job"),
     "project": (_text, "NAME", "the project, by name; made if there is none"),

@@ -77,6 +77,11 @@ def _add_upkeep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Lists and removes logs and artifacts of jobs that ended longer ago than their project's policy or "
         "GRADIENT_RETENTION__* keeps them, and uploaded workspaces that no job needs. Workers do so once an hour.",
     )
+    prune.add_argument(
+        "--images",
+        action="store_true",
+        help="instead: this machine's container images that jobs brought and nothing uses",
+    )
     prune.add_argument("--dry-run", action="store_true", help="only say what would go; change nothing")
     prune.add_argument("--json", action="store_true", help="print JSON")
 
@@ -140,14 +145,22 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
 
         return doctor.run(settings, as_json=parsed.json)
     if parsed.command == "prune":
-        from gradient_server import prune
-
-        return prune.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
+        return _prune(parsed, settings)
     if parsed.command == "alive":
         from gradient_server import alive
 
         return alive.run(settings, parsed.name)
     return _run_process(parsed, settings)
+
+
+def _prune(parsed: argparse.Namespace, settings: Settings) -> int:
+    if parsed.images:
+        from gradient_server import prune_images
+
+        return prune_images.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
+    from gradient_server import prune
+
+    return prune.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
 
 
 def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:

@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 
 from core.artifacts import DirectoryStore
 from core.db import Database
+from core.images import ImageCatalogue
 from core.joblogs import JobLogs
 from core.keys import KeyRing
 from core.machines import Catalogue, MachineType
@@ -31,6 +32,7 @@ class OpenStores:
         settings: The process's configuration.
         database: The truth.
         catalogue: The machine types.
+        images: The short names of images.
         workspaces: Uploaded archives.
         logs: What jobs print.
         artifacts: What jobs leave.
@@ -44,6 +46,7 @@ class OpenStores:
     settings: Settings
     database: Database
     catalogue: Catalogue
+    images: ImageCatalogue
     workspaces: WorkspaceStore
     logs: JobLogs
     artifacts: DirectoryStore

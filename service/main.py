@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from core.artifacts import DirectoryStore
 from core.db import Database
 from core.errors import StoreUnavailable
+from core.images import ImageCatalogue
 from core.joblogs import JobLogs
 from core.keys import KeyRing
 from core.machines import Catalogue
@@ -22,7 +23,18 @@ from service.auth import require_key_or_session
 from service.deps import OpenStores
 from service.middleware import BodyLimit, RequestContext, SameSite
 from service.prometheus import Measured, Measures
-from service.routes import artifacts, health, jobs, logs, machine_types, metrics, operations, projects, workspaces
+from service.routes import (
+    artifacts,
+    health,
+    images,
+    jobs,
+    logs,
+    machine_types,
+    metrics,
+    operations,
+    projects,
+    workspaces,
+)
 from service.sessions import Sessions, load_secret
 from service.streams import Streams
 from service.tracing import Traced
@@ -50,6 +62,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         settings=settings,
         database=database,
         catalogue=Catalogue.load(override_path=settings.machines.file),
+        images=ImageCatalogue.load(override_path=settings.images.file),
         workspaces=WorkspaceStore(settings.root / "workspaces"),
         logs=JobLogs(settings.root / "logs", max_bytes=settings.logs.max_bytes),
         artifacts=DirectoryStore(settings.root / "artifacts"),
@@ -89,7 +102,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(Traced)
     app.add_middleware(Measured, measures=stores.measures)
     app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
-    for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces, operations):
+    for noun in (jobs, logs, artifacts, metrics, machine_types, images, projects, workspaces, operations):
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
     return app

@@ -19,6 +19,7 @@ from core.jobs.offers import Offers, offers
 from core.jobs.spec import MAX_NAME, JobSpec, check_label
 from core.machines import MachineType
 from service.deps import SIMULATOR, OpenStores
+from service.image_choice import image_of, pinned_spec
 from service.uploads import Body
 from service.views import machine_type_view, resolved_view, submitted_view
 from service.wire import DryRun, JobView, SubmitJob, parse
@@ -37,6 +38,7 @@ class _Checked:
     asked: SubmitJob
     spec: JobSpec
     machine: MachineType
+    image: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def _submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[Job, bool]:
             request_sha256=digest,
             request_id=origin.request_id,
             trace_parent=tracing.trace_parent(),
+            image=checked.image,
         )
         job, made = _write(session, stores, submission)
     return _noted(job, made=made)
@@ -115,15 +118,21 @@ def dry_run(stores: OpenStores, body: Body) -> DryRun:
     project["name"] = project["name"] or DEFAULT_PROJECT
     spec = replace(checked.spec, workspace_sha256=checked.asked.workspace_sha256)
     return DryRun(
-        job=resolved_view(spec, machine, backend, project),
+        job=resolved_view(spec, machine, backend, project, checked.image),
         machine_type=machine_type_view(machine, backend, offered),
         price_per_hour=machine.price_per_hour,
         notes=_notes(machine, backend, offered, uploaded=body.workspace is not None),
     )
 
 
-def clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[JobView, bool]:
+def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = False) -> tuple[JobView, bool]:
     """Make a job with the spec, workspace and project of another.
+
+    Args:
+        stores: The open stores.
+        origin: Who asks.
+        job_id: The other job.
+        pin_image: Have it run the very image that the other ran, whatever its name means by now.
 
     Returns:
         The new job, and whether it was made now.
@@ -136,15 +145,17 @@ def clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[JobView, boo
     """
     check_key(origin.idempotency_key)
     with tracing.span("submit"):
-        job, made = _clone(stores, origin, job_id)
+        job, made = _clone(stores, origin, job_id, pin_image=pin_image)
     return _answer(stores, job), made
 
 
-def _clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[Job, bool]:
+def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) -> tuple[Job, bool]:
     with stores.database.read() as session:
-        spec = queries.get(session, job_id).spec
+        cloned = queries.get(session, job_id)
+    spec = pinned_spec(cloned) if pin_image else cloned.spec
     machine = stores.catalogue.get(spec.machine_type)
     _check_can_be_run(stores, spec, machine)
+    image = image_of(stores, spec, machine, uploaded=spec.workspace_sha256 is not None)
     if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
         raise WorkspaceNotFound(
             f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
@@ -161,9 +172,10 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[Job, bool]:
             submitted_by=origin.key_id,
             parent_id=original.id,
             idempotency_key=origin.idempotency_key,
-            request_sha256=lifecycle.request_digest(b"clone", original.id.encode()),
+            request_sha256=lifecycle.request_digest(b"clone", original.id.encode(), *([b"pinned"] * pin_image)),
             request_id=origin.request_id,
             trace_parent=tracing.trace_parent(),
+            image=image,
         )
         job, made = _write(session, stores, submission)
     return _noted(job, made=made)
@@ -206,7 +218,8 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
     if asked.project_id is not None:
         with stores.database.read() as session:
             queries.project(session, asked.project_id)
-    return _Checked(asked, spec, machine)
+    uploaded = body.workspace is not None or asked.workspace_sha256 is not None
+    return _Checked(asked, spec, machine, image_of(stores, spec, machine, uploaded=uploaded))
 
 
 def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:

@@ -123,6 +123,8 @@ def _job_view(job: Job, project: str, about: _About, public_url: str, current: d
         message=message,
         exit_code=job.exit_code if job.state not in {JobState.QUEUED, JobState.STARTING} else None,
         **_spec_fields(spec),
+        image=job.image,
+        image_digest=job.image_digest,
         machine_type=job.machine_type,
         backend=job.backend,
         simulated=job.simulated,
@@ -147,6 +149,11 @@ def _job_view(job: Job, project: str, about: _About, public_url: str, current: d
 
 class _SpecFields(TypedDict):
     container: str | None
+    image_pull_policy: str | None
+    use_dockerfile: bool
+    rel_dockerfile_path: str | None
+    build_only: bool
+    registry_target: str | None
     command: str
     workspace: str | None
     workspace_sha256: str | None
@@ -166,6 +173,11 @@ class _SpecFields(TypedDict):
 def _spec_fields(spec: JobSpec) -> _SpecFields:
     return {
         "container": spec.container,
+        "image_pull_policy": spec.image_pull_policy,
+        "use_dockerfile": spec.use_dockerfile,
+        "rel_dockerfile_path": spec.rel_dockerfile_path,
+        "build_only": spec.build_only,
+        "registry_target": spec.registry_target,
         "command": spec.command,
         "workspace": spec.shown_workspace(),
         "workspace_sha256": spec.workspace_sha256,
@@ -257,9 +269,12 @@ def machine_type_view(machine: MachineType, backend: str, offered: Offers) -> Ma
     )
 
 
-def resolved_view(spec: JobSpec, machine: MachineType, backend: str, project: Mapping[str, str | None]) -> ResolvedJob:
+def resolved_view(
+    spec: JobSpec, machine: MachineType, backend: str, project: Mapping[str, str | None], image: str | None
+) -> ResolvedJob:
     """A job as it would be made; `project` has its name and id, as far as they were given."""
     return ResolvedJob(
+        image=image,
         name=spec.name,
         project=project["name"],
         project_id=project["id"],

@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from core.jobs.spec import JobSpec
 from service.wire_base import View
+from service.wire_images import AskedImage, RunImage, WishedImage
 from service.wire_usage import CardView, UsageView
 
 MAX_LINE = 2**62
@@ -63,12 +64,14 @@ def parse(model: type[R], raw: bytes) -> R:
         raise RequestValidationError(found) from error
 
 
-class SubmitJob(Request):
+class SubmitJob(AskedImage, Request):
     """What to run, and on what."""
 
     machine_type: str = Field(max_length=200, description="one of GET /machine-types")
     command: str = Field(description="run by the container's shell")
-    container: str | None = Field(None, description="image reference; default: the machine type's")
+    container: str | None = Field(
+        None, description="image reference or short name (GET /images); default: the worker's"
+    )
     name: str | None = Field(None, description="for people")
     project_id: str | None = Field(None, description="an existing project; not together with `project`")
     project: str | None = Field(None, description='name of a project, made if missing; default "default"')
@@ -183,7 +186,7 @@ class RemovedView(View):
     message: str = Field(description="by which policy")
 
 
-class JobView(View):
+class JobView(RunImage, View):
     """A job."""
 
     id: str
@@ -275,7 +278,7 @@ class MachineTypes(View):
     machine_types: list[MachineTypeView]
 
 
-class ResolvedJob(View):
+class ResolvedJob(WishedImage, View):
     """A job as it would be made."""
 
     name: str | None

@@ -113,8 +113,8 @@ class DockerServer:
         return DockerSettings(**{"url": self.url, "default_image": SHELL, "pull": "never", "fence": "off"} | options)
 
     def load_images(self) -> None:
-        shell = _image({"bin/busybox": _busybox(), "tmp/": None}, links=_applets())
-        bare = _image({"busybox": _busybox()})
+        shell = layer({"bin/busybox": busybox(), "tmp/": None}, links=shell_links())
+        bare = layer({"busybox": busybox()})
         with self.client() as client:
             client.import_image_from_data(shell, repository="gradient-test", tag="shell", changes=["ENV PATH=/bin"])
             client.import_image_from_data(bare, repository="gradient-test", tag="bare")
@@ -145,16 +145,18 @@ class DockerServer:
         return str(self.folder) in Path("/proc/self/mounts").read_text()
 
 
-def _busybox() -> bytes:
+def busybox() -> bytes:
+    """The static program of many names."""
     return Path(shutil.which("busybox")).read_bytes()
 
 
-def _applets() -> list[str]:
+def shell_links() -> list[str]:
+    """Its names."""
     listed = subprocess.run(["busybox", "--list"], capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.split() if name != "busybox"]
 
 
-def _image(files: dict[str, bytes | None], links: tuple[str, ...] | list[str] = ()) -> bytes:
+def layer(files: dict[str, bytes | None], links: tuple[str, ...] | list[str] = ()) -> bytes:
     """A root file system, as tar: files, folders (no content), links in /bin to busybox."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:

@@ -25,7 +25,7 @@ DOCUMENTS = sorted(
 )
 CLI_COMMAND = re.compile(r"gradient-cli((?: [a-z]+(?:-[a-z]+)*)+)")
 SERVER_COMMAND = re.compile(r"gradient-server ([a-z]+)")
-MAKE_COMMAND = re.compile(r"(?:^|`)make ([a-z]+)", re.MULTILINE)
+MAKE_COMMAND = re.compile(r"(?:^|`)make ([a-z]+(?:-[a-z]+)*)", re.MULTILINE)
 
 
 def python_files(*folders):
@@ -150,7 +150,7 @@ def test_documented_commands_of_the_client_exist():
 def _command_words(text):
     """The command at the beginning of what was written; arguments and prose follow it."""
     words = text.split()
-    lengths = {"jobs": 2, "projects": 2, "machine-types": 1, "login": 1, "version": 1}
+    lengths = {"jobs": 2, "projects": 2, "images": 2, "machine-types": 1, "login": 1, "version": 1}
     length = lengths.get(words[0], 0) + (words[:2] == ["jobs", "artifacts"])
     return words[:length] if len(words) >= length else []
 
@@ -163,7 +163,7 @@ def test_documented_commands_of_the_server_exist():
 
 
 def test_documented_make_commands_exist():
-    listed = re.findall(r"^  make (\w+)", run_command("make", "help").stdout, re.MULTILINE)
+    listed = re.findall(r"^  make ([\w-]+)", run_command("make", "help").stdout, re.MULTILINE)
     written = documented(MAKE_COMMAND)
     assert {"demo", "up", "test", "check"} <= set(written) <= set(listed)
 

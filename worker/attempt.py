@@ -18,11 +18,13 @@ from sqlalchemy.orm import Session
 from core.errors import LeaseLost, StoreUnavailable
 from core.failpoints import failpoint
 from core.jobs import claims, lifecycle, queries
+from core.jobs.build import DOCKERFILE
 from core.jobs.models import Job
 from core.jobs.moves import note_sizes
 from core.jobs.states import JobState
 from worker.backends import base
-from worker.backends.base import BackendError, Handle, LaunchSpec
+from worker.backends.base import BackendError, Build, Handle, ImageKeeper, LaunchSpec
+from worker.building import BuildLog
 from worker.host import Host
 from worker.signals import Detached, Signals
 from worker.tracing import AttemptSpans
@@ -109,7 +111,7 @@ class AttemptRun:
             with self._spans.step("prepare"):
                 self._prepare()
             with self._spans.step("launch"):
-                handle = self._backend.launch(self._launch_spec(), self._confirm, self._progress)
+                handle = self._launch()
         except BackendError as error:
             self._end(Outcome(error.reason, error.detail))
             return
@@ -117,8 +119,25 @@ class AttemptRun:
             full = error.errno in {errno.ENOSPC, errno.EDQUOT}
             self._end(Outcome("disk_full" if full else "launch_failed", str(error)))
             return
+        if handle is None:
+            self._end(Outcome("built", self.job.image_digest, 0))
+            return
         self._move(lambda session: lifecycle.started(session, self.job, handle, cards=handle.get("cards")))
         failpoint("running")
+
+    def _launch(self) -> Handle | None:
+        """Start the command; None where only an image was to be built, and is."""
+        spec = self._launch_spec()
+        if spec.build is None:
+            return self._backend.launch(spec, self._confirm, self._progress)
+        if not isinstance(self._backend, ImageKeeper):
+            raise BackendError("image_build", "this machine has no engine that builds images")
+        with BuildLog(self._host, self.job, self._scratch):
+            if not self.job.spec.build_only:
+                return self._backend.launch(spec, self._confirm, self._progress)
+            digest = self._backend.build(spec, self._progress)
+        self._move(lambda session: lifecycle.note_image(session, self.job, digest))
+        return None
 
     def _prepare(self) -> None:
         failpoint("claimed")
@@ -241,7 +260,7 @@ class AttemptRun:
             attempt=self.job.attempt,
             machine_type=self.job.machine_type,
             command=spec.command,
-            container=spec.container,
+            container=self.job.image or spec.container,
             env=spec.env_vars | self._service_env(cards),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
@@ -254,6 +273,8 @@ class AttemptRun:
             shared_mem_bytes=spec.shared_mem_mb * 1024**2 if spec.shared_mem_mb is not None else None,
             working_dir=self._working_dir(),
             user=spec.user,
+            pull_policy=spec.image_pull_policy,
+            build=Build(spec.rel_dockerfile_path or DOCKERFILE, spec.registry_target) if spec.use_dockerfile else None,
         )
 
     def _working_dir(self) -> str | None:

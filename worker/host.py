@@ -21,7 +21,7 @@ from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from worker.backends import BACKENDS, make_backend
-from worker.backends.base import Backend
+from worker.backends.base import Backend, ImageKeeper
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,7 @@ class Host:
             backends=tuple(ready),
             machine_types=None if asked.machine_types is None else tuple(one.name for one in self.takes()),
             cards=self._cards(ready) if asked.cards is None else tuple(asked.cards),
+            image_wait_seconds=self.settings.images.wait_seconds if self.image_keepers() else 0.0,
             cpus=asked.cpus or os.cpu_count() or 1,
             memory_mb=asked.memory_mb or memory_mb,
         )
@@ -121,6 +122,15 @@ class Host:
             if backend.cards() is not None:
                 found |= backend.taken_cards(cards)
         return found
+
+    def image_keepers(self) -> list[ImageKeeper]:
+        """Those of this host's backends that have images here."""
+        backends = (self.backend(name) for name in self.offered)
+        return [backend for backend in backends if isinstance(backend, ImageKeeper)]
+
+    def images(self) -> tuple[str, ...]:
+        """References of the images that are here, those that jobs used last first."""
+        return tuple(chain.from_iterable(one.images() for one in self.image_keepers()))
 
     def takes(self) -> list[MachineType]:
         """The machine types whose jobs this host takes.

@@ -59,6 +59,7 @@ class Sweep:
         repaired = {
             "scratch": self._remove_scratch(held),
             "strays": self._destroy_strays(held),
+            "images": self._prune_images(),
             "uploads": self._host.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
         }
         if self._my_turn():
@@ -127,6 +128,13 @@ class Sweep:
             and self._over(handle["job_id"], handle["attempt"])
         ]
         return sum(self._end(backend, handle) for backend, handle in strays)
+
+    def _prune_images(self) -> int:
+        try:
+            return sum(len(one.prune_images(everything=False)) for one in self._host.image_keepers())
+        except BackendError as error:
+            logger.warning("images_not_pruned", extra={"error": str(error)})
+            return 0
 
     def _over(self, job_id: str, attempt: int) -> bool:
         with self._host.database.read() as session:

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Select, Subquery, Update, bindparam, func,
 from sqlalchemy.orm import Session
 
 from core.db import Base, now
+from core.jobs import held_images
 from core.jobs.models import Attempt, HeldCard, Job, Project, Worker
 from core.jobs.moves import one_row, record
 from core.jobs.states import OWNED, JobState
@@ -23,6 +24,7 @@ _OF_ONE_ATTEMPT = (
     "started_at",
     "ended_at",
     "exit_code",
+    "image_digest",
     "handle",
     "reason",
     "reason_detail",
@@ -50,6 +52,7 @@ class Offer:
         cards: The host's accelerator cards; None: cards are not counted.
         cpus: The host's CPUs; None: not counted.
         memory_mb: The host's memory in MiB; None: not counted.
+        image_wait_seconds: How long a job is left to a host that has its image, and room for it.
     """
 
     worker: str
@@ -59,6 +62,7 @@ class Offer:
     cards: tuple[str, ...] | None = None
     cpus: float | None = None
     memory_mb: int | None = None
+    image_wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ def claim(session: Session, offer: Offer) -> Job | None:
 
     Next is, among the jobs whose needs the host can meet now and whose project is below its quota, the one of the
     highest priority; among those, one of the project with the fewest jobs on machines; among those, of the project
-    that was served longest ago; among those, the oldest. A job that does not fit is passed over, never waited for.
+    that was served longest ago; among those, the oldest. A job that does not fit is passed over, never waited for; so,
+    for its first moment, is one whose image another host with room for it has, and this one has not.
 
     Returns:
         The job, or None: nothing fits, or the worker is drained.
@@ -154,13 +159,18 @@ def _next(session: Session, offer: Offer, free: _Free) -> int | None:
     }
     if offer.machine_types is not None:
         params["machine_types"] = offer.machine_types
-    seq: int | None = session.scalar(_following(some_types=offer.machine_types is not None), params)
+    wait = offer.image_wait_seconds
+    if wait > 0 and not held_images.others_hold(session, offer.host):
+        wait = 0.0
+    if wait > 0:
+        params["on_host"] = offer.host
+    seq: int | None = session.scalar(_following(some_types=offer.machine_types is not None, image_wait=wait), params)
     return seq
 
 
 # Put together once: that costs as much as running it, and a job that waits for its claim waits for both.
 @cache
-def _following(*, some_types: bool) -> Select[int]:
+def _following(*, some_types: bool, image_wait: float) -> Select[int]:
     fits = [
         Job.state == JobState.QUEUED,
         Job.backend.in_(bindparam("backends", expanding=True)),
@@ -171,6 +181,8 @@ def _following(*, some_types: bool) -> Select[int]:
     ]
     if some_types:
         fits.append(Job.machine_type.in_(bindparam("machine_types", expanding=True)))
+    if image_wait > 0:
+        fits.append(~held_images.left_to_holder(image_wait))
     heads = _heads(fits)
     drained = select(Worker.name).where(Worker.name == bindparam("worker"), Worker.drained_at.is_not(None))
     return (

@@ -29,6 +29,7 @@ MAX_MACHINE_FAULTS = 3
 """A job that machines fail so often has a part in it."""
 _PROJECT = select(Project).where(Project.name == bindparam("name"))
 _FINISHING = frozenset({JobState.FINISHING})
+_COUNTING = frozenset({"pulling", "building", "pushing"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Submission:
     request_sha256: str | None = None
     request_id: str | None = None
     trace_parent: str | None = None
+    image: str | None = None
 
 
 @cache
@@ -74,8 +76,17 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
     Raises:
         IdempotencyMismatch: The key was used with another request.
     """
+    job: Job | None = session.scalars(_new_job(session.get_bind().dialect.name), _new_row(submission)).one_or_none()
+    if job is None:
+        return _submitted_before(session, submission), False
+    record(session, job, "submitted", to_state=JobState.QUEUED)
+    ring(session, job)
+    return job, True
+
+
+def _new_row(submission: Submission) -> dict[str, Any]:
     spec = submission.spec
-    values = {
+    return {
         "id": new_id("j"),
         "project_id": submission.project.id,
         "submitted_by": submission.submitted_by,
@@ -95,16 +106,11 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "cards": submission.machine.cards,
         "cpus": spec.cpus,
         "memory_mb": spec.memory_mb,
+        "image": submission.image,
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
     }
-    job: Job | None = session.scalars(_new_job(session.get_bind().dialect.name), values).one_or_none()
-    if job is None:
-        return _submitted_before(session, submission), False
-    record(session, job, "submitted", to_state=JobState.QUEUED)
-    ring(session, job)
-    return job, True
 
 
 def _submitted_before(session: Session, submission: Submission) -> Job:
@@ -173,7 +179,9 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     """
     statement = guarded(job, OWNED).values(phase=phase, phase_detail=detail)
     moved = moved_by(session, job, statement)
-    if (phase, detail) != (job.phase, job.phase_detail):
+    # Of a phase that counts bytes or steps its beginning is an event, not each of its figures.
+    counts = phase == job.phase and phase in _COUNTING
+    if (phase, detail) != (job.phase, job.phase_detail) and not counts:
         record(session, moved, "phase", phase=phase, detail=detail)
     return moved
 
@@ -187,10 +195,30 @@ def started(
         LeaseLost: The job is no longer ours.
     """
     source = job.state
-    moved = move(session, job, JobState.RUNNING, handle=handle, started_at=now(), phase="running", phase_detail=None)
-    note_attempt(session, moved, started_at=moved.started_at, cards=cards)
+    moved = move(
+        session,
+        job,
+        JobState.RUNNING,
+        handle=handle,
+        image_digest=handle.get("image"),
+        started_at=now(),
+        phase="running",
+        phase_detail=None,
+    )
+    note_attempt(session, moved, started_at=moved.started_at, image_digest=moved.image_digest, cards=cards)
     record(session, moved, "started", from_state=source, to_state=moved.state)
     return moved
+
+
+def note_image(session: Session, job: Job, digest: str | None) -> Job:
+    """Record the image of an attempt that builds one and runs nothing.
+
+    Raises:
+        LeaseLost: The job is no longer ours.
+    """
+    noted = moved_by(session, job, guarded(job, OWNED).values(image_digest=digest))
+    note_attempt(session, noted, image_digest=digest)
+    return noted
 
 
 def ended(session: Session, job: Job, reason: str, *, detail: str | None = None, exit_code: int | None = None) -> Job:

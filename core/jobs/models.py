@@ -7,6 +7,7 @@ from sqlalchemy import JSON, BigInteger, Enum, ForeignKey, Index, Integer, Large
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db import Base, UtcDateTime
+from core.images import MAX_REFERENCE
 from core.jobs.spec import JobSpec
 from core.jobs.states import TERMINAL, JobState
 
@@ -18,6 +19,8 @@ _KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_remov
 _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
+MAX_DIGEST = MAX_REFERENCE + 80
+"""Characters of a repository's name with a digest behind it."""
 BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in INTEGER PRIMARY KEY
 
 
@@ -92,6 +95,8 @@ class Job(Base):
     """CPUs it asks for; None: what its slot gives."""
     memory_mb: Mapped[int | None]
     """MiB of memory it asks for; None: what its slot gives."""
+    image: Mapped[str | None] = mapped_column(String(MAX_REFERENCE))
+    """What its `container` stands for, as engines list it; None: the host's default image, or one that is built."""
     request_id: Mapped[str | None] = mapped_column(String(64))
     """Of the request that made it: our own logs carry it on the service's side and on the worker's."""
     trace_parent: Mapped[str | None] = mapped_column(String(64))
@@ -103,6 +108,8 @@ class Job(Base):
     phase: Mapped[str | None] = mapped_column(String(32))
     phase_detail: Mapped[str | None] = mapped_column(Text)
     exit_code: Mapped[int | None]
+    image_digest: Mapped[str | None] = mapped_column(String(MAX_DIGEST))
+    """The image that this attempt runs: `repository@sha256:…`, or its id where no registry knows it."""
     artifacts_state: Mapped[str] = mapped_column(String(16), default="none")
     """none, partial, complete, failed or removed; apart from the state: a failed upload fails no job."""
 
@@ -215,6 +222,8 @@ class Attempt(Base):
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     exit_code: Mapped[int | None]
+    image_digest: Mapped[str | None] = mapped_column(String(MAX_DIGEST))
+    """As of the job."""
     reason: Mapped[str | None] = mapped_column(String(32))
     reason_detail: Mapped[str | None] = mapped_column(Text)
     log_bytes: Mapped[int | None] = mapped_column(BigInteger)
@@ -247,6 +256,18 @@ class HeldCard(Base):
     """The device's index or UUID on that host."""
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     attempt: Mapped[int]
+
+
+class HeldImage(Base):
+    """An image that a host has: a job that needs it is better claimed there."""
+
+    __tablename__ = "held_images"
+
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    reference: Mapped[str] = mapped_column(String(MAX_REFERENCE), primary_key=True)
+    """As `Job.image` has it."""
+
+    __table_args__ = (Index("ix_held_images_reference", "reference"),)
 
 
 class Event(Base):

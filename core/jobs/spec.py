@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from core.errors import SpecInvalid
+from core.jobs.build import ImageWishes, shortened
 from core.jobs.options import check_shared_memory, check_user, check_working_dir
 
 MAX_COMMAND_BYTES = 64 * 1024
@@ -31,12 +32,6 @@ HIDDEN = "••••••"
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _RESERVED = ("GRADIENT_", "PS_")
 _SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
-# The reference grammar of the distribution project: [host[:port]/]path[:tag][@digest].
-_CONTAINER = re.compile(
-    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
-    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
-    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?\Z"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +40,13 @@ class JobSpec:
 
     Attributes:
         machine_type: The catalogue's name of the machine.
-        command: Run by the container's shell.
-        container: Image reference or short name; None leaves it to the machine type.
+        command: Run by the container's shell; may be empty where nothing is run.
+        container: Image reference or short name; None: the host's default image.
+        image_pull_policy: Always, IfNotPresent or Never; None: as the host's settings say.
+        use_dockerfile: The image is built from the workspace's Dockerfile.
+        rel_dockerfile_path: Where that is in the workspace; None: `Dockerfile`.
+        build_only: The image is built (and pushed), and nothing is run.
+        registry_target: Image reference that the built image is pushed to, or None.
         name: For people; None shows as "job N".
         workspace: A git URL (`https://host/repo.git#ref`), or None.
         workspace_sha256: Of the uploaded archive, or None.
@@ -66,6 +66,11 @@ class JobSpec:
     machine_type: str
     command: str
     container: str | None = None
+    image_pull_policy: str | None = None
+    use_dockerfile: bool = False
+    rel_dockerfile_path: str | None = None
+    build_only: bool = False
+    registry_target: str | None = None
     name: str | None = None
     workspace: str | None = None
     workspace_sha256: str | None = None
@@ -87,16 +92,12 @@ class JobSpec:
         Raises:
             SpecInvalid: With the field and the fix.
         """
-        _check_command(self.command)
+        if self.command or not self.build_only:
+            _check_command(self.command)
         _check_env(self.env_vars)
         if self.name is not None:
             check_label(self.name, "name", MAX_NAME)
-        if self.container is not None and not _CONTAINER.match(self.container):
-            raise SpecInvalid(
-                f"{_short(self.container)} is not an image reference. Write it as name:tag or host/name:tag, "
-                "for example tensorflow/tensorflow:2.21.0.",
-                field="container",
-            )
+        ImageWishes(*(getattr(self, one) for one in ImageWishes.__slots__)).check()
         _check_workspace(self.workspace, self.workspace_sha256)
         _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
         _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
@@ -150,10 +151,6 @@ def hide_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{host}"))
 
 
-def _short(value: str) -> str:
-    return repr(value if len(value) <= 80 else value[:77] + "…")  # noqa: PLR2004 - a line of a terminal
-
-
 def _check_command(command: str) -> None:
     if not command.strip():
         raise SpecInvalid("A job needs a command, for example --command 'python main.py'.", field="command")
@@ -181,7 +178,7 @@ def _check_env(env: dict[str, str]) -> None:
         where = f"envVars.{name[:80]}"
         if not _ENV_NAME.match(name):
             raise SpecInvalid(
-                f"{_short(name)} is not a name for an environment variable. Use letters, digits and _, not starting "
+                f"{shortened(name)} is not a name for an environment variable. Use letters, digits and _, not starting "
                 "with a digit.",
                 field="envVars",
             )
@@ -235,7 +232,7 @@ def _check_workspace(url: str | None, sha256: str | None) -> None:
         return
     if not _can_be_fetched(url):
         raise SpecInvalid(
-            f"{_short(_shown(url))} is not a git address that can be fetched. Use https://host/repo.git "
+            f"{shortened(_shown(url))} is not a git address that can be fetched. Use https://host/repo.git "
             "(with #branch for one of its branches), or upload the folder.",
             field="workspace",
         )

@@ -125,6 +125,7 @@ _ALL = (
     ),
     # Ended by itself.
     Reason("completed", S.SUCCEEDED, Fault.NOBODY, "The command ended with exit code 0."),
+    Reason("built", S.SUCCEEDED, Fault.NOBODY, "The image was built, and nothing was to be run: {detail}"),
     Reason(
         "exit_nonzero",
         S.FAILED,
@@ -207,6 +208,21 @@ _ALL = (
         Fault.USER,
         "The container image could not be had. Check its name and tag, and that the worker's machine may pull it: "
         "{detail}",
+        retry=True,
+    ),
+    Reason(
+        "image_build",
+        S.FAILED,
+        Fault.USER,
+        "The image could not be built from the workspace's Dockerfile; the log says at which step. {detail}",
+        retry=True,
+    ),
+    Reason(
+        "image_push",
+        S.FAILED,
+        Fault.USER,
+        "The image was built but could not be pushed to its registryTarget. Check its name, and that the worker's "
+        "machine may push there: {detail}",
         retry=True,
     ),
     Reason(

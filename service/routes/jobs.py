@@ -122,10 +122,12 @@ def clone_job(
     request_id: RequestId,
     job_id: str,
     idempotency_key: IdempotencyKey = None,
+    pin_image: Annotated[bool, Query(alias="pinImage", description="run the very image that the job ran")] = False,  # noqa: FBT002 - a query parameter
 ) -> JobView:
     """Submit the same job again, on the same workspace."""
+    origin = Origin(caller.id, request_id, idempotency_key)
     with stores.measures.submitting():
-        job, made = submission.clone(stores, Origin(caller.id, request_id, idempotency_key), job_id)
+        job, made = submission.clone(stores, origin, job_id, pin_image=pin_image)
     response.status_code = 201 if made else 200
     return job
 

@@ -17,6 +17,7 @@ TABLES = {
     "attempts",
     "events",
     "held_cards",
+    "held_images",
     "jobs",
     "metrics",
     "outbox",

@@ -270,3 +270,12 @@ def test_the_most_that_an_attempt_used_is_kept(host, claim):
     assert (row.peak_gpu_percent, row.peak_gpu_memory_bytes) == (None, None)
     with host.database.read() as session:
         assert queries.present_attempts(session, [ended(host, job)])[job.id].peak_memory_bytes == row.peak_memory_bytes
+
+
+def test_what_cannot_build_images_says_so_and_runs_nothing(host, claim):
+    """The service refuses such jobs; one may have been submitted before its settings changed."""
+    job = claim("echo ran", use_dockerfile=True, workspace_sha256=None)
+    run_attempt(host, job, Signals())
+    row = ended(host, job)
+    assert (row.state, row.reason, row.exit_code) == (JobState.FAILED, "image_build", None)
+    assert output(host, job) == []

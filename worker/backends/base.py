@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ Handle = dict[str, Any]
 
 Under `cards` it may hold what the job's cards are: for each its index, and, as far as is known, uuid, name, memory
 (bytes), serial, driver and cuda.
+What is known of the image it runs stands in it as `image`.
 """
 
 WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
@@ -36,6 +37,19 @@ Progress = Callable[[str, str | None], None]
 """Told a phase and what is being done in it; raises if the start has to be given up."""
 
 _MAX_CONTROL_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """An image to be built from the workspace.
+
+    Attributes:
+        dockerfile: Path of its Dockerfile in the workspace.
+        target: Reference that it is pushed to, or None.
+    """
+
+    dockerfile: str
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +72,8 @@ class LaunchSpec:
         shared_mem_bytes: Size of /dev/shm, or None.
         working_dir: Where the command begins, as the job finds it; None: in its workspace.
         user: `UID:GID`, or None for the host's choice.
+        pull_policy: Always, IfNotPresent or Never; None: as the host's settings say.
+        build: The image that is built for it, in place of `container`; None: none is.
     """
 
     name: str
@@ -78,6 +94,8 @@ class LaunchSpec:
     shared_mem_bytes: int | None = None
     working_dir: str | None = None
     user: str | None = None
+    pull_policy: str | None = None
+    build: Build | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +185,49 @@ class Backend(Protocol):
 
     def list_owned(self) -> list[Handle]:
         """Everything on this host that some `launch` of ours made and that is still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """An image that a job brought to this host, and that nothing uses now.
+
+    Attributes:
+        reference: Its name, else its id.
+        bytes: Its size; layers that it shares with others count in each.
+        used_at: When a job last used it, Unix seconds.
+        built: Whether it was built here.
+    """
+
+    reference: str
+    bytes: int
+    used_at: float
+    built: bool
+
+
+@runtime_checkable
+class ImageKeeper(Protocol):
+    """A backend that runs jobs in images, and has them on this host."""
+
+    def build(self, spec: LaunchSpec, progress: Progress) -> str:
+        """Build the attempt's image, push it if it has a target, run nothing; the image's digest.
+
+        Raises:
+            BackendError: It cannot be built or pushed.
+        """
+
+    def images(self) -> tuple[str, ...]:
+        """References of the images that are here, those that jobs used last first; empty if the engine is away."""
+
+    def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
+        """Remove images that jobs brought and nothing uses, the longest unused first.
+
+        Args:
+            everything: All of them; else only what the disk and their age ask for.
+            dry_run: Only say which; how far the disk would need it cannot be known before, so all that may go.
+
+        Raises:
+            BackendError: The engine does not answer.
+        """
 
 
 def read_control(control: Path, name: str) -> str | None:

@@ -25,6 +25,7 @@ from worker.backends.base import (
     Handle,
     LaunchSpec,
     Progress,
+    Unused,
     note_control,
     read_control,
     read_exit_code,
@@ -33,6 +34,7 @@ from worker.backends.docker.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, 
 from worker.backends.docker.engine import OLDEST_API, ContainerState, Engine, EngineAway, EngineRefused
 from worker.backends.docker.launch import Launcher
 from worker.backends.docker.nvidia import Cards
+from worker.backends.docker.shelf import Shelf
 from worker.backends.docker.stats import Sampler
 from worker.backends.docker.verdict import verdict
 from worker.backends.processes import Members
@@ -77,6 +79,7 @@ class DockerBackend:
         self._watched = Engine(settings.docker, timeout=min(_LOOK_TIMEOUT_SECONDS, settings.docker.timeout_seconds))
         self._cards = Cards(settings.docker)
         self._launcher = Launcher(self._engine, settings, self._cards)
+        self._shelf = Shelf(self._engine, self._launcher.images, settings)
         self._sampler = Sampler(self._engine, self._cards)
         self._lock = threading.Lock()
         self._looks: dict[str, _Look] = {}
@@ -106,7 +109,7 @@ class DockerBackend:
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`."""
-        container = self._launcher.launch(spec, confirm, progress)
+        started = self._launcher.launch(spec, confirm, progress)
         failpoint("launched")
         with self._lock:
             self._looks.pop(spec.name, None)
@@ -115,13 +118,33 @@ class DockerBackend:
             "name": spec.name,
             "job_id": spec.job_id,
             "attempt": spec.attempt,
-            "container": container,
+            "container": started.container,
+            "image": started.image,
             "control": str(spec.control),
             "boot_id": boot_id(),
             "launched_at": time.time(),
             "memory_bytes": spec.memory_bytes,
             **({"cards": self._cards.facts(spec.cards)} if spec.cards else {}),
         }
+
+    def build(self, spec: LaunchSpec, progress: Progress) -> str:
+        """See `ImageKeeper.build`."""
+        return self._launcher.build(spec, progress).digest
+
+    def images(self) -> tuple[str, ...]:
+        """See `ImageKeeper.images`."""
+        try:
+            return self._shelf.references()
+        except (EngineAway, EngineRefused, OSError):
+            logger.warning("images_not_listed", exc_info=True)
+            return ()
+
+    def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
+        """See `ImageKeeper.prune_images`."""
+        try:
+            return self._shelf.prune(everything=everything, dry_run=dry_run)
+        except (EngineAway, EngineRefused) as error:
+            raise BackendError("engine_away", str(error)) from error
 
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`."""

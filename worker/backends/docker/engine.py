@@ -9,7 +9,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -118,12 +118,10 @@ class Engine:
             self._disconnect()
             raise EngineAway(f"{self._settings.url}: {error}") from error
 
-    def stream(self, action: Callable[[APIClient], Iterator[T]]) -> Iterator[T]:
-        """Ask for something that comes piece by piece; raises what `call` raises."""
-        pieces = iter(self.call(action))
-        end = object()
-        while (piece := self.call(lambda _: next(pieces, end))) is not end:
-            yield piece  # type: ignore[misc]
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._settings.url
 
     def find(self, name: str) -> ContainerState | None:
         """The container of this name or id; None if there is none."""

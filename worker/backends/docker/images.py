@@ -1,18 +1,43 @@
 """Images: have one on this host before a container is made of it."""
 
+import contextlib
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from docker import auth as registry_auth
 from docker.utils import parse_repository_tag
 
-from core.settings import DockerSettings
+from core.images import canonical, is_image_id
+from core.settings import Settings
 from worker.backends.base import BackendError, Progress
-from worker.backends.docker.engine import NOT_FOUND, Engine, EngineRefused
+from worker.backends.docker.engine import NOT_FOUND, Engine, EngineAway, EngineRefused
+from worker.backends.docker.ledger import Ledger, Pull
+from worker.backends.docker.streams import Work, messages
+
+Auth = dict[str, str]
+"""Credentials for one registry, as the engine takes them: `username` and `password`, or `identitytoken`."""
+
+POLICIES = {"Always": "always", "IfNotPresent": "missing", "Never": "never"}
+"""A job's pull policy in the words of the settings."""
 
 _TOLD_EVERY_SECONDS = 2.0
+_NAMED_PAUSE_SECONDS = 1.0
 _DONE = frozenset({"Pull complete", "Already exists"})
 _MEGA = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that is here.
+
+    Attributes:
+        id: The engine's id of it.
+        digest: `repository@sha256:…` by which its registry knows it; its id where none does.
+    """
+
+    id: str
+    digest: str
 
 
 class Layers:
@@ -21,6 +46,7 @@ class Layers:
     def __init__(self) -> None:
         self._bytes: dict[str, tuple[int, int]] = {}
         self._done: set[str] = set()
+        self._trouble = ""
 
     def note(self, message: dict[str, Any]) -> None:
         """Take one message."""
@@ -28,6 +54,7 @@ class Layers:
         if layer is None or status.startswith("Pulling from"):
             return
         known = self._bytes.setdefault(layer, (0, 0))
+        self._trouble = f", {status[0].lower()}{status[1:]}" if status.startswith("Retrying") else ""
         detail = message.get("progressDetail") or {}
         if status == "Downloading" and detail.get("total"):
             self._bytes[layer] = (detail["current"], detail["total"])
@@ -38,63 +65,166 @@ class Layers:
 
     def __str__(self) -> str:
         now, total = (sum(column) for column in zip(*self._bytes.values(), strict=True)) if self._bytes else (0, 0)
-        return f"{len(self._done)} of {len(self._bytes)} layers, {now / _MEGA:.1f} of {total / _MEGA:.1f} MB"
+        count = f"{len(self._done)} of {len(self._bytes)} layers"
+        return f"{count}, {now / _MEGA:.1f} of {total / _MEGA:.1f} MB{self._trouble}"
+
+
+class Pace:
+    """When to tell how far something is, and when its time is up.
+
+    Args:
+        phase: The phase it is told in.
+        progress: Who is told.
+        seconds: How long it may take.
+        late: What is raised when it takes longer.
+    """
+
+    def __init__(self, phase: str, progress: Progress, seconds: float, late: BackendError) -> None:
+        self._phase = phase
+        self._progress = progress
+        self._deadline = time.monotonic() + seconds
+        self._late = late
+        self._tell_at = 0.0
+        self.words = ""
+
+    def check(self) -> None:
+        """Tell it now and then, also while nothing moves: who is told may want to give up."""
+        current = time.monotonic()
+        if current >= self._deadline:
+            raise self._late
+        if current >= self._tell_at:
+            self._tell_at = current + _TOLD_EVERY_SECONDS
+            self._progress(self._phase, self.words)
 
 
 class Images:
     """The images of one host."""
 
-    def __init__(self, engine: Engine, settings: DockerSettings) -> None:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
-        self._settings = settings
+        self._folder = settings.root / "images"
+        self._settings = settings.docker
 
-    def have(self, reference: str, progress: Progress) -> str:
-        """Have the image here, pulling it if the settings say so; its id.
+    def ledger(self) -> Ledger:
+        """The ledger of the engine that is there now."""
+        return Ledger(self._folder, str(self._engine.call(lambda api: api.info()).get("ID") or ""))
+
+    def have(self, reference: str, progress: Progress, *, policy: str | None = None, auth: Auth | None = None) -> Image:
+        """Have the image here, pulling it if the policy says so.
+
+        Args:
+            reference: Of the image; an image's id is found here or nowhere.
+            progress: Told how far a pull is.
+            policy: Always, IfNotPresent or Never; None: as the settings say.
+            auth: Credentials for its registry; None: those that the worker's own `docker login` left.
 
         Raises:
             BackendError: It cannot be had.
             EngineAway: The engine does not answer.
         """
-        found = self._find(reference)
-        if self._settings.pull == "always" or (found is None and self._settings.pull != "never"):
-            self._pull(reference, progress)
-            found = self._find(reference)
+        pull = "never" if is_image_id(reference) else POLICIES[policy] if policy else self._settings.pull
+        ledger = self.ledger()
+        while ledger.is_named(canonical(reference)):
+            progress("provisioning", f"{reference} is being pushed from this machine")
+            time.sleep(_NAMED_PAUSE_SECONDS)
+        found = self.find(reference)
+        if pull == "always" or (found is None and pull != "never"):
+            self._pull(reference, progress, ledger, found, auth)
+            found = self.find(reference)
+        found = self._used(reference, found, ledger)
         if found is None:
-            why = "it is not on this machine, whose settings say never to pull" * (self._settings.pull == "never")
-            raise BackendError("image_pull", f"{reference}: {why or 'it was pulled and is not there'}")
+            raise BackendError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
         return found
 
-    def _find(self, reference: str) -> str | None:
+    def find(self, reference: str, name: str | None = None) -> Image | None:
+        """The image of this name or id, if it is here.
+
+        Args:
+            reference: Its name or id.
+            name: The name by which a job knows it, where that is another.
+
+        Raises:
+            BackendError: The engine does not take the name.
+            EngineAway: The engine does not answer.
+        """
         try:
-            return str(self._engine.call(lambda api: api.inspect_image(reference))["Id"])
+            inspected = self._engine.call(lambda api: api.inspect_image(reference))
         except EngineRefused as error:
             if error.status == NOT_FOUND:
                 return None
             raise BackendError("image_pull", f"{reference}: {error.detail}") from error
+        return Image(str(inspected["Id"]), _digest(name or reference, inspected))
 
-    def _pull(self, reference: str, progress: Progress) -> None:
-        progress("pulling", reference)
-        deadline = time.monotonic() + self._settings.pull_seconds
-        told = time.monotonic()
-        layers = Layers()
+    def digest(self, image_id: str, reference: str | None) -> str:
+        """What the image of a container is known by; its id where the image itself is gone already."""
+        found = self.find(image_id, reference)
+        return found.digest if found else image_id
+
+    def _used(self, reference: str, found: Image | None, ledger: Ledger) -> Image | None:
+        """Note that a job uses it; looked for again, because it may have been removed until it was noted."""
+        if found is None:
+            return None
+        with ledger.open() as page:
+            if found.id not in page.images:
+                return found
+            page.images[found.id].used_at = time.time()
+        return self.find(reference)
+
+    def _pull(
+        self, reference: str, progress: Progress, ledger: Ledger, before: Image | None, auth: Auth | None
+    ) -> None:
+        name = canonical(reference)
+        late = f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
+        pace = Pace("pulling", progress, self._settings.pull_seconds, BackendError("image_pull", late))
+        pace.words = reference
+        with ledger.open() as page:
+            page.pulls.setdefault(name, Pull(time.time(), before.id if before else None))
         try:
-            for message in self._messages(reference):
-                if "error" in message:
-                    raise BackendError("image_pull", f"{reference}: {message['error']}")
-                layers.note(message)
-                if time.monotonic() - told >= _TOLD_EVERY_SECONDS:
-                    told = time.monotonic()
-                    progress("pulling", f"{reference}: {layers}")
-                if time.monotonic() > deadline:
-                    raise BackendError(
-                        "image_pull", f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
-                    )
+            self._watch_pull(reference, pace, auth)
         except EngineRefused as error:
             raise BackendError("image_pull", f"{reference}: {error.detail}") from error
+        finally:
+            with contextlib.suppress(EngineAway, BackendError):  # then whoever looks at the ledger next settles it
+                found = self.find(reference)
+                with ledger.open() as page:
+                    page.settle(name, found.id if found else None)
         progress("provisioning", f"{reference} is here")
 
-    def _messages(self, reference: str) -> Iterator[dict[str, Any]]:
+    def _watch_pull(self, reference: str, pace: Pace, auth: Auth | None) -> None:
+        layers = Layers()
         repository, tag = parse_repository_tag(reference)
-        return self._engine.stream(
-            lambda api: api.pull(repository, tag=tag or "latest", stream=True, decode=True)  # without a tag it is all
-        )
+        params = {"fromImage": repository, "tag": tag or "latest"}  # without a tag it is all of them
+
+        work = Work("/images/create", params, auth_header(self._engine, repository, auth))
+        for message in messages(self._engine, work, pace.check):
+            if "error" in message:
+                raise BackendError("image_pull", f"{reference}: {message['error']}")
+            layers.note(message)
+            pace.words = f"{reference}: {layers}"
+
+
+def auth_header(engine: Engine, repository: str, auth: Auth | None) -> dict[str, str]:
+    """The header that carries credentials to a repository's registry; empty where there are none."""
+    if auth is None:
+        registry, _ = registry_auth.resolve_repository_name(repository)
+        header = engine.call(lambda api: registry_auth.get_config_header(api, registry))
+    else:
+        header = registry_auth.encode_header(auth)
+    return {"X-Registry-Auth": header.decode("ascii")} if header else {}
+
+
+def _digest(reference: str, inspected: dict[str, Any]) -> str:
+    """By what a registry knows the image: the repository's own digest first."""
+    digests: list[str] = inspected.get("RepoDigests") or []
+    repository, _ = parse_repository_tag(canonical(reference))
+    own = [digest for digest in digests if digest.partition("@")[0] == repository]
+    return (own or digests or [str(inspected["Id"])])[0]
+
+
+def _why_missing(reference: str, pull: str, policy: str | None) -> str:
+    if is_image_id(reference):
+        return "no image of this id is on this machine, and no registry knows one by it"
+    if pull == "never":
+        whose = "its imagePullPolicy is Never" if policy else "its settings say never to pull"
+        return f"it is not on this machine, and {whose}"
+    return "it was pulled and is not there"

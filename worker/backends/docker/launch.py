@@ -4,7 +4,9 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from core.failpoints import failpoint
 from core.jobs.options import uid_gid
@@ -12,14 +14,17 @@ from core.opening import Opening
 from core.settings import Settings
 from worker.backends.base import BackendError, LaunchSpec, Progress, read_control
 from worker.backends.docker import handover
+from worker.backends.docker.builds import Builds
 from worker.backends.docker.config import Options, container_config, container_name
 from worker.backends.docker.engine import NOT_FOUND, ContainerState, Engine, EngineAway, EngineRefused
-from worker.backends.docker.images import Images
+from worker.backends.docker.images import Image, Images
 from worker.backends.docker.network import Network
 from worker.backends.docker.nvidia import Cards
 from worker.backends.docker.opened import Openings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _AWAY_PAUSE_SECONDS = 1.0
 _START_PAUSES = (1.0, 2.0, 4.0)
@@ -27,6 +32,19 @@ _SERVER_ERROR = 500
 _MIB = 1024**2
 _MOST_OF_MEMORY = 0.9
 """Of the host's memory, for a job that names no limit: the host itself must live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A container that was started.
+
+    Attributes:
+        container: Its id.
+        image: What its image is known by: `repository@sha256:…`, or an id.
+    """
+
+    container: str
+    image: str
 
 
 class _MadeAgain(Exception):
@@ -41,22 +59,36 @@ class Launcher:
         self._cards = cards
         self._openings = Openings(settings)
         self._settings = settings.docker
+        self._build_network = settings.images.build_network
         self._home = str(settings.root)
-        self._images = Images(engine, settings.docker)
+        self.images = Images(engine, settings)
+        self._builds = Builds(engine, self.images, settings)
         self._network = Network(engine, settings)
         self._with_shell: set[str] = set()
 
-    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> str:
-        """Start the attempt once; the container's id.
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
+        """Start the attempt once.
 
         Raises:
             BackendError: It cannot be started.
         """
+        return self._patiently(lambda: self._launch(spec, confirm, progress), progress)
+
+    def build(self, spec: LaunchSpec, progress: Progress) -> Image:
+        """Build the attempt's image, push it if it has a target, and start nothing.
+
+        Raises:
+            BackendError: It cannot be built or pushed.
+        """
+        return self._patiently(lambda: self._image(spec, progress, self._look_over(spec)), progress)
+
+    def _patiently(self, action: Callable[[], T], progress: Progress) -> T:
+        """Do it, again if need be while the engine restarts."""
         give_up = time.monotonic() + self._settings.patience_seconds
         pauses = iter(_START_PAUSES)
         while True:
             try:
-                return self._launch(spec, confirm, progress)
+                return action()
             except EngineAway as error:
                 if time.monotonic() >= give_up:
                     raise BackendError("engine_away", str(error)) from error
@@ -73,7 +105,7 @@ class Launcher:
                 reason = "no_gpu_runtime" if handover.REFUSAL in error.detail else "launch_failed"
                 raise BackendError(reason, error.detail) from error
 
-    def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> str:
+    def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
         state = self._engine.find(container_name(spec.name))
         if state is None:
             state = self._create(spec, progress)
@@ -84,6 +116,7 @@ class Launcher:
                 self._require_shell(state, spec)
                 self._require_working_dir(state, spec)
                 self._require_free_cards(spec)
+            image = self.images.digest(state.image, spec.container)
             confirm()
         except BaseException:
             self._discard(state)
@@ -91,35 +124,52 @@ class Launcher:
         failpoint("confirmed")
         if not began and state.status == "created":
             self._start(state, spec)
-        return state.id
+        return Started(state.id, image)
 
     def _create(self, spec: LaunchSpec, progress: Progress) -> ContainerState:
         opening = self._openings.of(spec.machine_type)
         user = self._user(spec, opening)
-        info = self._engine.call(lambda api: api.info())
-        if spec.cards:
-            handover.require(spec.cards, info)
-        image = spec.container or self._settings.default_image
-        self._images.have(image, progress)
+        info = self._look_over(spec)
+        image = self._image(spec, progress, info)
         _hand_over(spec, user)
         options = Options(
-            image=image,
+            image=image.id,  # not its name, which may mean another image by now
             home=self._home,
             user=user,
             network=self._network.have(opening.network),
             pids=opening.pids or self._settings.pids,
             shm_bytes=self._settings.shm_mb * _MIB,
-            memory_bytes=int(info["MemTotal"] * _MOST_OF_MEMORY),
+            memory_bytes=_most_of_memory(info),
             capabilities=(*self._settings.capabilities, *opening.capabilities),
             devices=opening.devices,
             folders=tuple(opening.mounts.items()),
             cdi=handover.cdi_names(spec.cards, info),
         )
-        made = self._engine.create(container_name(spec.name), container_config(spec, options))
+        try:
+            made = self._engine.create(container_name(spec.name), container_config(spec, options))
+        except EngineRefused as error:
+            if error.status == NOT_FOUND:
+                raise _MadeAgain(f"its image was removed just then: {error.detail}") from error
+            raise
         state = self._engine.find(made)
         if state is None:
             raise _MadeAgain("the container was removed while it was made")
         return state
+
+    def _look_over(self, spec: LaunchSpec) -> dict[str, Any]:
+        """What the engine tells of itself, which can hand over the cards if there are to be any."""
+        info: dict[str, Any] = self._engine.call(lambda api: api.info())
+        if spec.cards:
+            handover.require(spec.cards, info)
+        return info
+
+    def _image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:
+        """What the container is made of: pulled, found or built."""
+        if spec.build is None:
+            reference = spec.container or self._settings.default_image
+            return self.images.have(reference, progress, policy=spec.pull_policy)
+        network = self._build_network or self._network.have()
+        return self._builds.make(spec, progress, network=network, memory_bytes=_most_of_memory(info))
 
     def _user(self, spec: LaunchSpec, opening: Opening) -> str:
         """Whom the job runs as.
@@ -160,7 +210,8 @@ class Launcher:
         """With an init as first process a missing shell is no error of the start, but a job that ends at once."""
         if state.image not in self._with_shell:
             if not self._engine.has_file(state.id, "/bin/sh"):
-                raise BackendError("no_shell", spec.container or self._settings.default_image)
+                built = f"built from {spec.build.dockerfile}" if spec.build else None
+                raise BackendError("no_shell", built or spec.container or self._settings.default_image)
             self._with_shell.add(state.image)
 
     def _start(self, state: ContainerState, spec: LaunchSpec) -> None:
@@ -188,6 +239,11 @@ class Launcher:
             self._engine.remove(state.id, force=False)
         except (EngineAway, EngineRefused):
             logger.info("not_discarded", exc_info=True)  # the sweep finds it
+
+
+def _most_of_memory(info: dict[str, Any]) -> int:
+    """The limit of memory of jobs that name none, bytes."""
+    return int(info["MemTotal"] * _MOST_OF_MEMORY)
 
 
 def _hand_over(spec: LaunchSpec, user: str) -> None:

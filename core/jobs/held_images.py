@@ -1,0 +1,99 @@
+"""Which images the hosts have, as their workers report it."""
+
+from collections.abc import Collection
+
+from sqlalchemy import ColumnElement, String, and_, bindparam, cast, delete, exists, func, literal, or_, select
+from sqlalchemy.orm import Session, aliased
+
+from core.db import now
+from core.images import MAX_REFERENCE, canonical
+from core.jobs.models import HeldCard, HeldImage, Job, Worker
+from core.jobs.moves import insert_once
+from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.states import OWNED
+
+MAX_REPORTED = 500
+"""Images of one host that are noted: one with more is a build machine, and its jobs wait no longer for it."""
+
+
+def report(session: Session, host: str, references: Collection[str]) -> None:
+    """Note what a host has now, in place of what it had.
+
+    Args:
+        session: Writes.
+        host: The machine's name.
+        references: As its engine lists them; of more than MAX_REPORTED the first are noted.
+    """
+    session.execute(delete(HeldImage).where(HeldImage.host == host))
+    noted = [one for one in dict.fromkeys(references) if len(one) <= MAX_REFERENCE][:MAX_REPORTED]
+    rows = [{"host": host, "reference": reference} for reference in noted]
+    if rows:  # another worker of the host may say the same just now
+        session.execute(insert_once(session.get_bind().dialect.name, HeldImage), rows)
+
+
+def hosts_with(session: Session, images: Collection[str]) -> int:
+    """How many hosts with a living worker have one of these images."""
+    living = select(Worker.host).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS))
+    count = select(func.count(HeldImage.host.distinct())).where(
+        HeldImage.reference.in_([canonical(image) for image in images]), HeldImage.host.in_(living)
+    )
+    return int(session.scalar(count) or 0)
+
+
+def others_hold(session: Session, host: str) -> bool:
+    """Whether any other host has reported images; where none has, nothing is ever left to it."""
+    return session.scalar(select(HeldImage.host).where(HeldImage.host != host).limit(1)) is not None
+
+
+def left_to_holder(seconds: float) -> ColumnElement[bool]:
+    """Whether a queued job is better left to another host that has its image, and has room for it.
+
+    Only in the first `seconds` after it was due: it never waits longer for that. The host that asks is the parameter
+    `on_host`.
+    """
+    here = exists().where(HeldImage.host == bindparam("on_host"), HeldImage.reference == Job.image)
+    recent = func.coalesce(Job.run_after, Job.created_at) > now(-seconds)
+    holder = (
+        exists()
+        .where(
+            HeldImage.reference == Job.image,
+            HeldImage.host == Worker.host,
+            Worker.host != bindparam("on_host"),
+            Worker.seen_at >= now(-WORKER_SILENT_SECONDS),
+            Worker.drained_at.is_(None),
+            *_takes(),
+            *_has_room(),
+        )
+        .correlate(Job)
+    )
+    return and_(Job.image.is_not(None), recent, ~here, holder)
+
+
+def _takes() -> list[ColumnElement[bool]]:
+    """The worker runs the job's backend and takes its machine type: both are lists, read as the text they are."""
+    return [
+        cast(Worker.backends, String).contains(literal('"') + Job.backend + '"'),
+        or_(
+            Worker.machine_types.is_(None),
+            cast(Worker.machine_types, String).contains(literal('"') + Job.machine_type + '"'),
+        ),
+    ]
+
+
+def _has_room() -> list[ColumnElement[bool]]:
+    """The worker has a slot, and its host what else the job needs."""
+    held = aliased(Job)
+    on_worker = select(func.count()).where(held.worker == Worker.name, held.state.in_(OWNED))
+    on_host = (held.host == Worker.host, held.state.in_(OWNED))
+    cards = select(func.count()).where(HeldCard.host == Worker.host)
+    free_cpus = Worker.cpus - select(func.coalesce(func.sum(held.cpus), 0)).where(*on_host).scalar_subquery()
+    free_memory = (
+        Worker.memory_mb - select(func.coalesce(func.sum(held.memory_mb), 0)).where(*on_host).scalar_subquery()
+    )
+    free_cards = func.json_array_length(Worker.cards) - cards.scalar_subquery()
+    return [
+        on_worker.scalar_subquery() < Worker.slots,
+        or_(Worker.cards.is_(None), free_cards >= Job.cards),
+        or_(Job.cpus.is_(None), Worker.cpus.is_(None), free_cpus >= Job.cpus),
+        or_(Job.memory_mb.is_(None), Worker.memory_mb.is_(None), free_memory >= Job.memory_mb),
+    ]

@@ -1,0 +1,112 @@
+"""`make demo-docker`: the training of `make demo` in a container, on this computer's Docker engine.
+
+It starts no engine, changes no firewall and asks for no rights: it uses the engine that answers at GRADIENT_DOCKER__URL
+(default: /var/run/docker.sock), and the container gets no network. The trainer's image is built if it is missing: with
+a registry where one can be reached, else from Debian's and Python's packages alone.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any
+
+import demo
+from demo import ROOT, DemoError, Programs, say
+
+IMAGE = "gradient/trainer:0.1.0"
+MACHINE_TYPE = "CPU"
+ENGINE = os.environ.get("GRADIENT_DOCKER__URL") or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+SETTINGS = {
+    "GRADIENT_MACHINES__SIMULATE": "false",
+    "GRADIENT_DOCKER__URL": ENGINE,
+    "GRADIENT_DOCKER__PULL": "never",
+    "GRADIENT_DOCKER__NETWORK": "none",  # and so no firewall has to be set for it
+}
+
+
+def main() -> int:
+    """Run the demo; its exit code."""
+    programs = Programs.for_home(demo.HOME)
+    programs = Programs(programs.env | SETTINGS)
+    began = time.monotonic()
+    try:
+        require_engine()
+        have_image()
+        data = demo.prepare_data()
+        with demo.server(programs) as url:
+            job = demo.train(programs, MACHINE_TYPE)
+            result = demo.fetch(programs, job)
+            summarise(job, result, data)
+        say(f"\nDone in {time.monotonic() - began:.0f} s. The server of the demo has stopped ({url}).")
+        demo.check_accuracy(result)
+    except DemoError as error:
+        print(f"\nThe demo failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def require_engine() -> None:
+    """Make sure that an engine answers.
+
+    Raises:
+        DemoError: None does; what to do about it.
+    """
+    if shutil.which("docker") is None:
+        raise DemoError("no docker command is here. Install Docker (Debian: apt-get install docker.io).")
+    asked = docker("version", "--format", "{{.Server.Version}}", capture_output=True, text=True)
+    if asked.returncode:
+        raise DemoError(
+            f"no Docker engine answers at {ENGINE}. This demo starts none, because that takes root: start it "
+            "(sudo systemctl start docker), have the right to use it (the group docker), or name another one with "
+            "GRADIENT_DOCKER__URL."
+        )
+    say(f"Engine: Docker {asked.stdout.strip()} at {ENGINE}")
+
+
+def have_image() -> None:
+    """Have the trainer's image, built if need be.
+
+    Raises:
+        DemoError: It cannot be built here.
+    """
+    if docker("image", "inspect", IMAGE, capture_output=True).returncode == 0:
+        say(f"Image: {IMAGE} is there already")
+        return
+    trainer = ROOT / "images" / "trainer"
+    say(f"Image: {IMAGE} is not there; building it with the registry (make images)")
+    if docker("build", "--tag", IMAGE, str(trainer)).returncode == 0:
+        return
+    say("That did not work, most likely because no registry can be reached; building it without (make images-offline)")
+    env = os.environ | {"DOCKER_HOST": ENGINE}
+    if subprocess.run([str(trainer / "offline")], env=env, check=False).returncode:  # noqa: S603 - our own
+        raise DemoError("the image could not be built; what is above says why")
+
+
+def docker(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":  # noqa: ANN401 - subprocess's own
+    """Run Docker's command on the demo's engine."""
+    command = ["docker", "--host", ENGINE, *arguments]
+    env = os.environ | {"DOCKER_BUILDKIT": "0"}  # the builder that every engine has
+    return subprocess.run(command, env=env, check=False, **options)  # noqa: S603 - Docker, as the user has it
+
+
+def summarise(job: dict[str, Any], result: dict[str, Any], data: str) -> None:
+    """Say what came out."""
+    say(
+        f"""
+Test accuracy  {result["test_accuracy"]:.2%} of {result["test_examples"]:,} test images, {result["epochs"]} epochs
+Data           {data}
+Pace           {result["steps_per_second"]:.1f} steps/s, {result["examples_per_second"]:,.0f} images/s
+Duration       {job["durationSeconds"]:.1f} s, from the start of the command in its container to its end
+Image          {job["image"]}, {job["imageDigest"]}
+Look at        {job["url"]}
+Kept in        {demo.HOME}"""
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

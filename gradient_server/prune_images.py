@@ -1,0 +1,66 @@
+"""`gradient-server prune --images`: this host's images that jobs brought and nothing uses, listed and removed."""
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from core.errors import StoreUnavailable
+from core.settings import Settings
+from gradient_server.prune import bytes_in_words
+from worker.backends import BACKENDS, make_backend
+from worker.backends.base import BackendError, ImageKeeper, Unused
+
+_ROW = "{:52} {:>10}  {:16} {}"
+
+
+def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
+    """Remove them, or only say which would go; the exit code.
+
+    Raises:
+        StoreUnavailable: No engine of this host answers.
+    """
+    if settings.machines.simulate:
+        print(_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs bring no images.")
+        return 0
+    gone = [one for keeper in _keepers(settings) for one in _prune(keeper, dry_run=dry_run)]
+    print(_json(gone, dry_run=dry_run) if as_json else "\n".join(_lines(gone, dry_run=dry_run)))
+    return 0
+
+
+def _keepers(settings: Settings) -> list[ImageKeeper]:
+    backends = (make_backend(name, settings) for name in BACKENDS if name != "mock")
+    return [backend for backend in backends if isinstance(backend, ImageKeeper)]
+
+
+def _prune(keeper: ImageKeeper, *, dry_run: bool) -> list[Unused]:
+    try:
+        return keeper.prune_images(everything=True, dry_run=dry_run)
+    except BackendError as error:
+        raise StoreUnavailable(
+            f"The container engine does not answer ({error.detail}). Run this where the worker runs; "
+            "GRADIENT_DOCKER__URL names the engine."
+        ) from error
+
+
+def _lines(gone: Sequence[Unused], *, dry_run: bool) -> Iterator[str]:
+    if gone:
+        yield _ROW.format("IMAGE", "BYTES", "LAST USED (UTC)", "CAME BY")
+        for one in gone:
+            used = datetime.fromtimestamp(one.used_at, UTC)
+            came = "building" if one.built else "pulling"
+            yield _ROW.format(one.reference, bytes_in_words(one.bytes), f"{used:%Y-%m-%d %H:%M}", came)
+    count = f"{len(gone)} image{'s' * (len(gone) != 1)} ({bytes_in_words(sum(one.bytes for one in gone))})"
+    yield f"{'Would be removed' if dry_run else 'Removed'}: {count if gone else 'nothing'}."
+
+
+def _json(gone: Sequence[Unused], *, dry_run: bool) -> str:
+    images = [
+        {
+            "reference": one.reference,
+            "bytes": one.bytes,
+            "usedAt": datetime.fromtimestamp(one.used_at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "built": one.built,
+        }
+        for one in gone
+    ]
+    return json.dumps({"dryRun": dry_run, "images": images}, indent=2)

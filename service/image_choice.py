@@ -1,0 +1,65 @@
+"""Which image a job means: short names resolved, builds refused where there is no engine to build on."""
+
+from dataclasses import replace
+
+from core.errors import SpecInvalid
+from core.images import pinned
+from core.jobs.models import Job
+from core.jobs.spec import JobSpec
+from core.machines import MachineType
+from service.deps import OpenStores
+
+_BUILDER = "docker"
+"""The backend that builds images."""
+
+
+def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> str | None:
+    """The image reference that a job's `container` stands for; None: the worker's default, or one that is built.
+
+    Args:
+        stores: The open stores.
+        spec: What is asked for.
+        machine: On what.
+        uploaded: Whether it comes with a folder.
+
+    Raises:
+        SpecInvalid: It is to be built, and cannot be.
+    """
+    if not spec.use_dockerfile:
+        return stores.images.resolve(spec.container, machine).image
+    if not stores.settings.images.builds:
+        raise SpecInvalid(
+            "This service does not build images. Build it yourself, push it, and name it as container.",
+            field="useDockerfile",
+        )
+    backend = stores.backend_for(machine)
+    if backend != _BUILDER:
+        why = "Machine types are simulated here" if backend != machine.backend else f"{machine.name} has no engine"
+        raise SpecInvalid(
+            f"{why}, so no image can be built: leave useDockerfile out, or have the service run jobs in containers "
+            "(GRADIENT_MACHINES__SIMULATE=false).",
+            field="useDockerfile",
+        )
+    if spec.workspace is None and spec.workspace_sha256 is None and not uploaded:
+        raise SpecInvalid(
+            "useDockerfile builds from the workspace's Dockerfile, and there is no workspace. Upload a folder, or name "
+            "a git URL.",
+            field="useDockerfile",
+        )
+    return None
+
+
+def pinned_spec(job: Job) -> JobSpec:
+    """The job's spec, with the image it ran in place of the name it gave.
+
+    Raises:
+        SpecInvalid: Which image it ran is not known, or it built one, which is built again.
+    """
+    spec = job.spec
+    exact = None if spec.use_dockerfile else pinned(job.image or "", job.image_digest)
+    if exact is None:
+        why = "it built its own" if spec.use_dockerfile else "it did not come as far as having one"
+        raise SpecInvalid(
+            f"The image of job {job.id} cannot be pinned: {why}. Clone it without pinImage.", field="pinImage"
+        )
+    return replace(spec, container=exact)

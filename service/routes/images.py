@@ -1,0 +1,27 @@
+"""The short names that `container` may say."""
+
+from fastapi import APIRouter
+
+from core.jobs import held_images
+from service.deps import Reading, Stores
+from service.wire_images import ImageNames, ImageNameView
+
+router = APIRouter(prefix="/images", tags=["images"])
+
+
+@router.get("")
+def list_images(session: Reading, stores: Stores) -> ImageNames:
+    """Every short name for `container`, with the image that it stands for."""
+    return ImageNames(
+        images=[
+            ImageNameView(
+                name=short.name,
+                aliases=list(short.aliases),
+                image=short.image,
+                gpu_image=short.gpu_image,
+                summary=short.summary,
+                hosts=held_images.hosts_with(session, {short.image, short.gpu_image or short.image}),
+            )
+            for short in stores.images
+        ]
+    )

@@ -1,0 +1,215 @@
+"""Images of jobs, from the client to the registry and back."""
+
+import json
+import os
+import subprocess
+import zipfile
+
+import pytest
+from deployment import CLI, SERVER, Deployment, wait_until
+from dockerserver import SHELL, layer
+from registryserver import Registry
+
+DOCKERFILE = f"FROM {SHELL}\nCOPY data.txt /data.txt\nRUN echo a step of the build; cat /data.txt\n"
+
+
+@pytest.fixture(scope="module")
+def registry(docker_server, tmp_path_factory):
+    made = Registry(tmp_path_factory.mktemp("registry") / "r", docker_server.network)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def image(docker_server, registry):
+    """An image with a shell that only the registry has."""
+    with docker_server.client() as client:
+        made = client.create_container(SHELL, ["/none"])["Id"]
+        content = b"".join(client.export(made))
+        client.remove_container(made)
+    return registry.put("team/shell:1", [content, layer({"data": os.urandom(300_000)})])
+
+
+@pytest.fixture(scope="module")
+def service(docker_server, registry, tmp_path_factory):
+    home = tmp_path_factory.mktemp("service") / "home"
+    names = home.parent / "images.toml"
+    names.write_text(f'[shell]\nimage = "{registry.host}/team/shell:1"\nsummary = "a shell"\n')
+    deployment = Deployment(
+        home,
+        GRADIENT_MACHINES__SIMULATE="false",
+        GRADIENT_DOCKER__URL=docker_server.url,
+        GRADIENT_DOCKER__FENCE="off",
+        GRADIENT_DOCKER__NETWORK="none",
+        GRADIENT_IMAGES__FILE=str(names),
+        GRADIENT_IMAGES__IDLE_SECONDS="0",
+        GRADIENT_WORKER__SWEEP_SECONDS="1",
+    )
+    deployment.start_up()
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture
+def cli(service, tmp_path):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
+
+    def run(*arguments, program=CLI):
+        command = [str(program), *arguments]
+        env_here = env | service.environment()
+        return subprocess.run(command, cwd=tmp_path, env=env_here, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture
+def build(service, tmp_path):
+    """Submit a job that builds its image."""
+
+    def submit(dockerfile=DOCKERFILE, **spec):
+        archive = tmp_path / "workspace.zip"
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("Dockerfile", dockerfile)
+            packed.writestr("data.txt", "data of the workspace\n")
+        asked = {"machineType": "CPU", "command": "cat /data.txt; exit 4", "useDockerfile": True} | spec
+        with archive.open("rb") as opened:
+            answer = service.request(
+                "POST",
+                "/jobs",
+                data={"spec": json.dumps(asked)},
+                files={"workspace": ("w.zip", opened, "application/zip")},
+            )
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    return submit
+
+
+def left(server):
+    with server.client() as client:
+        return client.containers(all=True)
+
+
+def test_a_pull_is_seen_with_bytes_and_layers_and_the_digest_is_kept(service, registry, image, cli, docker_server):
+    reference, digest = image
+    registry.behave(bytes_per_second=60_000)
+    job_id = service.submit("exit 6", container="shell")
+
+    def pulling():
+        job = service.job(job_id)
+        return job if job["phase"] == "pulling" and "of 2 layers, 0." in job["phaseDetail"] else None
+
+    seen = wait_until(pulling, "bytes of the pull")
+    assert seen["phaseDetail"].startswith(f"{reference}: 0 of 2 layers, ")
+    assert (seen["state"], seen["image"], seen["imageDigest"]) == ("Pending", reference, None)
+    registry.behave()
+    job = service.wait_ended(job_id)
+    assert (job["exitCode"], job["container"], job["imageDigest"]) == (6, "shell", digest)
+    begun = [one for one in service.events(job_id) if one["phase"] == "pulling"]
+    assert len(begun) == 1, "its beginning is an event, not each of its figures"
+    shown = cli("jobs", "show", job_id).stdout
+    assert reference in shown
+    assert digest in shown
+    assert digest in service.request("GET", f"/ui/jobs/{job_id}").text
+
+    cloned = cli("jobs", "clone", job_id, "--pinImage", "--detach").stdout.strip()
+    again = service.wait_ended(cloned)
+    assert (again["container"], again["exitCode"], again["imageDigest"]) == (digest, 6, digest)
+    assert left(docker_server) == []
+
+
+def test_hosts_tell_what_they_hold(service, image, cli):
+    service.wait_ended(service.submit("true", container="shell"))
+    reference, _ = image
+    wait_until(
+        lambda: {one["name"]: one for one in service.request("GET", "/images").json()["images"]}["shell"]["hosts"] == 1,
+        "the host's report",
+    )
+    listed = cli("images", "list").stdout
+    assert "shell" in listed
+    assert reference in listed
+
+
+def test_images_that_jobs_brought_can_be_pruned(service, image, cli):
+    service.wait_ended(service.submit("true", container="shell"))
+    reference, _ = image
+    dry = cli("prune", "--images", "--dry-run", program=SERVER)
+    assert dry.returncode == 0, dry.stderr
+    assert reference in dry.stdout
+    assert "Would be removed: " in dry.stdout
+    done = cli("prune", "--images", program=SERVER)
+    assert "\nRemoved: " in done.stdout
+    assert reference in done.stdout
+    assert "Removed: nothing" in cli("prune", "--images", program=SERVER).stdout
+
+
+def test_a_job_builds_its_image_and_runs_in_it(service, build, docker_server):
+    job = service.wait_ended(build())
+    assert (job["exitCode"], job["reason"], job["useDockerfile"], job["image"]) == (4, "exit_nonzero", True, None)
+    assert job["imageDigest"].startswith("sha256:")
+    log = service.raw_log(job["id"]).decode()
+    assert "Step 1/3" in log
+    assert "a step of the build\ndata of the workspace\n" in log
+    assert log.endswith("data of the workspace\n")
+    assert left(docker_server) == []
+
+
+def test_the_log_of_a_build_is_seen_while_it_is_built(service, build, docker_server):
+    job_id = build(f"FROM {SHELL}\nRUN echo slow step; sleep 600\n")
+    wait_until(lambda: b"\nslow step\n" in service.raw_log(job_id), "the step's output")
+    assert (service.job(job_id)["state"], service.job(job_id)["phase"]) == ("Pending", "building")
+    service.request("POST", f"/jobs/{job_id}/stop")
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["reason"]) == ("Cancelled", "stopped_by_user")
+    wait_until(lambda: left(docker_server) == [], "the step to be ended")
+
+
+def test_a_build_alone_is_pushed_and_runs_nothing(service, build, registry, docker_server):
+    job = service.wait_ended(build(buildOnly=True, registryTarget=f"{registry.host}/team/made:1", command=""))
+    assert (job["state"], job["reason"], job["exitCode"]) == ("Stopped", "built", 0)
+    assert job["imageDigest"].startswith(f"{registry.host}/team/made@sha256:")
+    assert job["imageDigest"] in job["message"]
+    assert registry.has("team/made:1")
+    assert b"a step of the build" in service.raw_log(job["id"])
+    assert left(docker_server) == []
+    ran = service.wait_ended(service.submit("cat /data.txt", container=job["imageDigest"]))
+    assert ran["state"] == "Stopped"
+    assert service.raw_log(ran["id"]) == b"data of the workspace\n"
+
+
+def test_a_build_that_fails_says_so(service, build):
+    job = service.wait_ended(build(f"FROM {SHELL}\nRUN exit 9\n"))
+    assert (job["state"], job["reason"], job["exitCode"]) == ("Error", "image_build", None)
+    assert "non-zero code: 9" in job["message"]
+    assert b"non-zero code: 9" in service.raw_log(job["id"])
+
+
+@pytest.mark.faults
+def test_a_build_goes_on_under_another_worker(docker_server, tmp_path):
+    """The worker dies while it builds: the next one builds anew, and the job runs once."""
+    deployment = Deployment(
+        tmp_path / "home",
+        GRADIENT_MACHINES__SIMULATE="false",
+        GRADIENT_DOCKER__URL=docker_server.url,
+        GRADIENT_DOCKER__FENCE="off",
+        GRADIENT_DOCKER__NETWORK="none",
+    )
+    try:
+        deployment.start_api()
+        worker = deployment.start_worker()
+        archive = tmp_path / "w.zip"
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("Dockerfile", f"FROM {SHELL}\nRUN echo first; sleep 2\nRUN echo second\n")
+        spec = {"machineType": "CPU", "command": "echo ran", "useDockerfile": True}
+        files = {"workspace": ("w.zip", archive.read_bytes(), "application/zip")}
+        job_id = deployment.request("POST", "/jobs", data={"spec": json.dumps(spec)}, files=files).json()["id"]
+        wait_until(lambda: b"\nfirst\n" in deployment.raw_log(job_id), "its first step")
+        worker.kill()
+        deployment.start_worker()
+        job = deployment.wait_ended(job_id)
+        log = deployment.raw_log(job_id)
+    finally:
+        deployment.stop()
+    assert (job["state"], job["attempt"]) == ("Stopped", 1)
+    assert log.count(b"\nran\n") == 1
+    assert left(docker_server) == []

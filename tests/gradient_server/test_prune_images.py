@@ -1,0 +1,66 @@
+"""`gradient-server prune --images`, where there is an engine, and where there is none."""
+
+import json
+
+import pytest
+
+from core.errors import StoreUnavailable
+from core.settings import DockerSettings, MachineSettings, Settings
+from gradient_server import prune_images
+from worker.backends.base import Unused
+from worker.backends.docker.backend import DockerBackend
+
+UNUSED = [Unused("team/old:1", 1_500_000, 0.0, built=False), Unused("gradient-jobs/j1:1", 500_000, 60.0, built=True)]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    docker = DockerSettings(url=f"unix://{tmp_path}/none.sock", timeout_seconds=1)
+    return Settings(home=tmp_path / "home", machines=MachineSettings(simulate=False), docker=docker)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """An engine with two images to remove; how it was asked."""
+    found = []
+
+    def prune(_backend, **how):
+        found.append(how)
+        return UNUSED
+
+    monkeypatch.setattr(DockerBackend, "prune_images", prune)
+    return found
+
+
+@pytest.mark.parametrize(("dry_run", "verb"), [(True, "Would be removed"), (False, "Removed")])
+def test_what_goes_is_listed(settings, asked, capsys, dry_run, verb):
+    assert prune_images.run(settings, dry_run=dry_run, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["team/old:1", "1.5", "MB", "1970-01-01", "00:00", "pulling"]
+    assert lines[2].split()[-1] == "building"
+    assert lines[-1] == f"{verb}: 2 images (2.0 MB)."
+    assert asked == [{"everything": True, "dry_run": dry_run}]
+
+
+@pytest.mark.usefixtures("asked")
+def test_as_json(settings, capsys):
+    prune_images.run(settings, dry_run=True, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["dryRun"] is True
+    assert found["images"][0] == {
+        "reference": "team/old:1",
+        "bytes": 1_500_000,
+        "usedAt": "1970-01-01T00:00:00Z",
+        "built": False,
+    }
+
+
+def test_without_an_engine_it_says_where_to_run_it(settings):
+    with pytest.raises(StoreUnavailable, match="Run this where the worker runs"):
+        prune_images.run(settings, dry_run=True, as_json=False)
+
+
+def test_simulated_machines_have_no_images(settings, capsys):
+    simulated = settings.model_copy(update={"machines": MachineSettings()})
+    assert prune_images.run(simulated, dry_run=False, as_json=False) == 0
+    assert "simulated" in capsys.readouterr().out

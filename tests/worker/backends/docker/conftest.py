@@ -1,0 +1,68 @@
+"""A registry that a private engine pulls from, and images to pull."""
+
+import os
+
+import pytest
+from dockerserver import layer
+from registryserver import Registry
+
+from core.settings import ImageSettings, Settings
+from worker.backends.docker.engine import Engine
+from worker.backends.docker.images import Images
+
+
+@pytest.fixture
+def registry(docker_server, tmp_path):
+    """A registry that the shared engine can reach, and nobody else."""
+    made = Registry(tmp_path / "registry", docker_server.network)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def clean_engine(docker_server):
+    """The shared engine; images that a test leaves are gone afterwards."""
+    with docker_server.client() as client:
+        before = {one["Id"] for one in client.images()}
+    yield docker_server
+    with docker_server.client() as client:
+        for one in client.images():
+            if one["Id"] not in before:
+                client.remove_image(one["Id"], force=True)
+
+
+@pytest.fixture
+def unlike():
+    """Layers that no other test has: what an engine has it does not pull again."""
+
+    def make(count=1, size=1000):
+        return [layer({f"data-{number}": os.urandom(size)}) for number in range(count)]
+
+    return make
+
+
+class Store:
+    """The images of one engine under one GRADIENT_HOME."""
+
+    def __init__(self, server, home, images=None, **docker):
+        self.settings = Settings(home=home, docker=server.settings(**docker), images=ImageSettings(**(images or {})))
+        self.engine = Engine(self.settings.docker)
+        self.images = Images(self.engine, self.settings)
+        self.told = []
+        self.client = server.client
+
+    def have(self, reference, **how):
+        return self.images.have(reference, lambda *what: self.told.append(what), **how)
+
+    def ours(self):
+        """Names of the images in the ledger."""
+        with self.images.ledger().open() as page:
+            return sorted(name for entry in page.images.values() for name in entry.references)
+
+
+@pytest.fixture
+def store(clean_engine, tmp_path):
+    def make(images=None, **docker):
+        return Store(clean_engine, tmp_path / "home", images, **{"pull": "missing"} | docker)
+
+    return make

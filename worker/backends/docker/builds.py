@@ -1,0 +1,250 @@
+"""Images built from a workspace's Dockerfile, by the engine's own builder; pushed where the job says.
+
+What the builder prints goes into the job's log. A built image has a name of its own, `gradient-jobs/<job>:<attempt>`;
+it stays for a while as a cache for the next build and is then removed like any other that a job brought.
+"""
+
+import logging
+import os
+import re
+import stat
+from pathlib import Path
+from typing import IO, Any, cast
+
+from docker.auth import encode_header
+from docker.utils import parse_repository_tag
+from docker.utils.build import tar
+
+from core.images import canonical
+from core.settings import Settings
+from worker.backends.base import BackendError, LaunchSpec, Progress
+from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.backends.docker.images import Auth, Image, Images, Layers, Pace, auth_header
+from worker.backends.docker.ledger import Ledger
+from worker.backends.docker.streams import Message, Work, messages
+
+logger = logging.getLogger(__name__)
+
+BUILT = "gradient-jobs"
+"""Repositories of built images begin with this."""
+
+_STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
+_LAYER = re.compile(r" ---> ([0-9a-f]{12,64})\n\Z")
+_FETCHED = re.compile(r"Status: Downloaded newer image for (\S+)\Z")
+_LONGEST_STEP = 100
+_MIB = 1024**2
+
+
+def built_name(spec: LaunchSpec) -> str:
+    """The name of the image that an attempt builds."""
+    return f"{BUILT}/{spec.job_id}:{spec.attempt}"
+
+
+class Builds:
+    """Builds and pushes on one engine."""
+
+    def __init__(self, engine: Engine, images: Images, settings: Settings) -> None:
+        self._engine = engine
+        self._images = images
+        self._settings = settings
+
+    def make(
+        self,
+        spec: LaunchSpec,
+        progress: Progress,
+        *,
+        network: str,
+        memory_bytes: int,
+        auth: Auth | None = None,
+        push_auth: Auth | None = None,
+    ) -> Image:
+        """Build the attempt's image, or find it built, and push it if it has a target.
+
+        Args:
+            spec: With what is to be built.
+            progress: Told the step it is at.
+            network: That its steps run on.
+            memory_bytes: Memory of a step, at most.
+            auth: Credentials for the registry that it builds upon.
+            push_auth: Credentials for the registry of its target.
+
+        Raises:
+            BackendError: It cannot be built or pushed.
+            EngineAway: The engine does not answer.
+        """
+        build, name = spec.build, built_name(spec)
+        if build is None:
+            raise BackendError("image_build", "nothing is to be built")
+        ledger = self._images.ledger()
+        if self._images.find(name) is None:
+            memory = self._settings.images.build_memory_mb
+            limit = spec.memory_bytes or (memory * _MIB if memory else memory_bytes)
+            self._build(spec, progress, ledger, _params(name, build.dockerfile, network, limit), auth)
+        image = self._images.find(name)
+        if image is None:
+            raise BackendError("image_build", "it was built and is not there")
+        with ledger.open() as page:
+            page.bring(image.id, name, built=True)
+        if build.target is None:
+            return image
+        return Image(image.id, self._push(build.target, image, progress, ledger, push_auth))
+
+    def _build(
+        self, spec: LaunchSpec, progress: Progress, ledger: Ledger, params: dict[str, Any], auth: Auth | None
+    ) -> None:
+        seconds = self._settings.images.build_seconds
+        late = BackendError("image_build", f"it was not built within {seconds:.0f} seconds")
+        pace = Pace("building", progress, seconds, late)
+        transcript = _Transcript(spec.control / "log", pace)
+        try:
+            with _context(spec.workspace, params["dockerfile"]) as context:
+                work = Work("/build", params, _build_headers(auth), context)
+                for message in messages(self._engine, work, pace.check):
+                    transcript.note(message)
+                    if "error" in message:
+                        raise BackendError("image_build", str(message["error"]).strip())
+        except EngineRefused as error:
+            raise BackendError("image_build", error.detail) from error
+        finally:
+            transcript.close()
+            self._keep(ledger, transcript)
+
+    def _keep(self, ledger: Ledger, transcript: "_Transcript") -> None:
+        """What a build has brought is ours to remove: what it was built upon, and how far it came."""
+        try:
+            for reference in transcript.fetched:
+                fetched = self._images.find(reference)
+                with ledger.open() as page:
+                    if fetched is not None:
+                        page.bring(fetched.id, canonical(reference))
+            layer = self._images.find(transcript.layer) if transcript.made and transcript.layer else None
+            if layer is not None:
+                with ledger.open() as page:
+                    page.bring(layer.id, None, built=True)
+        except (EngineAway, BackendError):
+            logger.warning("build_not_noted", exc_info=True)
+
+    def _push(self, target: str, image: Image, progress: Progress, ledger: Ledger, auth: Auth | None) -> str:
+        """Push under the target's name, which the image has only until then; the digest it got."""
+        name = canonical(target)
+        repository, tag = parse_repository_tag(name)
+        seconds = self._settings.docker.pull_seconds
+        late = BackendError("image_push", f"{target}: not pushed within {seconds:.0f} seconds")
+        pace = Pace("pushing", progress, seconds, late)
+        pace.words = target
+        with ledger.naming(name):
+            there = self._images.find(name)
+            if there is not None and there.id != image.id:
+                raise BackendError("image_push", f"{target} is the name of another image on this machine")
+            try:
+                self._engine.call(lambda api: api.tag(image.id, repository, tag, force=False))
+                return self._watch_push(repository, tag or "latest", pace, auth)
+            except EngineRefused as error:
+                raise BackendError("image_push", f"{target}: {error.detail}") from error
+            finally:
+                if there is None:
+                    self._untag(name)
+
+    def _watch_push(self, repository: str, tag: str, pace: Pace, auth: Auth | None) -> str:
+        # The engine wants this header, also where there is nothing to say in it.
+        header = {"X-Registry-Auth": "e30="} | auth_header(self._engine, repository, auth)
+        work = Work(f"/images/{repository}/push", {"tag": tag}, header)
+        layers, digest = Layers(), ""
+        for message in messages(self._engine, work, pace.check):
+            if "error" in message:
+                raise BackendError("image_push", f"{repository}:{tag}: {message['error']}")
+            layers.note(message)
+            pace.words = f"{repository}:{tag}: {layers}"
+            digest = (message.get("aux") or {}).get("Digest") or digest
+        if not digest:
+            raise BackendError("image_push", f"{repository}:{tag}: the registry gave it no digest")
+        return f"{repository}@{digest}"
+
+    def _untag(self, name: str) -> None:
+        try:
+            self._engine.call(lambda api: api.remove_image(name))
+        except (EngineAway, EngineRefused):
+            logger.warning("push_target_not_untagged", exc_info=True, extra={"image": name})
+
+
+class _Transcript:
+    """What a build prints: into the job's log, and told by its steps."""
+
+    def __init__(self, log: Path, pace: Pace) -> None:
+        # The job has not begun, but an earlier try of this attempt may have left anything in its place.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._log = os.fdopen(os.open(log, flags, 0o600), "ab", buffering=0)
+        self._pace = pace
+        pace.words = "sending the workspace to the engine"
+        self.fetched: list[str] = []
+        self.layer: str | None = None
+        """The last image that it came to."""
+        self.made = False
+        """Whether it ran a step: else that image is what it began with."""
+
+    def note(self, message: Message) -> None:
+        """Take one message."""
+        text = message.get("stream") or (f"{message['error']}\n" if "error" in message else "")
+        if text:
+            self._log.write(text.encode())
+        step, layer = _STEP.match(text), _LAYER.match(text)
+        if step:
+            self._pace.words = f"step {step[1]} of {step[2]}: {step[3][:_LONGEST_STEP]}"
+            self.made = self.made or not step[3].startswith(("FROM", "ARG"))
+        if layer:
+            self.layer = layer[1]
+        fetched = _FETCHED.match(str(message.get("status", "")))
+        if fetched:
+            self.fetched.append(fetched[1])
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+
+def _params(name: str, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
+    return {
+        "t": name,
+        "dockerfile": dockerfile,
+        "rm": True,
+        "forcerm": True,  # also what a failed step leaves
+        "networkmode": network,
+        "memory": memory_bytes,
+        "memswap": memory_bytes,
+    }
+
+
+def _build_headers(auth: Auth | None) -> dict[str, str]:
+    header = {"Content-Type": "application/x-tar"}
+    if auth is not None and "serveraddress" in auth:
+        header["X-Registry-Config"] = encode_header({auth["serveraddress"]: auth}).decode("ascii")
+    return header
+
+
+def _context(workspace: Path, dockerfile: str) -> IO[bytes]:
+    """The workspace as the builder gets it, less what its .dockerignore leaves out.
+
+    Raises:
+        BackendError: There is no such Dockerfile in the workspace.
+    """
+    _require_file(workspace, dockerfile)
+    return cast("IO[bytes]", tar(workspace, exclude=_ignored(workspace), dockerfile=(dockerfile, None)))
+
+
+def _require_file(workspace: Path, dockerfile: str) -> None:
+    path = workspace / dockerfile
+    try:
+        inside = path.resolve(strict=True).is_relative_to(workspace.resolve())
+        regular = stat.S_ISREG(path.lstat().st_mode)
+    except (OSError, RuntimeError):
+        raise BackendError("image_build", f"{dockerfile} is not in the workspace") from None
+    if not inside or not regular:
+        raise BackendError("image_build", f"{dockerfile} is no file of the workspace itself")
+
+
+def _ignored(workspace: Path) -> list[str]:
+    path = workspace / ".dockerignore"
+    if path.is_symlink() or not path.is_file():
+        return []
+    lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

@@ -1,0 +1,144 @@
+"""Which images on this host are there because of us, and when a job last used each of them.
+
+An engine remembers neither. The ledger is a file of its engine, by the engine's own id, beside everything else that is
+kept; workers of one host share it under a lock. Images that are not in it were brought by somebody else, and are never
+removed.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9-]")
+
+
+@dataclass(slots=True)
+class Entry:
+    """An image that we brought.
+
+    Attributes:
+        used_at: When a job last used it, Unix seconds.
+        built: Whether it was built here, not pulled.
+        references: The names we gave it here; others that it has are somebody else's.
+    """
+
+    used_at: float
+    built: bool = False
+    references: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Pull:
+    """A pull that was begun: what it brings is ours, also if we do not live to say so.
+
+    Attributes:
+        at: When, Unix seconds.
+        before: Id of the image that had the name until then; None: there was none.
+    """
+
+    at: float
+    before: str | None
+
+
+@dataclass(slots=True)
+class Page:
+    """What the ledger holds, by image id, and by reference."""
+
+    images: dict[str, Entry] = field(default_factory=dict)
+    pulls: dict[str, Pull] = field(default_factory=dict)
+
+    def bring(self, image_id: str, reference: str | None, *, built: bool = False) -> None:
+        """An image is here because of us, and used now."""
+        entry = self.images.setdefault(image_id, Entry(time.time(), built))
+        entry.used_at = time.time()
+        if reference is not None and reference not in entry.references:
+            entry.references.append(reference)
+
+    def settle(self, reference: str, now_id: str | None) -> None:
+        """A pull is over, or was by somebody who died: what came by it is ours."""
+        pull = self.pulls.pop(reference, None)
+        if pull is not None and now_id not in {None, pull.before}:
+            self.bring(str(now_id), reference)
+
+
+class Ledger:
+    """The ledger of one engine.
+
+    Args:
+        folder: Where ledgers are kept.
+        engine_id: As the engine tells it.
+    """
+
+    def __init__(self, folder: Path, engine_id: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = folder
+        self._path = folder / f"{_UNSAFE.sub('', engine_id) or 'engine'}.json"
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Page]:
+        """The ledger, for this caller alone; what was changed in it is kept."""
+        with self._locked(self._path.with_suffix(".lock"), fcntl.LOCK_EX):
+            page = self._read()
+            before = asdict(page)
+            yield page
+            if asdict(page) != before:
+                self._write(page)
+
+    @contextlib.contextmanager
+    def naming(self, reference: str) -> Iterator[None]:
+        """Hold a name that an image has only while it is pushed: no job may take it for the registry's."""
+        with self._locked(self._name_lock(reference), fcntl.LOCK_EX):
+            yield
+
+    def is_named(self, reference: str) -> bool:
+        """Whether somebody holds the name just now."""
+        path = self._name_lock(reference)
+        if not path.exists():
+            return False
+        try:
+            with self._locked(path, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                return False
+        except BlockingIOError:
+            return True
+
+    def _name_lock(self, reference: str) -> Path:
+        return self._folder / f"name-{hashlib.sha256(reference.encode()).hexdigest()[:32]}.lock"
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path, how: int) -> Iterator[None]:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, how)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _read(self) -> Page:
+        try:
+            kept: dict[str, Any] = json.loads(self._path.read_bytes())
+            return Page(
+                {image: Entry(**entry) for image, entry in kept["images"].items()},
+                {reference: Pull(**pull) for reference, pull in kept["pulls"].items()},
+            )
+        except FileNotFoundError:
+            return Page()
+        except (ValueError, KeyError, TypeError, AttributeError):
+            # Then none of the images is known to be ours, and none is removed.
+            logger.warning("image_ledger_unreadable", extra={"path": str(self._path)})
+            return Page()
+
+    def _write(self, page: Page) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(page)), encoding="utf-8")
+        new.replace(self._path)
