@@ -22,7 +22,19 @@ from service.auth import require_key_or_session
 from service.deps import OpenStores
 from service.middleware import BodyLimit, RequestContext, SameSite
 from service.prometheus import Measured, Measures
-from service.routes import artifacts, health, jobs, logs, machine_types, metrics, operations, projects, workspaces
+from service.routes import (
+    artifacts,
+    health,
+    jobs,
+    logs,
+    machine_types,
+    metrics,
+    operations,
+    projects,
+    registries,
+    secrets,
+    workspaces,
+)
 from service.sessions import Sessions, load_secret
 from service.streams import Streams
 from service.tracing import Traced
@@ -89,7 +101,8 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(Traced)
     app.add_middleware(Measured, measures=stores.measures)
     app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
-    for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces, operations):
+    nouns = (jobs, logs, artifacts, metrics, machine_types, projects, secrets, registries, workspaces, operations)
+    for noun in nouns:
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
     return app

@@ -7,17 +7,18 @@ from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
-from core import tracing
+from core import credentials, tracing
 from core.archives import ArchiveLimits
 from core.db import on_commit
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.failpoints import failpoint
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, projects, queries
 from core.jobs.lifecycle import Submission
 from core.jobs.models import Job, Project
 from core.jobs.offers import Offers, offers
 from core.jobs.spec import MAX_NAME, JobSpec, check_label
 from core.machines import MachineType
+from core.vault import Vault
 from service.deps import OpenStores
 from service.uploads import Body
 from service.views import machine_type_view, resolved_view, submitted_view
@@ -94,6 +95,8 @@ def _submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[Job, bool]:
             trace_parent=tracing.trace_parent(),
         )
         job, made = _write(session, stores, submission)
+        if made and checked.asked.registry_password:
+            credentials.keep_login(session, Vault(stores.settings), job.id, checked.asked.registry_password)
     return _noted(job, made=made)
 
 
@@ -142,7 +145,15 @@ def clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[JobView, boo
 
 def _clone(stores: OpenStores, origin: Origin, job_id: str) -> tuple[Job, bool]:
     with stores.database.read() as session:
-        spec = queries.get(session, job_id).spec
+        original = queries.get(session, job_id)
+        spec = original.spec
+        credentials.check_named(session, spec, original.project_id)
+    if spec.registry_username is not None:
+        raise SpecInvalid(
+            f"Job {job_id} came with a password for its registry, which is not kept for another job. Submit it again "
+            "with the password, or store it for all jobs with `gradient-cli registries set`.",
+            field="registryPassword",
+        )
     machine = stores.catalogue.get(spec.machine_type)
     if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
         raise WorkspaceNotFound(
@@ -204,7 +215,22 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
     if asked.project_id is not None:
         with stores.database.read() as session:
             queries.project(session, asked.project_id)
+    with stores.database.read() as session:
+        project_id = asked.project_id or projects.known_id(session, asked.project or DEFAULT_PROJECT)
+        credentials.check_named(session, spec, project_id)
+    _check_registry(asked)
     return _Checked(asked, spec, machine)
+
+
+def _check_registry(asked: SubmitJob) -> None:
+    username, password = asked.registry_username, asked.registry_password
+    if bool(username) != bool(password):
+        raise SpecInvalid(
+            "Signing in to a registry takes both registryUsername and registryPassword; give the other one too.",
+            field="registryPassword" if username else "registryUsername",
+        )
+    if username and password:
+        credentials.check_login(username, password, "registryUsername", "registryPassword")
 
 
 def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:
@@ -259,7 +285,8 @@ def _answer(stores: OpenStores, job: Job) -> JobView:
 
 def _canonical(asked: SubmitJob) -> bytes:
     # Not the archive's sha256: a repeat may send it for the archive itself, which is the same request.
-    fields = asked.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256"})
+    # Nor the password: what is stored of a request must be of no help in guessing it.
+    fields = asked.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256", "registry_password"})
     return json.dumps(fields, sort_keys=True).encode()
 
 

@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from core import retention
 from core.errors import SpecInvalid
 from core.jobs import queries
-from core.jobs.models import Event, Job, Project
+from core.jobs.holds import ports_of
+from core.jobs.models import Event, HeldPort, Job, Project
 from core.jobs.offers import Offers
 from core.jobs.projects import Live
 from core.jobs.queries import JobFilter
@@ -20,6 +21,7 @@ from core.machines import Catalogue, MachineType
 from core.retention import Kind, Removed
 from core.settings import RetentionSettings
 from service.deps import OpenStores
+from service.links import port_views
 from service.removed import removed_view
 from service.wire import EventView, JobView, ListJobs, MachineTypeView, ProjectView, ResolvedJob
 
@@ -76,7 +78,7 @@ def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
 def submitted_view(session: Session, stores: OpenStores, job: Job) -> JobView:
     """The answer to a submission: neither place nor estimate, which cost the more the longer the queue is."""
     project = queries.project_names(session, [job])[job.project_id]
-    return _job_view(job, project, None, (), stores.settings.public_url, datetime.now(UTC))
+    return _job_view(job, project, None, (), (), stores.settings.public_url, datetime.now(UTC))
 
 
 def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
@@ -84,15 +86,30 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     names = queries.project_names(session, jobs)
     waits = waiting_of(session, jobs)
     removed = retention.removed(session, jobs)
+    ports = ports_of(session, jobs)
     public_url, current = stores.settings.public_url, datetime.now(UTC)
     return [
-        _job_view(job, names[job.project_id], waits.get(job.id), removed.get(job.id, ()), public_url, current)
+        _job_view(
+            job,
+            names[job.project_id],
+            waits.get(job.id),
+            removed.get(job.id, ()),
+            ports.get(job.id, ()),
+            public_url,
+            current,
+        )
         for job in jobs
     ]
 
 
 def _job_view(
-    job: Job, project: str, waits: Waiting | None, removed: Sequence[Removed], public_url: str, current: datetime
+    job: Job,
+    project: str,
+    waits: Waiting | None,
+    removed: Sequence[Removed],
+    ports: Sequence[HeldPort],
+    public_url: str,
+    current: datetime,
 ) -> JobView:
     spec = job.spec
     reason, message = reason_of(job, waits, current)
@@ -109,6 +126,7 @@ def _job_view(
         message=message,
         exit_code=job.exit_code if job.state not in {JobState.QUEUED, JobState.STARTING} else None,
         **_spec_fields(spec),
+        ports=port_views(spec, ports),
         machine_type=job.machine_type,
         backend=job.backend,
         simulated=job.simulated,
@@ -143,6 +161,7 @@ class _SpecFields(TypedDict):
     cpus: float | None
     memory_mb: int | None
     tags: list[str]
+    registry_username: str | None
 
 
 def _spec_fields(spec: JobSpec) -> _SpecFields:
@@ -159,6 +178,7 @@ def _spec_fields(spec: JobSpec) -> _SpecFields:
         "cpus": spec.cpus,
         "memory_mb": spec.memory_mb,
         "tags": list(spec.tags),
+        "registry_username": spec.registry_username,
     }
 
 
@@ -246,6 +266,7 @@ def resolved_view(spec: JobSpec, machine: MachineType, backend: str, project: Ma
         backend=backend,
         simulated=backend != machine.backend,
         **_spec_fields(spec),
+        ports=port_views(spec),
     )
 
 

@@ -58,13 +58,23 @@ def parse(model: type[R], raw: bytes) -> R:
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
+        hidden = {field.alias or name for name, field in model.model_fields.items() if field.repr is False}
         known = [field.alias or name for name, field in model.model_fields.items()]
         found = [
-            {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"], "input": one["input"]}
+            {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"]}
+            # A text that is no JSON is all of the request.
+            | {"input": None if hidden & {*one["loc"]} or (hidden and not one["loc"]) else one["input"]}
             | ({"ctx": {"known": known}} if one["type"] == "extra_forbidden" else {})
             for one in error.errors(include_url=False, include_context=False)
         ]
         raise RequestValidationError(found) from error
+
+
+def _ports(given: object, check: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return check(given)
+    except ValidationError:
+        raise ValueError("must be texts such as 8888:8888, as a list or comma separated") from None
 
 
 class SubmitJob(Request):
@@ -88,6 +98,15 @@ class SubmitJob(Request):
     cpus: float | None = Field(None, description="limit of CPUs")
     memory_mb: int | None = Field(None, description="limit of memory, MiB")
     tags: list[str] | None = Field(None, description="for finding it again")
+    ports: Annotated[list[str] | str | None, WrapValidator(_ports)] = Field(
+        None,
+        description="what it is to be reached at: `external:internal[:scheme]`, as a list or comma separated; external "
+        "0 or left out: any free one of the host's",
+    )
+    registry_username: str | None = Field(None, description="who signs in to the container's registry, for this job")
+    registry_password: str | None = Field(
+        None, description="with which password; kept encrypted until the job has ended", repr=False
+    )
 
     def spec(self, workspace_sha256: str | None) -> JobSpec:
         """What was asked for, checked for its meaning.
@@ -99,10 +118,21 @@ class SubmitJob(Request):
             SpecInvalid: With the field and the fix.
         """
         given = self.model_dump(
-            exclude_none=True, exclude={"project", "project_id", "workspace", "workspace_sha256", "tags"}
+            exclude_none=True,
+            exclude={
+                *("project", "project_id", "workspace", "workspace_sha256", "tags", "ports"),
+                *("registry_username", "registry_password"),
+            },
         )
         workspace = None if self.workspace in {None, "", "none"} else self.workspace
-        return JobSpec(**given, workspace=workspace, workspace_sha256=workspace_sha256, tags=tuple(self.tags or ()))
+        return JobSpec(
+            **given,
+            workspace=workspace,
+            workspace_sha256=workspace_sha256,
+            tags=tuple(self.tags or ()),
+            ports=(self.ports,) if isinstance(self.ports, str) else tuple(self.ports or ()),
+            registry_username=self.registry_username or None,
+        )
 
 
 class Filters(BaseModel):
@@ -174,6 +204,14 @@ class ErrorView(View):
     error: ErrorDetail
 
 
+class PortView(View):
+    """What a job is reached at."""
+
+    internal: int = Field(description="what the job listens on; a process without a container: `external`")
+    external: int | None = Field(description="the host's port; null where the host has yet to choose one")
+    url: str | None = Field(description="link, while a host runs the job")
+
+
 class RemovedView(View):
     """What a policy removed of a job."""
 
@@ -211,6 +249,8 @@ class JobView(View):
     cpus: float | None
     memory_mb: int | None
     tags: list[str]
+    ports: list[PortView]
+    registry_username: str | None
     parent_job_id: str | None
     created_at: Time
     started_at: Time | None
@@ -285,6 +325,8 @@ class ResolvedJob(View):
     cpus: float | None
     memory_mb: int | None
     tags: list[str]
+    ports: list[PortView]
+    registry_username: str | None
 
 
 class DryRun(View):
@@ -426,3 +468,46 @@ class Readiness(View):
 
     status: str
     checks: dict[str, str]
+
+
+class SetSecret(Request):
+    """What jobs get that name the secret."""
+
+    value: str = Field(description="up to 64 KiB; never shown again", repr=False)
+
+
+class SecretView(View):
+    """A secret, without its value."""
+
+    name: str
+    project_id: str | None = Field(description="whose jobs may use it; null: every project's")
+    created_at: Time
+    updated_at: Time
+
+
+class Secrets(View):
+    """Secrets, by name."""
+
+    secrets: list[SecretView]
+
+
+class SetRegistry(Request):
+    """How to sign in to a registry."""
+
+    username: str
+    password: str = Field(description="or a token; never shown again", repr=False)
+
+
+class RegistryView(View):
+    """A registry that jobs' images may come from, without its password."""
+
+    host: str
+    username: str
+    created_at: Time
+    updated_at: Time
+
+
+class Registries(View):
+    """Registries, by host."""
+
+    registries: list[RegistryView]

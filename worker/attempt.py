@@ -21,7 +21,8 @@ from core.jobs.models import Job
 from core.jobs.moves import note_sizes
 from core.jobs.states import JobState
 from worker.backends import base
-from worker.backends.base import BackendError, Handle, LaunchSpec
+from worker.backends.base import BackendError, Handle, LaunchSpec, PortMap
+from worker.grants import Grants
 from worker.host import Host
 from worker.signals import Detached, Signals
 from worker.tracing import AttemptSpans
@@ -233,6 +234,8 @@ class AttemptRun:
 
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, cards = self.job.spec, self._scratch, self._cards()
+        grants = Grants(self._host.settings, self._host.database, self.job)
+        ports = grants.ports()
         self._host.storage.joinpath("datasets").mkdir(parents=True, exist_ok=True)
         return LaunchSpec(
             name=scratch.name,
@@ -241,7 +244,7 @@ class AttemptRun:
             machine_type=self.job.machine_type,
             command=spec.command,
             container=spec.container,
-            env=spec.env_vars | self._service_env(cards),
+            env=grants.environment() | self._service_env(cards) | self._port_env(ports),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=self._host.storage,
@@ -250,7 +253,14 @@ class AttemptRun:
             cpus=spec.cpus,
             memory_bytes=spec.memory_mb * 1024**2 if spec.memory_mb is not None else None,
             stop_grace=spec.stop_grace,
+            ports=ports,
+            login=grants.login,
         )
+
+    def _port_env(self, ports: tuple[PortMap, ...]) -> dict[str, str]:
+        """Where the job has to listen: on its own ports in a container, else on those of the host that it was given."""
+        contained = self._backend.capabilities.containers
+        return {f"GRADIENT_PORT_{port.internal}": str(port.internal if contained else port.external) for port in ports}
 
     def _service_env(self, cards: tuple[str, ...]) -> dict[str, str]:
         """What a job finds in its environment, the same for every backend."""

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from core.db import now
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
+from core.jobs.holds import any_ports, want_ports
 from core.jobs.models import Job, Metric, Project
 from core.jobs.moves import all_rows, guarded, insert_once, move, moved_by, note_attempt, record, ring
 from core.jobs.spec import JobSpec
@@ -95,6 +96,7 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "cards": submission.machine.cards,
         "cpus": spec.cpus,
         "memory_mb": spec.memory_mb,
+        "any_ports": any_ports(spec),
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
@@ -102,6 +104,7 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
     job: Job | None = session.scalars(_new_job(session.get_bind().dialect.name), values).one_or_none()
     if job is None:
         return _submitted_before(session, submission), False
+    want_ports(session, job)
     record(session, job, "submitted", to_state=JobState.QUEUED)
     ring(session, job)
     return job, True

@@ -10,9 +10,11 @@ import logging
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from core.image_registry import Login
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,21 @@ Progress = Callable[[str, str | None], None]
 
 _MAX_CONTROL_BYTES = 64
 
+FindLogin = Callable[[str], Login | None]
+"""How to sign in to the registry of an image; None: nobody says. Raises BackendError if that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortMap:
+    """A port of the host that leads to one of the job's."""
+
+    external: int
+    internal: int
+
+
+def _nobody(_image: str) -> None:
+    return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
@@ -51,6 +68,9 @@ class LaunchSpec:
         cpus: Limit of CPUs, or None.
         memory_bytes: Limit of memory, or None.
         stop_grace: Seconds between SIGTERM and SIGKILL when the machine itself takes the job down.
+        ports: Ports of the host that are the job's alone. What is not a machine of its own has the job listen on them
+            (`GRADIENT_PORT_<internal>` says so); else they lead to the job's own.
+        login: How to sign in to the registry of its image.
     """
 
     name: str
@@ -59,7 +79,7 @@ class LaunchSpec:
     machine_type: str
     command: str
     container: str | None
-    env: dict[str, str]
+    env: dict[str, str] = field(repr=False)  # it may hold secrets
     workspace: Path
     artifacts: Path
     storage: Path
@@ -68,6 +88,8 @@ class LaunchSpec:
     cpus: float | None
     memory_bytes: int | None
     stop_grace: float
+    ports: tuple[PortMap, ...] = ()
+    login: FindLogin = _nobody
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Options:
         shm_bytes: Size of /dev/shm.
         memory_bytes: Limit of memory where the job names none; None: no limit.
         capabilities: Linux capabilities that are kept.
+        bind: Address of the host that ports are opened at.
     """
 
     image: str
@@ -53,6 +54,7 @@ class Options:
     shm_bytes: int
     memory_bytes: int | None
     capabilities: tuple[str, ...]
+    bind: str = "127.0.0.1"
 
 
 def container_name(name: str) -> str:
@@ -75,6 +77,7 @@ def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
             LABEL_JOB: spec.job_id,
             LABEL_ATTEMPT: str(spec.attempt),
         },
+        "ExposedPorts": {f"{port.internal}/tcp": {} for port in spec.ports},
         "Healthcheck": {"Test": ["NONE"]},
         "Tty": False,
         "OpenStdin": False,
@@ -121,6 +124,9 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "UTSMode": "",
         "UsernsMode": "",
         "PublishAllPorts": False,
+        "PortBindings": {
+            f"{port.internal}/tcp": [{"HostIp": options.bind, "HostPort": str(port.external)}] for port in spec.ports
+        },
         "Devices": [],
         "DeviceRequests": _device_requests(spec.cards),
         "Mounts": [

@@ -6,9 +6,11 @@ from typing import Any
 
 from docker.utils import parse_repository_tag
 
+from core.image_registry import Login
 from core.settings import DockerSettings
-from worker.backends.base import BackendError, Progress
+from worker.backends.base import BackendError, FindLogin, Progress
 from worker.backends.docker.engine import NOT_FOUND, Engine, EngineRefused
+from worker.backends.docker.sign_in import auth_config, refused
 
 _TOLD_EVERY_SECONDS = 2.0
 _DONE = frozenset({"Pull complete", "Already exists"})
@@ -48,8 +50,13 @@ class Images:
         self._engine = engine
         self._settings = settings
 
-    def have(self, reference: str, progress: Progress) -> str:
+    def have(self, reference: str, progress: Progress, login: FindLogin = lambda _: None) -> str:
         """Have the image here, pulling it if the settings say so; its id.
+
+        Args:
+            reference: Image reference.
+            progress: Told how far it is.
+            login: How to sign in to its registry.
 
         Raises:
             BackendError: It cannot be had.
@@ -57,7 +64,7 @@ class Images:
         """
         found = self._find(reference)
         if self._settings.pull == "always" or (found is None and self._settings.pull != "never"):
-            self._pull(reference, progress)
+            self._pull(reference, progress, login(reference))
             found = self._find(reference)
         if found is None:
             why = "it is not on this machine, whose settings say never to pull" * (self._settings.pull == "never")
@@ -72,15 +79,15 @@ class Images:
                 return None
             raise BackendError("image_pull", f"{reference}: {error.detail}") from error
 
-    def _pull(self, reference: str, progress: Progress) -> None:
+    def _pull(self, reference: str, progress: Progress, login: Login | None) -> None:
         progress("pulling", reference)
         deadline = time.monotonic() + self._settings.pull_seconds
         told = time.monotonic()
         layers = Layers()
         try:
-            for message in self._messages(reference):
+            for message in self._messages(reference, login):
                 if "error" in message:
-                    raise BackendError("image_pull", f"{reference}: {message['error']}")
+                    raise BackendError("image_pull", refused(reference, message["error"], login))
                 layers.note(message)
                 if time.monotonic() - told >= _TOLD_EVERY_SECONDS:
                     told = time.monotonic()
@@ -90,11 +97,14 @@ class Images:
                         "image_pull", f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
                     )
         except EngineRefused as error:
-            raise BackendError("image_pull", f"{reference}: {error.detail}") from error
+            raise BackendError("image_pull", refused(reference, error.detail, login)) from error
         progress("provisioning", f"{reference} is here")
 
-    def _messages(self, reference: str) -> Iterator[dict[str, Any]]:
+    def _messages(self, reference: str, login: Login | None) -> Iterator[dict[str, Any]]:
         repository, tag = parse_repository_tag(reference)
         return self._engine.stream(
-            lambda api: api.pull(repository, tag=tag or "latest", stream=True, decode=True)  # without a tag it is all
+            # Without a tag it is all of them.
+            lambda api: api.pull(
+                repository, tag=tag or "latest", stream=True, decode=True, auth_config=auth_config(login)
+            )
         )

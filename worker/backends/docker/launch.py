@@ -12,7 +12,8 @@ from worker.backends.base import BackendError, LaunchSpec, Progress, read_contro
 from worker.backends.docker.config import Options, container_config, container_name
 from worker.backends.docker.engine import NOT_FOUND, ContainerState, Engine, EngineAway, EngineRefused
 from worker.backends.docker.images import Images
-from worker.backends.docker.network import Network
+from worker.backends.docker.network import NONE, Network
+from worker.backends.free_ports import require_free
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Launcher:
         self._engine = engine
         self._settings = settings.docker
         self._home = str(settings.root)
+        self._bind = settings.ports.bind
         self._images = Images(engine, settings.docker)
         self._network = Network(engine, settings)
         self._with_shell: set[str] = set()
@@ -86,7 +88,8 @@ class Launcher:
     def _create(self, spec: LaunchSpec, progress: Progress) -> ContainerState:
         memory = self._look_over(spec)
         image = spec.container or self._settings.default_image
-        self._images.have(image, progress)
+        self._images.have(image, progress, spec.login)
+        self._look_at_ports(spec)
         user = self._settings.user or f"{os.getuid()}:{os.getgid()}"
         _hand_over(spec, user)
         options = Options(
@@ -98,12 +101,22 @@ class Launcher:
             shm_bytes=self._settings.shm_mb * _MIB,
             memory_bytes=memory,
             capabilities=tuple(self._settings.capabilities),
+            bind=self._bind,
         )
         made = self._engine.create(container_name(spec.name), container_config(spec, options))
         state = self._engine.find(made)
         if state is None:
             raise _MadeAgain("the container was removed while it was made")
         return state
+
+    def _look_at_ports(self, spec: LaunchSpec) -> None:
+        if spec.ports and self._settings.network == NONE:
+            raise BackendError(
+                "launch_failed",
+                "this machine's jobs have no network (GRADIENT_DOCKER__NETWORK=none), so none of their ports can be "
+                "reached",
+            )
+        require_free(self._bind, spec.ports)
 
     def _look_over(self, spec: LaunchSpec) -> int:
         """What the engine can give: a limit of memory for jobs that name none; cards, if there are to be any."""
