@@ -6,11 +6,9 @@ from typing import Any
 
 from docker.utils import parse_repository_tag
 
-from core.image_registry import Login
 from core.settings import DockerSettings
-from worker.backends.base import BackendError, FindLogin, Progress
+from worker.backends.base import BackendError, Progress
 from worker.backends.docker.engine import NOT_FOUND, Engine, EngineRefused
-from worker.backends.docker.sign_in import auth_config, refused
 
 _TOLD_EVERY_SECONDS = 2.0
 _DONE = frozenset({"Pull complete", "Already exists"})
@@ -50,13 +48,13 @@ class Images:
         self._engine = engine
         self._settings = settings
 
-    def have(self, reference: str, progress: Progress, login: FindLogin = lambda _: None) -> str:
+    def have(self, reference: str, progress: Progress, *, auth: dict[str, str] | None = None) -> str:
         """Have the image here, pulling it if the settings say so; its id.
 
         Args:
             reference: Image reference.
-            progress: Told how far it is.
-            login: How to sign in to its registry.
+            progress: Told how far a pull is.
+            auth: Username and password for its registry; None: what the worker's own `docker login` left.
 
         Raises:
             BackendError: It cannot be had.
@@ -64,7 +62,7 @@ class Images:
         """
         found = self._find(reference)
         if self._settings.pull == "always" or (found is None and self._settings.pull != "never"):
-            self._pull(reference, progress, login(reference))
+            self._pull(reference, progress, auth)
             found = self._find(reference)
         if found is None:
             why = "it is not on this machine, whose settings say never to pull" * (self._settings.pull == "never")
@@ -79,15 +77,15 @@ class Images:
                 return None
             raise BackendError("image_pull", f"{reference}: {error.detail}") from error
 
-    def _pull(self, reference: str, progress: Progress, login: Login | None) -> None:
+    def _pull(self, reference: str, progress: Progress, auth: dict[str, str] | None) -> None:
         progress("pulling", reference)
         deadline = time.monotonic() + self._settings.pull_seconds
         told = time.monotonic()
         layers = Layers()
         try:
-            for message in self._messages(reference, login):
+            for message in self._messages(reference, auth):
                 if "error" in message:
-                    raise BackendError("image_pull", refused(reference, message["error"], login))
+                    raise BackendError("image_pull", f"{reference}: {message['error']}")
                 layers.note(message)
                 if time.monotonic() - told >= _TOLD_EVERY_SECONDS:
                     told = time.monotonic()
@@ -97,14 +95,12 @@ class Images:
                         "image_pull", f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
                     )
         except EngineRefused as error:
-            raise BackendError("image_pull", refused(reference, error.detail, login)) from error
+            raise BackendError("image_pull", f"{reference}: {error.detail}") from error
         progress("provisioning", f"{reference} is here")
 
-    def _messages(self, reference: str, login: Login | None) -> Iterator[dict[str, Any]]:
+    def _messages(self, reference: str, auth: dict[str, str] | None) -> Iterator[dict[str, Any]]:
         repository, tag = parse_repository_tag(reference)
         return self._engine.stream(
             # Without a tag it is all of them.
-            lambda api: api.pull(
-                repository, tag=tag or "latest", stream=True, decode=True, auth_config=auth_config(login)
-            )
+            lambda api: api.pull(repository, tag=tag or "latest", stream=True, decode=True, auth_config=auth)
         )

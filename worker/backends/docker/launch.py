@@ -13,6 +13,7 @@ from worker.backends.docker.config import Options, container_config, container_n
 from worker.backends.docker.engine import NOT_FOUND, ContainerState, Engine, EngineAway, EngineRefused
 from worker.backends.docker.images import Images
 from worker.backends.docker.network import NONE, Network
+from worker.backends.docker.sign_in import signed_in
 from worker.backends.free_ports import require_free
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ class Launcher:
     def _create(self, spec: LaunchSpec, progress: Progress) -> ContainerState:
         memory = self._look_over(spec)
         image = spec.container or self._settings.default_image
-        self._images.have(image, progress, spec.login)
+        with signed_in(spec.login, image) as auth:
+            self._images.have(image, progress, auth=auth)
         self._look_at_ports(spec)
         user = self._settings.user or f"{os.getuid()}:{os.getgid()}"
         _hand_over(spec, user)

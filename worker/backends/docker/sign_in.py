@@ -1,8 +1,11 @@
-"""Signing in to a registry at a pull, and what to say where that was not enough."""
+"""Signing in to a registry for a pull, and what to say where that was not enough."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from core.image_registry import Login, registry_of
+from worker.backends.base import BackendError, FindLogin
 
 # As registries and the engine put it; a private image is often said not to exist.
 _UNWELCOME = re.compile(
@@ -11,20 +14,25 @@ _UNWELCOME = re.compile(
 )
 
 
-def auth_config(login: Login | None) -> dict[str, str] | None:
-    """The login as the SDK takes it; None has it use what the worker's user is signed in with."""
-    return None if login is None else {"username": login.username, "password": login.password}
+@contextmanager
+def signed_in(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
+    """Username and password for an image's registry, as the engine takes them; None: nobody says any.
+
+    Raises:
+        BackendError: What is stored cannot be read; or what pulling raised, with whose word was not taken.
+    """
+    login = find(image)
+    try:
+        yield None if login is None else {"username": login.username, "password": login.password}
+    except BackendError as error:
+        if error.reason != "image_pull" or not _UNWELCOME.search(error.detail):
+            raise
+        raise BackendError(error.reason, _refused(image, error.detail, login)) from None
 
 
-def refused(reference: str, why: str, login: Login | None) -> str:
-    """Why an image could not be pulled, with whose word was not taken; never with the password."""
-    if not _UNWELCOME.search(why):
-        return f"{reference}: {why}"
-    host = registry_of(reference)
+def _refused(image: str, why: str, login: Login | None) -> str:
+    host = registry_of(image)
     if login is None:
-        return (
-            f"{reference}: {host} wants to know who asks. `gradient-cli registries set {host}` stores that for all "
-            f"jobs. It said: {why}"
-        )
-    shown = why.replace(login.password, "•••")
-    return f"{reference}: {host} does not let {login.username!r} have it. Is the password right? It said: {shown}"
+        return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it for all jobs.)"
+    # No registry is known to repeat it; none is trusted not to.
+    return f"{why.replace(login.password, '•••')} ({host} did not take the word of {login.username!r}.)"

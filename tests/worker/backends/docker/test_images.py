@@ -40,19 +40,19 @@ class Registry:
             raise EngineRefused(404, f"No such image: {reference}")
         return {"Id": "sha256:1"}
 
-    def pull(self, repository, *, tag, stream, decode):
+    def pull(self, repository, *, tag, stream, decode, auth_config=None):
         assert stream
         assert decode
-        self.pulls.append((repository, tag))
+        self.pulls.append((repository, tag, *((auth_config,) if auth_config else ())))
         if self._refuses:
             raise EngineRefused(500, self._refuses)
         yield from self._messages
         self.here = True
 
 
-def have(registry, reference="python", **settings):
+def have(registry, reference="python", auth=None, **settings):
     told = []
-    found = Images(registry, DockerSettings(**settings)).have(reference, lambda *what: told.append(what))
+    found = Images(registry, DockerSettings(**settings)).have(reference, lambda *what: told.append(what), auth=auth)
     return found, told
 
 
@@ -85,6 +85,13 @@ def test_always_asks_the_registry_again():
     registry = Registry(MESSAGES + END, here=True)
     have(registry, "host:5000/org/image:tag", pull="always")
     assert registry.pulls == [("host:5000/org/image", "tag")]
+
+
+def test_the_registry_is_told_who_asks():
+    registry = Registry(MESSAGES + END)
+    who = {"username": "alice", "password": "open"}
+    have(registry, "host:5000/org/image", auth=who)
+    assert registry.pulls == [("host:5000/org/image", "latest", who)]
 
 
 @pytest.mark.parametrize(
