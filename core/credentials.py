@@ -4,7 +4,7 @@ A job names a secret in its environment (`TOKEN=secret:NAME`); its specification
 name. The value is looked up when an attempt is launched. A project's own secret goes before one of all projects.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import delete, select, update
@@ -190,24 +190,38 @@ def seal_anew(session: Session, vault: Vault) -> tuple[int, list[str]]:
     """Encrypt everything with the first key.
 
     Returns:
-        How many were; and what could not be, with why.
+        How many values were; and what could not be, with why.
     """
+
+    def anew(row: Any, purpose: str) -> None:  # noqa: ANN401 - a row of any of the tables
+        row.sealed = vault.sealed_anew(purpose, row.sealed)
+
     # Locked: what is set meanwhile must not be put back to what it was.
-    named = session.scalars(select(Secret).with_for_update())
-    stored = session.scalars(select(Registry).with_for_update())
-    kept = session.scalars(select(JobLogin).with_for_update())
-    rows: list[tuple[Any, str, str]] = [
-        *((one, _secret_purpose(one.project_id, one.name), f"secret {one.name}") for one in named),
-        *((one, _registry_purpose(one.host), f"password for {one.host}") for one in stored),
-        *((one, _job_purpose(one.job_id), f"registry password of job {one.job_id}") for one in kept),
+    done = _each(session, anew, lambda query: query.with_for_update())
+    session.flush()
+    return done
+
+
+def readable(session: Session, vault: Vault) -> tuple[int, list[str]]:
+    """How many values can be decrypted; and what cannot be, with why."""
+    return _each(session, lambda row, purpose: vault.open(purpose, row.sealed))
+
+
+def _each(
+    session: Session, act: Callable[[Any, str], object], narrow: Callable[[Any], Any] = lambda query: query
+) -> tuple[int, list[str]]:
+    """Do something to every row with a sealed value; how many it could be done to, and what else there is, with why."""
+    rows = [
+        *((one, _secret_purpose(one.project_id, one.name)) for one in session.scalars(narrow(select(Secret)))),
+        *((one, _registry_purpose(one.host)) for one in session.scalars(narrow(select(Registry)))),
+        *((one, _job_purpose(one.job_id)) for one in session.scalars(narrow(select(JobLogin)))),
     ]
     failed = []
-    for row, purpose, what in rows:
+    for row, purpose in rows:
         try:
-            row.sealed = vault.sealed_anew(purpose, row.sealed)
+            act(row, purpose)
         except SecretUnreadable as error:
-            failed.append(f"{what}: {error.message}")
-    session.flush()
+            failed.append(f"{' '.join(purpose.split())}: {error.message}")
     return len(rows) - len(failed), failed
 
 

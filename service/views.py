@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from sqlalchemy.orm import Session
 
@@ -23,7 +23,8 @@ from core.settings import RetentionSettings
 from service.deps import OpenStores
 from service.links import port_views
 from service.removed import removed_view
-from service.wire import EventView, JobView, ListJobs, MachineTypeView, ProjectView, ResolvedJob
+from service.wire import EventView, JobView, ListJobs, MachineTypeView, ResolvedJob
+from service.wire_projects import ProjectView
 
 _OUTSIDE = {
     JobState.QUEUED: "Pending",
@@ -78,7 +79,7 @@ def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
 def submitted_view(session: Session, stores: OpenStores, job: Job) -> JobView:
     """The answer to a submission: neither place nor estimate, which cost the more the longer the queue is."""
     project = queries.project_names(session, [job])[job.project_id]
-    return _job_view(job, project, None, (), (), stores.settings.public_url, datetime.now(UTC))
+    return _job_view(job, _Beside(project), stores.settings.public_url, datetime.now(UTC))
 
 
 def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
@@ -91,10 +92,7 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     return [
         _job_view(
             job,
-            names[job.project_id],
-            waits.get(job.id),
-            removed.get(job.id, ()),
-            ports.get(job.id, ()),
+            _Beside(names[job.project_id], waits.get(job.id), removed.get(job.id, ()), ports.get(job.id, ())),
             public_url,
             current,
         )
@@ -102,22 +100,23 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     ]
 
 
-def _job_view(
-    job: Job,
-    project: str,
-    waits: Waiting | None,
-    removed: Sequence[Removed],
-    ports: Sequence[HeldPort],
-    public_url: str,
-    current: datetime,
-) -> JobView:
-    spec = job.spec
+class _Beside(NamedTuple):
+    """What is known of a job beside its row."""
+
+    project: str
+    waits: Waiting | None = None
+    removed: Sequence[Removed] = ()
+    ports: Sequence[HeldPort] = ()
+
+
+def _job_view(job: Job, beside: _Beside, public_url: str, current: datetime) -> JobView:
+    spec, waits = job.spec, beside.waits
     reason, message = reason_of(job, waits, current)
     seconds = _duration(job, current)
     return JobView(
         id=job.id,
         name=job.shown_name,
-        project=project,
+        project=beside.project,
         project_id=job.project_id,
         state=outside_state(job.state, job.exit_code),
         phase=job.phase,
@@ -126,7 +125,7 @@ def _job_view(
         message=message,
         exit_code=job.exit_code if job.state not in {JobState.QUEUED, JobState.STARTING} else None,
         **_spec_fields(spec),
-        ports=port_views(spec, ports),
+        ports=port_views(spec, beside.ports),
         machine_type=job.machine_type,
         backend=job.backend,
         simulated=job.simulated,
@@ -142,7 +141,7 @@ def _job_view(
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
         artifacts_state=job.artifacts_state,
-        removed=[removed_view(one) for one in removed],
+        removed=[removed_view(one) for one in beside.removed],
         stop_requested=job.stop_requested_at is not None,
         url=f"{public_url}/ui/jobs/{job.id}",
     )

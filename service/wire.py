@@ -161,34 +161,6 @@ class ReadLog(Filters):
     tail: int | None = Field(None, ge=0, le=MAX_LINE, description="the last so many lines")
 
 
-class CreateProject(Request):
-    """A project to make."""
-
-    name: str
-
-
-def _days(given: object, check: ValidatorFunctionWrapHandler) -> object:
-    try:
-        return check(given)
-    except ValidationError:
-        # One sentence instead of one for each of the types that it is not.
-        raise ValueError('must be a number of days, null (for good) or "default" (as the service is set)') from None
-
-
-Days = Annotated[int | Literal["default"] | None, WrapValidator(_days)]
-"""How long something is kept."""
-
-
-class UpdateProject(Request):
-    """What to change of a project; what is left out stays as it is."""
-
-    max_running: int | None = Field(None, description="jobs that run at once, at least 1; null: no limit")
-    keep_logs_days: Days = Field(
-        None, description='days that logs are kept, at least 1; null: for good; "default": as the service is set'
-    )
-    keep_artifacts_days: Days = Field(None, description="the same for artifacts")
-
-
 class ErrorDetail(View):
     """What went wrong."""
 
@@ -427,28 +399,6 @@ class ArtifactsPage(View):
     removed: RemovedView | None = Field(None, description="when and by which policy they were removed, if they were")
 
 
-class ProjectView(View):
-    """A project."""
-
-    id: str
-    name: str
-    created_at: Time
-    job_count: int
-    running_count: int = Field(description="jobs that have a machine")
-    queued_count: int = Field(description="jobs that wait")
-    max_running: int | None = Field(description="jobs that run at once, at most; null: no limit of its own")
-    keep_logs_days: int | None = Field(description="days that logs are kept after a job's end; null: for good")
-    keep_logs_by: Literal["project", "service"] = Field(description="whose policy that is")
-    keep_artifacts_days: int | None = Field(description="the same for artifacts")
-    keep_artifacts_by: Literal["project", "service"]
-
-
-class Projects(View):
-    """Every project, by name."""
-
-    projects: list[ProjectView]
-
-
 class WorkspaceView(View):
     """A stored archive."""
 
@@ -468,46 +418,3 @@ class Readiness(View):
 
     status: str
     checks: dict[str, str]
-
-
-class SetSecret(Request):
-    """What jobs get that name the secret."""
-
-    value: str = Field(description="up to 64 KiB; never shown again", repr=False)
-
-
-class SecretView(View):
-    """A secret, without its value."""
-
-    name: str
-    project_id: str | None = Field(description="whose jobs may use it; null: every project's")
-    created_at: Time
-    updated_at: Time
-
-
-class Secrets(View):
-    """Secrets, by name."""
-
-    secrets: list[SecretView]
-
-
-class SetRegistry(Request):
-    """How to sign in to a registry."""
-
-    username: str
-    password: str = Field(description="or a token; never shown again", repr=False)
-
-
-class RegistryView(View):
-    """A registry that jobs' images may come from, without its password."""
-
-    host: str
-    username: str
-    created_at: Time
-    updated_at: Time
-
-
-class Registries(View):
-    """Registries, by host."""
-
-    registries: list[RegistryView]

@@ -66,17 +66,10 @@ def ensure_project(session: Session, name: str) -> tuple[Project, bool]:
     return session.scalars(select(Project).where(Project.name == name)).one(), False
 
 
-def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
-    """Make the job: its row, its first event and its outbox message, in one transaction.
-
-    Returns:
-        The job, and whether it was made now: the same Idempotency-Key gives the same job.
-
-    Raises:
-        IdempotencyMismatch: The key was used with another request.
-    """
+def _row(submission: Submission) -> dict[str, Any]:
+    """What a new job's row begins with."""
     spec = submission.spec
-    values = {
+    return {
         "id": new_id("j"),
         "project_id": submission.project.id,
         "submitted_by": submission.submitted_by,
@@ -101,7 +94,19 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
         "reason": "waiting_for_machine",
         "phase": "queued",
     }
-    job: Job | None = session.scalars(_new_job(session.get_bind().dialect.name), values).one_or_none()
+
+
+def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
+    """Make the job: its row, its first event and its outbox message, in one transaction.
+
+    Returns:
+        The job, and whether it was made now: the same Idempotency-Key gives the same job.
+
+    Raises:
+        IdempotencyMismatch: The key was used with another request.
+    """
+    new = _new_job(session.get_bind().dialect.name)
+    job: Job | None = session.scalars(new, _row(submission)).one_or_none()
     if job is None:
         return _submitted_before(session, submission), False
     want_ports(session, job)

@@ -13,7 +13,7 @@ from service.bodies import json_body, posted
 from service.deps import OpenStores, Reading, Stores, Writing
 from service.submission import check_project_name
 from service.views import project_view
-from service.wire import CreateProject, Projects, ProjectView, UpdateProject
+from service.wire_projects import CreateProject, Projects, ProjectView, UpdateProject
 
 router = APIRouter(prefix="/projects", tags=["projects"])
 

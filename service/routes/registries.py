@@ -10,7 +10,7 @@ from core.vault import Vault
 from service.auth import Caller
 from service.bodies import json_body, posted
 from service.deps import Reading, Stores, Writing
-from service.wire import Registries, RegistryView, SetRegistry
+from service.wire_credentials import Registries, RegistryView, SetRegistry
 
 router = APIRouter(prefix="/registries", tags=["registries"])
 

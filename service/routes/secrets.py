@@ -12,7 +12,7 @@ from core.vault import Vault
 from service.auth import Caller
 from service.bodies import json_body, posted
 from service.deps import Reading, Stores, Writing
-from service.wire import Secrets, SecretView, SetSecret
+from service.wire_credentials import Secrets, SecretView, SetSecret
 
 router = APIRouter(tags=["secrets"])
 

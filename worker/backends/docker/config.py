@@ -124,9 +124,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "UTSMode": "",
         "UsernsMode": "",
         "PublishAllPorts": False,
-        "PortBindings": {
-            f"{port.internal}/tcp": [{"HostIp": options.bind, "HostPort": str(port.external)}] for port in spec.ports
-        },
+        "PortBindings": _port_bindings(spec, options.bind),
         "Devices": [],
         "DeviceRequests": _device_requests(spec.cards),
         "Mounts": [
@@ -137,6 +135,10 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
             _mount(WRAPPER, RUN, read_only=True),
         ],
     }
+
+
+def _port_bindings(spec: LaunchSpec, address: str) -> dict[str, list[dict[str, str]]]:
+    return {f"{port.internal}/tcp": [{"HostIp": address, "HostPort": str(port.external)}] for port in spec.ports}
 
 
 def _device_requests(cards: tuple[str, ...]) -> list[dict[str, Any]]:
