@@ -21,9 +21,10 @@ def digest(value):
 
 
 @pytest.fixture
-def service(tmp_path):
-    service = Watched(tmp_path / "home", canary=False)
-    service.start_up(GRADIENT_WORKER__SWEEP_SECONDS="1")
+def service(tmp_path, redis):
+    service = Watched(tmp_path / "home", redis=redis, canary=False, GRADIENT_QUEUE__BROKER_URL=redis.url)
+    service.start_api()
+    service.start_worker(GRADIENT_WORKER__SWEEP_SECONDS="1")
     yield service
     service.stop()
 
@@ -76,8 +77,9 @@ def test_a_secret_reaches_its_job_and_turns_up_nowhere_else(service):
     wait_until(lambda: service.scratch() == [], "the scratch directories to go")
     assert [answer for answer in answers if canary in answer] == []
     assert canary not in repr(service.rows(Job)), "nor in a specification"
+    assert good in service.messages().decode(errors="replace"), "the messages that are looked through"
     check_history(service, outputs=False)
-    assert files_holding(service.home.parent, canary) == [], "no file under the home, no log of a process"
+    assert files_holding(service.home.parent, canary) == [], "no file under the home, no log of a process, no message"
 
 
 def body(command, env):
