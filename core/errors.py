@@ -7,6 +7,7 @@ GradientError
 │   ├── WorkerNotFound
 │   ├── WorkspaceNotFound
 │   ├── ArtifactNotFound
+│   ├── CredentialNotFound
 │   └── OutputRemoved
 ├── SpecInvalid
 │   ├── MachineTypeUnknown
@@ -14,6 +15,7 @@ GradientError
 │   └── CursorInvalid
 ├── IdempotencyMismatch
 ├── Unauthorized
+├── SecretUnreadable
 ├── StoreUnavailable
 ├── DatabaseOutdated
 ├── ReleaseOutdated
@@ -64,6 +66,10 @@ class ArtifactNotFound(NotFound):
     """The job has no artifact at this path."""
 
 
+class CredentialNotFound(NotFound):
+    """No secret of this name, or no registry of this host, is stored."""
+
+
 class OutputRemoved(NotFound):
     """What the job printed or left was removed by policy; the record says when."""
 
@@ -90,6 +96,10 @@ class IdempotencyMismatch(GradientError):
 
 class Unauthorized(GradientError):
     """The API key is missing, unknown, revoked or expired."""
+
+
+class SecretUnreadable(GradientError):
+    """What is stored encrypted cannot be read, or nothing be encrypted: a key is missing or wrong."""
 
 
 class StoreUnavailable(GradientError):

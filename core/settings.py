@@ -6,7 +6,7 @@
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 GIB = 1024**3
@@ -83,6 +83,11 @@ class WorkerSettings(BaseModel):
     )
     cpus: float | None = Field(default=None, description="CPUs that jobs may ask for on this host; default: all")
     memory_mb: int | None = Field(default=None, description="MiB that jobs may ask for on this host; default: all")
+    address: str | None = Field(
+        default=None,
+        description="name or address that people reach this machine at, for links to jobs' ports; default: "
+        "GRADIENT_PORTS__BIND, or the machine's name where that is every address",
+    )
     poll_seconds: float = Field(default=1.0, description="seconds between looks for work when no bell rings")
     heartbeat_seconds: float = Field(default=10.0, description="seconds between heartbeats")
     lease_seconds: float = Field(default=60.0, description="a heart silent this long may be adopted on the same host")
@@ -177,6 +182,24 @@ class ImageSettings(BaseModel):
     )
 
 
+class PortSettings(BaseModel):
+    """Ports of this host that jobs are reached at."""
+
+    bind: str = Field(default="127.0.0.1", description="address on this host that containers' ports are opened at")
+    first: int = Field(default=20_000, ge=1024, le=65_535, description="first port that jobs get which name none")
+    last: int = Field(default=29_999, ge=1024, le=65_535, description="last one; fewer than first: none")
+
+
+class SecretSettings(BaseModel):
+    """What secrets and passwords for registries are encrypted with."""
+
+    keys: list[SecretStr] = Field(
+        default=[],
+        description="keys (32 bytes in URL-safe Base64) as a JSON list, the first one for new values; default: those "
+        "in secrets.key under GRADIENT_HOME, where the first is made when it is needed",
+    )
+
+
 class MachineSettings(BaseModel):
     """Which machines there are and what runs them."""
 
@@ -223,6 +246,8 @@ class Settings(BaseSettings):
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
     images: ImageSettings = ImageSettings()
+    ports: PortSettings = PortSettings()
+    secrets: SecretSettings = SecretSettings()
     retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
 

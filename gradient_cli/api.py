@@ -179,6 +179,31 @@ class Api:
         path = f"/projects/{quote(project_id, safe='')}"
         return self._transport.json("PATCH", path, body=changes, needs="id")
 
+    def secrets(self, project_id: str | None) -> dict[str, Any]:
+        """Names of the secrets of a project, or of those of every project."""
+        return self._transport.json("GET", _secrets(project_id), needs="secrets")
+
+    def set_secret(self, name: str, value: str, project_id: str | None) -> dict[str, Any]:
+        """Store a secret."""
+        return self._transport.json("PUT", _secrets(project_id, name), body={"value": value}, needs="name")
+
+    def delete_secret(self, name: str, project_id: str | None) -> None:
+        """Forget a secret."""
+        self._transport.json("DELETE", _secrets(project_id, name))
+
+    def registries(self) -> dict[str, Any]:
+        """The registries that workers sign in to."""
+        return self._transport.json("GET", "/registries", needs="registries")
+
+    def set_registry(self, host: str, username: str, password: str) -> dict[str, Any]:
+        """Store how to sign in to a registry."""
+        body = {"username": username, "password": password}
+        return self._transport.json("PUT", _registry(host), body=body, needs="host")
+
+    def delete_registry(self, host: str) -> None:
+        """Forget how to sign in to a registry."""
+        self._transport.json("DELETE", _registry(host))
+
     def health(self) -> dict[str, Any]:
         """Whether the server is up, and its version."""
         return self._transport.json("GET", "/health", needs="status")
@@ -188,6 +213,19 @@ def _job(job_id: str) -> str:
     from urllib.parse import quote
 
     return f"/jobs/{quote(job_id, safe='')}"
+
+
+def _secrets(project_id: str | None, name: str | None = None) -> str:
+    from urllib.parse import quote
+
+    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
+    return f"{start}/secrets" + ("" if name is None else f"/{quote(name, safe='')}")
+
+
+def _registry(host: str) -> str:
+    from urllib.parse import quote
+
+    return f"/registries/{quote(host, safe='')}"
 
 
 def _multipart(spec: dict[str, Any], path: str, boundary: str) -> tuple[bytes, bytes]:

@@ -10,7 +10,7 @@ from gradient_cli import spec as specs
 from gradient_cli import terminal
 from gradient_cli.errors import INTERRUPTED, OK, RefusedError, UsageError
 from gradient_cli.options import add_connection, add_job_id, add_json, add_option, chosen_job, this_folder
-from gradient_cli.output import count, price, print_fields, print_json, size
+from gradient_cli.output import count, port_words, price, print_fields, print_json, size
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ def _show_plan(
     shown = {
         name: _shown(value) for name, value in plan["job"].items() if name not in {"machineType", "workspaceSha256"}
     }
+    shown["ports"] = ", ".join(port_words(port) for port in plan["job"].get("ports") or [])
     machine = plan.get("machineType")
     kind = machine if isinstance(machine, dict) else {}
     print_fields(

@@ -50,6 +50,13 @@ def print_table(
         print(terminal.style(text, "bold", sys.stdout) if index == 0 else text)
 
 
+def port_words(port: Mapping[str, Any]) -> str:
+    """What a job is reached at: `http://host:20001 (its port 8080)`, before it runs `any free port (its port 8080)`."""
+    external = port.get("external")
+    where = port.get("url") or (f"port {external}" if external else "any free port")
+    return f"{where} (its port {port['internal']})"
+
+
 def print_fields(fields: Mapping[str, str]) -> None:
     """Print one name and value a line, leaving out what has no value."""
     shown = {name: text for name, text in fields.items() if text}

@@ -137,7 +137,7 @@ def show(args: argparse.Namespace) -> int:
     """Print one project."""
     from gradient_cli.api import connect
 
-    _print(args, _chosen(connect(args), args.project))
+    _print(args, chosen(connect(args), args.project))
     return OK
 
 
@@ -150,7 +150,7 @@ def update(args: argparse.Namespace) -> int:
     if not changes:
         raise UsageError("nothing to change", hint="For example --maxRunning 4, or --keepArtifactsDays 90.")
     api = connect(args)
-    _print(args, api.update_project(_chosen(api, args.project)["id"], changes))
+    _print(args, api.update_project(chosen(api, args.project)["id"], changes))
     return OK
 
 
@@ -164,7 +164,7 @@ def _value(name: str, text: str) -> int | str | None:
     return int(text)
 
 
-def _chosen(api: Api, given: str | None) -> dict[str, Any]:
+def chosen(api: Api, given: str | None) -> dict[str, Any]:
     """The project with this id, else the one of this name."""
     if not given:
         raise UsageError("which project? It must be named", hint="`gradient-cli projects list` shows them.")

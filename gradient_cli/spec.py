@@ -37,7 +37,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--envVars",
         metavar="NAME=VALUE",
         action="append",
-        help="an environment variable, or a JSON object of them; NAME alone takes its value from here; repeatable",
+        help="an environment variable, or a JSON object of them; NAME alone takes its value from here, and "
+        "NAME=secret:SECRET has the job get that secret's; repeatable",
+    )
+    add_option(
+        parser,
+        "--ports",
+        metavar="EXTERNAL:INTERNAL",
+        action="append",
+        help="a port to reach the job at, :https at its end for such a link; INTERNAL alone has the machine choose; "
+        "comma separated or repeatable",
+    )
+    add_option(
+        parser,
+        "--registryPassword",
+        metavar="-",
+        help="for --registryUsername: - reads it from standard input; without this it is asked for",
     )
     add_option(parser, "--tag", metavar="TAG", action="append", help="a label, shown with the job; repeatable")
 
@@ -72,8 +87,31 @@ def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     tags = args.tag or _listed("tags", filed.get("tags"))
     if tags:
         spec["tags"] = tags
+    ports = args.ports or _filed_ports(filed.get("ports"))
+    if ports:
+        spec["ports"] = ports
+    _add_password(spec, args.registryPassword)
     _require(spec)
     return spec, _workspace(args.workspace, filed.get("workspace"), path)
+
+
+def _filed_ports(filed: object) -> list[str]:
+    return [filed] if isinstance(filed, str) else _listed("ports", filed)
+
+
+def _add_password(spec: dict[str, Any], given: str | None) -> None:
+    """The password beside a registry's username: a flag would show it to everybody on this machine."""
+    if given not in {None, "-"}:
+        raise UsageError(
+            "registryPassword: everybody on this machine can read a command line",
+            hint="Say --registryPassword - and pipe it in, or leave it out to be asked.",
+        )
+    if "registryUsername" in spec:
+        from gradient_cli.credentials import asked_for
+
+        spec["registryPassword"] = asked_for("registryPassword", f"Registry password of {spec['registryUsername']}: ")
+    elif given is not None:
+        raise UsageError("registryUsername: who signs in?", hint="For example --registryUsername alice.")
 
 
 def _converted(convert: Callable[[str, object], object], name: str, value: object, path: str | None) -> object:
@@ -109,10 +147,12 @@ def is_url(text: str) -> bool:
 
 
 def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
-    known = [*_FIELDS, *_FLAGS, "workspace", "envVars", "tags"]
+    known = [*_FIELDS, *_FLAGS, "workspace", "envVars", "tags", "ports"]
     for name in filed:
         if name in known:
             continue
+        if name == "registryPassword":
+            raise UsageError(f"{path}: registryPassword has no place in a file", hint="Leave it out to be asked.")
         if name in {"url", "apiKey"}:
             hint = "Where to send a job, and with which key, is never taken from a project: use `gradient-cli login`."
         else:
@@ -278,6 +318,7 @@ _FIELDS = {
     "stopGrace": (seconds, "TIME", "time between asking the job to stop and killing it (default: 60s)"),
     "maxAttempts": (_whole, "N", "how often to start it again after a failure, counting the first (default: 1)"),
     "priority": (_whole, "0-100", "who goes first among waiting jobs (default: 50)"),
+    "registryUsername": (_text, "NAME", "who signs in to the registry of --container, for this job alone"),
     "cpus": (_number, "N", "CPU cores, where the machine type leaves a choice"),
     "memoryMb": (_whole, "MB", "memory in MiB, where the machine type leaves a choice"),
     "sharedMemMb": (_whole, "MB", "shared memory (/dev/shm) in MiB, a part of the job's memory"),

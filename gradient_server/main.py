@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workers(commands)
     _add_migrate(commands)
     _add_keys(commands)
+    _add_secrets(commands)
     return parser
 
 
@@ -108,6 +109,18 @@ def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     revoke.add_argument("id", help="the key's id, as `keys list` shows it")
 
 
+def _add_secrets(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    secrets = commands.add_parser("secrets", help="look after the keys that secrets are encrypted with")
+    verbs = secrets.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser(
+        "rotate",
+        help="encrypt all secrets and registry passwords with a new key",
+        description="Makes a new key in secrets.key under GRADIENT_HOME and encrypts all secrets and registry "
+        "passwords with it; where GRADIENT_SECRETS__KEYS names the keys, with the first of those. Nothing needs to be "
+        "stopped.",
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     parsed = build_parser().parse_args(arguments)
@@ -164,9 +177,11 @@ def _prune(parsed: argparse.Namespace, settings: Settings) -> int:
 
 
 def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
-    from gradient_server import processes
+    from gradient_server import processes, secrets
     from gradient_server.tracing import traced
 
+    if parsed.command == "secrets":
+        return secrets.rotate(settings)
     if parsed.command == "migrate":
         return processes.migrate(settings, parsed.back_to)
     with traced(settings.tracing):

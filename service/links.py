@@ -1,6 +1,11 @@
-"""Where an answer leads: OpenAPI links, so that a reader (or a program) finds what to ask next."""
+"""Where an answer leads: OpenAPI links, so that a reader finds what to ask next, and links to the ports of jobs."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from core.jobs.models import HeldPort
+from core.jobs.spec import JobSpec
+from service.wire import PortView
 
 _JOB = ("show_job", "stop_job", "clone_job", "list_events", "read_log", "read_raw_log", "read_metrics", "delete_job")
 _OUTPUTS = ("list_artifacts", "read_zip")
@@ -25,3 +30,16 @@ OF_ARTIFACTS: dict[str, Any] = {
     }
 }
 """From a list of artifacts to the first one's bytes."""
+
+
+def port_views(spec: JobSpec, held: Sequence[HeldPort] = ()) -> list[PortView]:
+    """What a job is reached at, with links where it has a host."""
+    hosts = {port.internal: port for port in held}
+    views = []
+    for port in spec.asked_ports():
+        host = hosts.get(port.internal)
+        external = host.port if host else port.external or None
+        address = f"[{host.address}]" if host and ":" in host.address else host and host.address
+        url = f"{port.scheme}://{address}:{external}" if host else None
+        views.append(PortView(internal=port.internal, external=external, url=url))
+    return views

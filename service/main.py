@@ -33,6 +33,8 @@ from service.routes import (
     metrics,
     operations,
     projects,
+    registries,
+    secrets,
     workspaces,
 )
 from service.sessions import Sessions, load_secret
@@ -102,7 +104,20 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(Traced)
     app.add_middleware(Measured, measures=stores.measures)
     app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
-    for noun in (jobs, logs, artifacts, metrics, machine_types, images, projects, workspaces, operations):
+    nouns = (
+        jobs,
+        logs,
+        artifacts,
+        metrics,
+        machine_types,
+        images,
+        projects,
+        secrets,
+        registries,
+        workspaces,
+        operations,
+    )
+    for noun in nouns:
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
     return app

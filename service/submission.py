@@ -7,17 +7,18 @@ from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
-from core import tracing
+from core import credentials, tracing
 from core.archives import ArchiveLimits
 from core.db import on_commit
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.failpoints import failpoint
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, projects, queries
 from core.jobs.lifecycle import Submission
 from core.jobs.models import Job, Project
 from core.jobs.offers import Offers, offers
 from core.jobs.spec import MAX_NAME, JobSpec, check_label
 from core.machines import MachineType
+from core.vault import Vault
 from service.deps import SIMULATOR, OpenStores
 from service.image_choice import image_of, pinned_spec
 from service.uploads import Body
@@ -97,6 +98,8 @@ def _submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[Job, bool]:
             image=checked.image,
         )
         job, made = _write(session, stores, submission)
+        if made and checked.asked.registry_password:
+            credentials.keep_login(session, Vault(stores.settings), job.id, checked.asked.registry_password)
     return _noted(job, made=made)
 
 
@@ -152,7 +155,14 @@ def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = 
 def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) -> tuple[Job, bool]:
     with stores.database.read() as session:
         cloned = queries.get(session, job_id)
-    spec = pinned_spec(cloned) if pin_image else cloned.spec
+        spec = pinned_spec(cloned) if pin_image else cloned.spec
+        credentials.check_named(session, spec, cloned.project_id)
+    if spec.registry_username is not None:
+        raise SpecInvalid(
+            f"Job {job_id} came with a password for its registry, which is not kept for another job. Submit it again "
+            "with the password, or store it for all jobs with `gradient-cli registries set`.",
+            field="registryPassword",
+        )
     machine = stores.catalogue.get(spec.machine_type)
     _check_can_be_run(stores, spec, machine)
     image = image_of(stores, spec, machine, uploaded=spec.workspace_sha256 is not None)
@@ -218,6 +228,10 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
     if asked.project_id is not None:
         with stores.database.read() as session:
             queries.project(session, asked.project_id)
+    with stores.database.read() as session:
+        project_id = asked.project_id or projects.known_id(session, asked.project or DEFAULT_PROJECT)
+        credentials.check_named(session, spec, project_id)
+    _check_registry(asked)
     uploaded = body.workspace is not None or asked.workspace_sha256 is not None
     return _Checked(asked, spec, machine, image_of(stores, spec, machine, uploaded=uploaded))
 
@@ -234,6 +248,17 @@ def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -
             f"{simulated} It has no folders of a container's; name one of the workspace, such as src/train.",
             field="workingDir",
         )
+
+
+def _check_registry(asked: SubmitJob) -> None:
+    username, password = asked.registry_username, asked.registry_password
+    if bool(username) != bool(password):
+        raise SpecInvalid(
+            "Signing in to a registry takes both registryUsername and registryPassword; give the other one too.",
+            field="registryPassword" if username else "registryUsername",
+        )
+    if username and password:
+        credentials.check_login(username, password, "registryUsername", "registryPassword")
 
 
 def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:
@@ -288,7 +313,8 @@ def _answer(stores: OpenStores, job: Job) -> JobView:
 
 def _canonical(asked: SubmitJob) -> bytes:
     # Not the archive's sha256: a repeat may send it for the archive itself, which is the same request.
-    fields = asked.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256"})
+    # Nor the password: what is stored of a request must be of no help in guessing it.
+    fields = asked.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256", "registry_password"})
     return json.dumps(fields, sort_keys=True).encode()
 
 

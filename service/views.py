@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from core import retention
 from core.errors import SpecInvalid
 from core.jobs import queries
-from core.jobs.models import Attempt, Event, Job, Project
+from core.jobs.holds import ports_of
+from core.jobs.models import Attempt, Event, HeldPort, Job, Project
 from core.jobs.offers import Offers
 from core.jobs.projects import Live
 from core.jobs.queries import JobFilter
@@ -20,9 +21,11 @@ from core.machines import Catalogue, MachineType
 from core.retention import Kind, Removed
 from core.settings import RetentionSettings
 from service.deps import OpenStores
+from service.links import port_views
 from service.removed import removed_view
 from service.usage import machine_of
-from service.wire import EventView, JobView, ListJobs, MachineTypeView, ProjectView, ResolvedJob
+from service.wire import EventView, JobView, ListJobs, MachineTypeView, ResolvedJob
+from service.wire_projects import ProjectView
 
 _OUTSIDE = {
     JobState.QUEUED: "Pending",
@@ -77,7 +80,7 @@ def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
 def submitted_view(session: Session, stores: OpenStores, job: Job) -> JobView:
     """The answer to a submission: neither place nor estimate, which cost the more the longer the queue is."""
     project = queries.project_names(session, [job])[job.project_id]
-    return _job_view(job, project, _About(), stores.settings.public_url, datetime.now(UTC))
+    return _job_view(job, _Beside(project), stores.settings.public_url, datetime.now(UTC))
 
 
 def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
@@ -86,12 +89,18 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     waits = waiting_of(session, jobs)
     removed = retention.removed(session, jobs)
     attempts = queries.present_attempts(session, jobs)
+    ports = ports_of(session, jobs)
     public_url, current = stores.settings.public_url, datetime.now(UTC)
     return [
         _job_view(
             job,
-            names[job.project_id],
-            _About(waits.get(job.id), removed.get(job.id, ()), attempts.get(job.id)),
+            _Beside(
+                names[job.project_id],
+                waits.get(job.id),
+                removed.get(job.id, ()),
+                ports.get(job.id, ()),
+                attempts.get(job.id),
+            ),
             public_url,
             current,
         )
@@ -99,22 +108,24 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     ]
 
 
-class _About(NamedTuple):
-    """What else is known of a job."""
+class _Beside(NamedTuple):
+    """What is known of a job beside its row."""
 
+    project: str
     waits: Waiting | None = None
     removed: Sequence[Removed] = ()
+    ports: Sequence[HeldPort] = ()
     attempt: Attempt | None = None
 
 
-def _job_view(job: Job, project: str, about: _About, public_url: str, current: datetime) -> JobView:
-    spec, waits = job.spec, about.waits
+def _job_view(job: Job, beside: _Beside, public_url: str, current: datetime) -> JobView:
+    spec, waits = job.spec, beside.waits
     reason, message = reason_of(job, waits, current)
     seconds = _duration(job, current)
     return JobView(
         id=job.id,
         name=job.shown_name,
-        project=project,
+        project=beside.project,
         project_id=job.project_id,
         state=outside_state(job.state, job.exit_code),
         phase=job.phase,
@@ -125,6 +136,7 @@ def _job_view(job: Job, project: str, about: _About, public_url: str, current: d
         **_spec_fields(spec),
         image=job.image,
         image_digest=job.image_digest,
+        ports=port_views(spec, beside.ports),
         machine_type=job.machine_type,
         backend=job.backend,
         simulated=job.simulated,
@@ -139,9 +151,9 @@ def _job_view(job: Job, project: str, about: _About, public_url: str, current: d
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
-        **machine_of(about.attempt),
+        **machine_of(beside.attempt),
         artifacts_state=job.artifacts_state,
-        removed=[removed_view(one) for one in about.removed],
+        removed=[removed_view(one) for one in beside.removed],
         stop_requested=job.stop_requested_at is not None,
         url=f"{public_url}/ui/jobs/{job.id}",
     )
@@ -168,6 +180,7 @@ class _SpecFields(TypedDict):
     working_dir: str | None
     user: str | None
     tags: list[str]
+    registry_username: str | None
 
 
 def _spec_fields(spec: JobSpec) -> _SpecFields:
@@ -192,6 +205,7 @@ def _spec_fields(spec: JobSpec) -> _SpecFields:
         "working_dir": spec.working_dir,
         "user": spec.user,
         "tags": list(spec.tags),
+        "registry_username": spec.registry_username,
     }
 
 
@@ -282,6 +296,7 @@ def resolved_view(
         backend=backend,
         simulated=backend != machine.backend,
         **_spec_fields(spec),
+        ports=port_views(spec),
     )
 
 

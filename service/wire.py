@@ -55,13 +55,23 @@ def parse(model: type[R], raw: bytes) -> R:
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
+        hidden = {field.alias or name for name, field in model.model_fields.items() if field.repr is False}
         known = [field.alias or name for name, field in model.model_fields.items()]
         found = [
-            {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"], "input": one["input"]}
+            {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"]}
+            # A text that is no JSON is all of the request.
+            | {"input": None if hidden & {*one["loc"]} or (hidden and not one["loc"]) else one["input"]}
             | ({"ctx": {"known": known}} if one["type"] == "extra_forbidden" else {})
             for one in error.errors(include_url=False, include_context=False)
         ]
         raise RequestValidationError(found) from error
+
+
+def _ports(given: object, check: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return check(given)
+    except ValidationError:
+        raise ValueError("must be texts such as 8888:8888, as a list or comma separated") from None
 
 
 class SubmitJob(AskedImage, Request):
@@ -92,6 +102,15 @@ class SubmitJob(AskedImage, Request):
     )
     user: str | None = Field(None, description="UID, UID:GID or root; default: as the host is set")
     tags: list[str] | None = Field(None, description="for finding it again")
+    ports: Annotated[list[str] | str | None, WrapValidator(_ports)] = Field(
+        None,
+        description="what it is to be reached at: `external:internal[:scheme]`, as a list or comma separated; external "
+        "0 or left out: any free one of the host's",
+    )
+    registry_username: str | None = Field(None, description="who signs in to the container's registry, for this job")
+    registry_password: str | None = Field(
+        None, description="with which password; kept encrypted until the job has ended", repr=False
+    )
 
     def spec(self, workspace_sha256: str | None) -> JobSpec:
         """What was asked for, checked for its meaning.
@@ -103,10 +122,21 @@ class SubmitJob(AskedImage, Request):
             SpecInvalid: With the field and the fix.
         """
         given = self.model_dump(
-            exclude_none=True, exclude={"project", "project_id", "workspace", "workspace_sha256", "tags"}
+            exclude_none=True,
+            exclude={
+                *("project", "project_id", "workspace", "workspace_sha256", "tags", "ports"),
+                *("registry_username", "registry_password"),
+            },
         )
         workspace = None if self.workspace in {None, "", "none"} else self.workspace
-        return JobSpec(**given, workspace=workspace, workspace_sha256=workspace_sha256, tags=tuple(self.tags or ()))
+        return JobSpec(
+            **given,
+            workspace=workspace,
+            workspace_sha256=workspace_sha256,
+            tags=tuple(self.tags or ()),
+            ports=(self.ports,) if isinstance(self.ports, str) else tuple(self.ports or ()),
+            registry_username=self.registry_username or None,
+        )
 
 
 class Filters(BaseModel):
@@ -135,34 +165,6 @@ class ReadLog(Filters):
     tail: int | None = Field(None, ge=0, le=MAX_LINE, description="the last so many lines")
 
 
-class CreateProject(Request):
-    """A project to make."""
-
-    name: str
-
-
-def _days(given: object, check: ValidatorFunctionWrapHandler) -> object:
-    try:
-        return check(given)
-    except ValidationError:
-        # One sentence instead of one for each of the types that it is not.
-        raise ValueError('must be a number of days, null (for good) or "default" (as the service is set)') from None
-
-
-Days = Annotated[int | Literal["default"] | None, WrapValidator(_days)]
-"""How long something is kept."""
-
-
-class UpdateProject(Request):
-    """What to change of a project; what is left out stays as it is."""
-
-    max_running: int | None = Field(None, description="jobs that run at once, at least 1; null: no limit")
-    keep_logs_days: Days = Field(
-        None, description='days that logs are kept, at least 1; null: for good; "default": as the service is set'
-    )
-    keep_artifacts_days: Days = Field(None, description="the same for artifacts")
-
-
 class ErrorDetail(View):
     """What went wrong."""
 
@@ -176,6 +178,14 @@ class ErrorView(View):
     """Every error."""
 
     error: ErrorDetail
+
+
+class PortView(View):
+    """What a job is reached at."""
+
+    internal: int = Field(description="what the job listens on; a process without a container: `external`")
+    external: int | None = Field(description="the host's port; null where the host has yet to choose one")
+    url: str | None = Field(description="link, while a host runs the job")
 
 
 class RemovedView(View):
@@ -218,6 +228,8 @@ class JobView(RunImage, View):
     working_dir: str | None
     user: str | None
     tags: list[str]
+    ports: list[PortView]
+    registry_username: str | None
     parent_job_id: str | None
     created_at: Time
     started_at: Time | None
@@ -302,6 +314,8 @@ class ResolvedJob(WishedImage, View):
     working_dir: str | None
     user: str | None
     tags: list[str]
+    ports: list[PortView]
+    registry_username: str | None
 
 
 class DryRun(View):
@@ -400,28 +414,6 @@ class ArtifactsPage(View):
     total_files: int
     total_bytes: int
     removed: RemovedView | None = Field(None, description="when and by which policy they were removed, if they were")
-
-
-class ProjectView(View):
-    """A project."""
-
-    id: str
-    name: str
-    created_at: Time
-    job_count: int
-    running_count: int = Field(description="jobs that have a machine")
-    queued_count: int = Field(description="jobs that wait")
-    max_running: int | None = Field(description="jobs that run at once, at most; null: no limit of its own")
-    keep_logs_days: int | None = Field(description="days that logs are kept after a job's end; null: for good")
-    keep_logs_by: Literal["project", "service"] = Field(description="whose policy that is")
-    keep_artifacts_days: int | None = Field(description="the same for artifacts")
-    keep_artifacts_by: Literal["project", "service"]
-
-
-class Projects(View):
-    """Every project, by name."""
-
-    projects: list[ProjectView]
 
 
 class WorkspaceView(View):

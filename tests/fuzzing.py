@@ -15,13 +15,15 @@ from schemathesis import Case, GenerationMode, Response
 from schemathesis.core.parameters import ParameterLocation
 from serving import Worker, a_job, a_zip
 
-from core import keys
+from core import credentials, keys
 from core.archives import ArchiveLimits
 from core.artifact_paths import present
+from core.credentials import EVERY_PROJECT
 from core.db import Database
 from core.jobs import lifecycle
 from core.jobs.models import Job
 from core.settings import ApiSettings, Settings
+from core.vault import Vault
 from service import submission
 from service.main import create_app
 from service.submission import Origin
@@ -70,6 +72,9 @@ class Fuzzed:
         self._database = database
         with database.write() as session:
             self.secret = keys.create(session, "fuzz")[1]
+            vault = Vault(configured)
+            credentials.put_secret(session, vault, EVERY_PROJECT, "known", "x")
+            credentials.put_registry(session, vault, "known.example", "alice", "x")
         self.jobs = {state: self._job(state, home / "left") for state in STATES}
         self.answered: Counter[tuple[str, int]] = Counter()
         self.project = self._worker.get(self.jobs["waiting"]).project_id
@@ -120,6 +125,8 @@ class Fuzzed:
             "project_id": lambda: self.project,
             "sha256": lambda: self.archive,
             "path": lambda: quote(present(sorted(FILES)[chance // 32 % len(FILES)])),
+            "name": lambda: "known",
+            "host": lambda: "known.example",
         }
         case.path_parameters = {name: there[name]() for name in case.path_parameters}
 

@@ -14,10 +14,13 @@ from fastapi import FastAPI
 from core.db import Database
 from core.jobs import claims, lifecycle, queries, workers
 from core.jobs.claims import Offer
+from core.jobs.holds import PortRange
 from core.jobs.models import Job
 from core.settings import Settings
 from service.deps import OpenStores
 from service.server import Server
+
+OFFER = Offer("w", "h", ("mock",), ports=PortRange(20_000, 29_999, "h.example"))
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
@@ -35,11 +38,11 @@ class Worker:
 
     def register(self) -> None:
         with self._database.write() as session:
-            workers.register(session, Offer("w", "h", ("mock",)), boot_id="b", slots=1)
+            workers.register(session, OFFER, boot_id="b", slots=1)
 
     def claim(self) -> Job:
         with self._database.write() as session:
-            job = claims.claim(session, Offer("w", "h", ("mock",)))
+            job = claims.claim(session, OFFER)
         assert job is not None
         return job
 

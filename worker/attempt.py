@@ -23,8 +23,9 @@ from core.jobs.models import Job
 from core.jobs.moves import note_sizes
 from core.jobs.states import JobState
 from worker.backends import base
-from worker.backends.base import BackendError, Build, Handle, ImageKeeper, LaunchSpec
+from worker.backends.base import BackendError, Build, Handle, ImageKeeper, LaunchSpec, PortMap
 from worker.building import BuildLog
+from worker.grants import Grants
 from worker.host import Host
 from worker.signals import Detached, Signals
 from worker.tracing import AttemptSpans
@@ -253,6 +254,8 @@ class AttemptRun:
 
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, cards = self.job.spec, self._scratch, self._cards()
+        grants = Grants(self._host.settings, self._host.database, self.job)
+        ports = grants.ports()
         self._host.storage.joinpath("datasets").mkdir(parents=True, exist_ok=True)
         return LaunchSpec(
             name=scratch.name,
@@ -261,7 +264,7 @@ class AttemptRun:
             machine_type=self.job.machine_type,
             command=spec.command,
             container=self.job.image or spec.container,
-            env=spec.env_vars | self._service_env(cards),
+            env=grants.environment() | self._service_env(cards) | self._port_env(ports),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=self._host.storage,
@@ -275,6 +278,8 @@ class AttemptRun:
             user=spec.user,
             pull_policy=spec.image_pull_policy,
             build=Build(spec.rel_dockerfile_path or DOCKERFILE, spec.registry_target) if spec.use_dockerfile else None,
+            ports=ports,
+            login=grants.login,
         )
 
     def _working_dir(self) -> str | None:
@@ -290,6 +295,11 @@ class AttemptRun:
             within = str(self._scratch.folder(within).relative_to(self._scratch.workspace.resolve()))
         workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace
         return str(Path(workspace, within))
+
+    def _port_env(self, ports: tuple[PortMap, ...]) -> dict[str, str]:
+        """Where the job has to listen: on its own ports in a container, else on those of the host that it was given."""
+        contained = self._backend.capabilities.containers
+        return {f"GRADIENT_PORT_{port.internal}": str(port.internal if contained else port.external) for port in ports}
 
     def _service_env(self, cards: tuple[str, ...]) -> dict[str, str]:
         """What a job finds in its environment, the same for every backend."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,6 +18,7 @@ from core.artifacts import DirectoryStore
 from core.db import Database
 from core.joblogs import JobLogs
 from core.jobs.claims import Offer
+from core.jobs.holds import PortRange
 from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
@@ -27,6 +29,8 @@ from worker.workspace import Scratch
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_EVERY_ADDRESS = {"0.0.0.0", "::"}  # noqa: S104 - compared with, not bound to
 
 
 @dataclass
@@ -96,7 +100,13 @@ class Host:
             image_wait_seconds=self.settings.images.wait_seconds if self.image_keepers() else 0.0,
             cpus=asked.cpus or os.cpu_count() or 1,
             memory_mb=asked.memory_mb or memory_mb,
+            ports=self._ports(),
         )
+
+    def _ports(self) -> PortRange:
+        ports = self.settings.ports
+        address = self.settings.worker.address or ports.bind
+        return PortRange(ports.first, ports.last, socket.gethostname() if address in _EVERY_ADDRESS else address)
 
     def _is_ready(self, name: str) -> bool:
         why = self.backend(name).unready()

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from core.db import now
 from core.errors import LeaseLost
-from core.jobs import lifecycle, queries, repairs
+from core.jobs import holds, lifecycle, queries, repairs
 from core.jobs.models import Job
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import Backend, BackendError, Handle
@@ -68,6 +68,7 @@ class Sweep:
                 "deleted_jobs": self._empty_deleted(),
                 "rung_again": self._host.write(partial(repairs.ring_again, seconds=self._rung_again)),
                 "cards": self._host.write(repairs.free_cards),
+                "ports": self._host.write(holds.free_ports),
                 "retention": self._keeping.run(),
             }
         if any(repaired.values()):

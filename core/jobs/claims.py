@@ -12,11 +12,13 @@ from sqlalchemy import ColumnElement, Select, Subquery, Update, bindparam, func,
 from sqlalchemy.orm import Session
 
 from core.db import Base, now
-from core.jobs import held_images
+from core.jobs import held_images, holds
+from core.jobs.holds import PortRange
 from core.jobs.models import Attempt, HeldCard, Job, Project, Worker
 from core.jobs.moves import one_row, record
 from core.jobs.states import OWNED, JobState
 
+_NO_PORTS = PortRange(1, 0, "")
 _CLAIM_LOCK = 0x6772_6164  # any number that nothing else on this database locks
 _PLENTY = 2**31 - 1
 _MOST_GOES = 3
@@ -53,6 +55,7 @@ class Offer:
         cpus: The host's CPUs; None: not counted.
         memory_mb: The host's memory in MiB; None: not counted.
         image_wait_seconds: How long a job is left to a host that has its image, and room for it.
+        ports: The host's ports for jobs that name none, and where they are reached.
     """
 
     worker: str
@@ -63,6 +66,7 @@ class Offer:
     cpus: float | None = None
     memory_mb: int | None = None
     image_wait_seconds: float = 0.0
+    ports: PortRange = _NO_PORTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class _Free:
     cards: tuple[str, ...] | None
     cpus: float
     memory_mb: float
+    taken_ports: frozenset[int]
 
 
 def anything_waits(session: Session, offer: Offer) -> bool:
@@ -130,6 +135,7 @@ def _note(session: Session, job: Job, offer: Offer, free: _Free) -> None:
     if free.cards is not None and job.cards:
         of_job = {"host": offer.host, "job_id": job.id, "attempt": job.attempt}
         session.execute(_NEW_HOLD, [of_job | {"card": card} for card in free.cards[: job.cards]])
+    holds.take_ports(session, job, offer.host, offer.ports, free.taken_ports)
     session.execute(_SERVED, {"served": job.project_id})
     record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
 
@@ -145,6 +151,7 @@ def _free(session: Session, offer: Offer) -> _Free:
         cards=cards,
         cpus=_PLENTY if offer.cpus is None else offer.cpus - (held.cpus or 0.0),
         memory_mb=_PLENTY if offer.memory_mb is None else offer.memory_mb - (held.memory_mb or 0),
+        taken_ports=holds.taken_ports(session, offer.host),
     )
 
 
@@ -156,6 +163,8 @@ def _next(session: Session, offer: Offer, free: _Free) -> int | None:
         "free_cards": _PLENTY if free.cards is None else len(free.cards),
         "free_cpus": free.cpus,
         "free_memory_mb": free.memory_mb,
+        "free_ports": offer.ports.free(free.taken_ports),
+        "on_host": offer.host,
     }
     if offer.machine_types is not None:
         params["machine_types"] = offer.machine_types
@@ -178,6 +187,8 @@ def _following(*, some_types: bool, image_wait: float) -> Select[int]:
         Job.cards <= bindparam("free_cards"),
         or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
         or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),
+        Job.any_ports <= bindparam("free_ports"),
+        Job.id.not_in(holds.KEPT_FROM),
     ]
     if some_types:
         fits.append(Job.machine_type.in_(bindparam("machine_types", expanding=True)))

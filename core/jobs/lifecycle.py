@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from core.db import now
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
+from core.jobs.holds import any_ports, want_ports
 from core.jobs.models import Job, Metric, Project
 from core.jobs.moves import all_rows, guarded, insert_once, move, moved_by, note_attempt, record, ring
 from core.jobs.spec import JobSpec
@@ -67,24 +68,8 @@ def ensure_project(session: Session, name: str) -> tuple[Project, bool]:
     return session.scalars(select(Project).where(Project.name == name)).one(), False
 
 
-def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
-    """Make the job: its row, its first event and its outbox message, in one transaction.
-
-    Returns:
-        The job, and whether it was made now: the same Idempotency-Key gives the same job.
-
-    Raises:
-        IdempotencyMismatch: The key was used with another request.
-    """
-    job: Job | None = session.scalars(_new_job(session.get_bind().dialect.name), _new_row(submission)).one_or_none()
-    if job is None:
-        return _submitted_before(session, submission), False
-    record(session, job, "submitted", to_state=JobState.QUEUED)
-    ring(session, job)
-    return job, True
-
-
-def _new_row(submission: Submission) -> dict[str, Any]:
+def _row(submission: Submission) -> dict[str, Any]:
+    """What a new job's row begins with."""
     spec = submission.spec
     return {
         "id": new_id("j"),
@@ -107,10 +92,30 @@ def _new_row(submission: Submission) -> dict[str, Any]:
         "cpus": spec.cpus,
         "memory_mb": spec.memory_mb,
         "image": submission.image,
+        "any_ports": any_ports(spec),
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
     }
+
+
+def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
+    """Make the job: its row, its first event and its outbox message, in one transaction.
+
+    Returns:
+        The job, and whether it was made now: the same Idempotency-Key gives the same job.
+
+    Raises:
+        IdempotencyMismatch: The key was used with another request.
+    """
+    new = _new_job(session.get_bind().dialect.name)
+    job: Job | None = session.scalars(new, _row(submission)).one_or_none()
+    if job is None:
+        return _submitted_before(session, submission), False
+    want_ports(session, job)
+    record(session, job, "submitted", to_state=JobState.QUEUED)
+    ring(session, job)
+    return job, True
 
 
 def _submitted_before(session: Session, submission: Submission) -> Job:

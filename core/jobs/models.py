@@ -97,6 +97,8 @@ class Job(Base):
     """MiB of memory it asks for; None: what its slot gives."""
     image: Mapped[str | None] = mapped_column(String(MAX_REFERENCE))
     """What its `container` stands for, as engines list it; None: the host's default image, or one that is built."""
+    any_ports: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Ports that its host must have left, of those it gives to jobs; what the job names itself is in WantedPort."""
     request_id: Mapped[str | None] = mapped_column(String(64))
     """Of the request that made it: our own logs carry it on the service's side and on the worker's."""
     trace_parent: Mapped[str | None] = mapped_column(String(64))
@@ -268,6 +270,30 @@ class HeldImage(Base):
     """As `Job.image` has it."""
 
     __table_args__ = (Index("ix_held_images_reference", "reference"),)
+
+
+class WantedPort(Base):
+    """A port that a job needs of its host by number, until it has ended."""
+
+    __tablename__ = "wanted_ports"
+
+    port: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True, index=True)
+
+
+class HeldPort(Base):
+    """A port of a host that a job has for itself. Its key is why two jobs never share one."""
+
+    __tablename__ = "held_ports"
+
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    port: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    attempt: Mapped[int]
+    internal: Mapped[int]
+    """The job's own port that it leads to."""
+    address: Mapped[str] = mapped_column(String(255))
+    """Where people reach the host."""
 
 
 class Event(Base):

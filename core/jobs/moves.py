@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from sqlalchemy import Update, delete, func, insert, select, update
+from sqlalchemy import Update, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from core.db import Base, now
 from core.errors import LeaseLost
-from core.jobs.models import Attempt, Event, HeldCard, Job, Outbox
+from core.jobs.holds import let_go
+from core.jobs.models import Attempt, Event, Job, Outbox
 from core.jobs.states import OWNED, SOURCES, JobState
 
 # Into the tables, past the mapper: nothing is to be read back, and these run at every move.
@@ -37,8 +38,8 @@ def move(
     """Move on from the state that the caller knows, if it is one of `sources` and MOVES allows it."""
     legal = sources & SOURCES[target] & {job.state}
     moved = moved_by(session, job, guarded(job, legal).values(state=target, **values))
-    if moved.cards and target not in OWNED:
-        session.execute(delete(HeldCard).where(HeldCard.job_id == job.id))
+    if target not in OWNED:
+        let_go(session, moved)
     return moved
 
 

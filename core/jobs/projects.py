@@ -63,6 +63,11 @@ def _stored_days(asked: int | str | None) -> int | None:
     return None if asked == "default" else int(asked)
 
 
+def known_id(session: Session, name: str) -> str | None:
+    """Id of the project of this name; None if there is none."""
+    return session.scalar(select(Project.id).where(Project.name == name))
+
+
 def live(session: Session, project_id: str | None = None) -> dict[str, Live]:
     """How many jobs run and wait, by project id, of those projects that have any; costs what is not over."""
     query = select(Job.project_id, Job.state, func.count()).where(Job.state.in_([*_RUNNING, JobState.QUEUED]))

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from core.errors import SpecInvalid
 from core.jobs.build import ImageWishes, shortened
 from core.jobs.options import check_shared_memory, check_user, check_working_dir
+from core.jobs.ports import Port, parse_ports
 
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ENV_VARS = 500
@@ -29,9 +30,14 @@ MAX_MEMORY_MB = 64 * 1024**2
 GIT_SCHEMES = ("https", "http", "ssh", "git")
 HIDDEN = "••••••"
 
+SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
+SECRET_PREFIX = "secret:"  # noqa: S105 - what the name of one follows
+"""What an environment variable's value begins with that names a secret."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _RESERVED = ("GRADIENT_", "PS_")
-_SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
+_SHOWN = "MOCK_"
+"""Variables that script the mock backend; it says in its reasons what they hold."""
+_LOOKS_SECRET = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,7 @@ class JobSpec:
         name: For people; None shows as "job N".
         workspace: A git URL (`https://host/repo.git#ref`), or None.
         workspace_sha256: Of the uploaded archive, or None.
-        env_vars: Environment of the command.
+        env_vars: Environment of the command; a value `secret:NAME` stands for that secret's, which is not known here.
         time_limit: Seconds of running time after which it is stopped; None: no limit.
         stop_grace: Seconds between SIGTERM and SIGKILL.
         max_attempts: How often it may run in all.
@@ -61,6 +67,8 @@ class JobSpec:
         working_dir: Where the command begins: a folder of the workspace, or of the container by its whole path.
         user: `UID`, `UID:GID` or `root`; None leaves it to the host.
         tags: For finding it again.
+        ports: What it is to be reached at, each as `external:internal:scheme`; external 0 leaves it to the host.
+        registry_username: Who signs in to the container's registry; the password is kept apart from this.
     """
 
     machine_type: str
@@ -85,6 +93,8 @@ class JobSpec:
     working_dir: str | None = None
     user: str | None = None
     tags: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
+    registry_username: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -115,10 +125,20 @@ class JobSpec:
             raise SpecInvalid(f"{len(self.tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
         for tag in self.tags:
             check_label(tag, "tags", MAX_TAG)
+        object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
+        if self.registry_username is not None and self.container is None:
+            raise SpecInvalid(
+                "Says who signs in to a registry, and there is no container to fetch from one. Name it, with its "
+                "registry's host.",
+                field="container",
+            )
 
     def to_json(self) -> dict[str, Any]:
         """As stored in the job's row; `from_json` is the way back."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"tags": list(self.tags)}
+        return {name: getattr(self, name) for name in self.__slots__} | {
+            "tags": list(self.tags),
+            "ports": list(self.ports),
+        }
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "JobSpec":
@@ -131,11 +151,22 @@ class JobSpec:
             default = one.default_factory() if one.default_factory is not MISSING else one.default
             object.__setattr__(spec, one.name, stored.get(one.name, default))
         object.__setattr__(spec, "tags", tuple(spec.tags))
+        object.__setattr__(spec, "ports", tuple(spec.ports))
         return spec
 
     def shown_env(self) -> dict[str, str]:
-        """The environment as it may be shown: values of secret-looking names hidden."""
-        return {n: HIDDEN if _SECRET_NAME.search(n) else v for n, v in self.env_vars.items()}
+        """The environment as it may be shown: values of secret-looking names hidden, but for names of secrets."""
+        named = self.secrets()
+        return {n: HIDDEN if _LOOKS_SECRET.search(n) and n not in named else v for n, v in self.env_vars.items()}
+
+    def secrets(self) -> dict[str, str]:
+        """The variables that stand for secrets, and the secrets' names."""
+        found = {n: v.removeprefix(SECRET_PREFIX) for n, v in self.env_vars.items() if v.startswith(SECRET_PREFIX)}
+        return {variable: name for variable, name in found.items() if SECRET_NAME.match(name)}
+
+    def asked_ports(self) -> tuple[Port, ...]:
+        """The ports it is to be reached at."""
+        return tuple(Port.parse(port) for port in self.ports)
 
     def shown_workspace(self) -> str | None:
         """The git URL as it may be shown: a password in it hidden."""
@@ -190,12 +221,26 @@ def _check_env(env: dict[str, str]) -> None:
         if "\0" in value:
             raise SpecInvalid(f"The value of {name} holds a NUL character; take it out.", field=where)
         _check_encodable(value, where)
+        _check_secret(name, value, where)
         total += len(name) + len(value.encode())
     if total > MAX_ENV_BYTES:
         raise SpecInvalid(
             f"The environment has {total:,} bytes, at most {MAX_ENV_BYTES:,} are taken. Put it into a file in the "
             "workspace and read that.",
             field="envVars",
+        )
+
+
+def _check_secret(variable: str, value: str, where: str) -> None:
+    if not value.startswith(SECRET_PREFIX):
+        return
+    if variable.startswith(_SHOWN):
+        raise SpecInvalid(f"{variable} cannot be a secret: the service shows what it holds.", field=where)
+    if not SECRET_NAME.match(value.removeprefix(SECRET_PREFIX)):
+        raise SpecInvalid(
+            f"{variable} begins with {SECRET_PREFIX}, and what follows is no secret's name. Names have letters, digits "
+            "and _ . -, and no other value may begin so.",
+            field=where,
         )
 
 

@@ -118,6 +118,13 @@ _ALL = (
         "It needs {detail}. It starts when enough of them have ended.",
     ),
     Reason(
+        "waiting_for_port",
+        None,
+        Fault.NOBODY,
+        "It waits for {detail}. It starts when that has ended. Jobs that leave the number to the host (--ports 8080) "
+        "wait for none.",
+    ),
+    Reason(
         "worker_silent",
         None,
         Fault.SERVICE,
@@ -223,6 +230,26 @@ _ALL = (
         Fault.USER,
         "The image was built but could not be pushed to its registryTarget. Check its name, and that the worker's "
         "machine may push there: {detail}",
+        retry=True,
+    ),
+    Reason(
+        "secret_missing",
+        S.FAILED,
+        Fault.USER,
+        "{detail} Store it with `gradient-cli secrets set`, then submit the job again.",
+    ),
+    Reason(
+        "secret_unreadable",
+        S.FAILED,
+        Fault.SERVICE,
+        "What it needs is stored encrypted and could not be read. {detail}",
+        retry=True,
+    ),
+    Reason(
+        "port_taken",
+        S.FAILED,
+        Fault.MACHINE,
+        "Another program on the machine has {detail}. Name another port, or none, so that a free one is found.",
         retry=True,
     ),
     Reason(

@@ -8,6 +8,7 @@ Of the reasons that hold, the first of these is told:
     retrying             it pauses before its next attempt
     project_quota        its project has as many jobs on machines as it may
     waiting_for_cards    none of them has as many cards free as it needs
+    waiting_for_port     other jobs have a port that it names, on each of their hosts
     behind_jobs          others are before it
     waiting_for_machine  it is next
 
@@ -26,6 +27,7 @@ from sqlalchemy.orm import Session
 
 from core.db import now
 from core.jobs import forecast
+from core.jobs.holds import held_ports
 from core.jobs.models import HeldCard, Job, Worker
 from core.jobs.offers import Offers, excess, fits, offers, room
 from core.jobs.places import Place, Share, places_of
@@ -86,7 +88,8 @@ def _look(session: Session, queued: Sequence[Job], places: dict[str, Place]) -> 
     if any(job.cards for job in queued):
         for row in session.execute(_HELD_CARDS):
             cards[row.host].add(row.card)
-    return _Scene(at, places, offers(session), held, _typical(session, sorted(types)), cards)
+    ports = held_ports(session) if any(job.spec_json.get("ports") for job in queued) else {}
+    return _Scene(at, places, offers(session), held, _typical(session, sorted(types)), cards, ports)
 
 
 def _typical(session: Session, types: Sequence[str]) -> dict[str, float]:
@@ -115,6 +118,7 @@ class _Scene:
         held: What workers hold.
         typical: How long jobs last, by machine type.
         cards: Cards that jobs hold, by host.
+        ports: Which job has which port, by host.
     """
 
     at: datetime
@@ -123,6 +127,7 @@ class _Scene:
     held: Sequence[_HeldRow]
     typical: dict[str, float]
     cards: Mapping[str, set[str]]
+    ports: Mapping[str, Mapping[int, str]]
 
     def waiting(self, job: Job) -> Waiting:
         """The answer for one of the jobs."""
@@ -156,6 +161,9 @@ class _Scene:
         most = max(working, key=self._free_cards)
         if self._free_cards(most) < job.cards:
             return "waiting_for_cards", self._cards_of(job, most)
+        port = self._port_of_another(job, working)
+        if port is not None:
+            return "waiting_for_port", port
         if place.number > 1:
             ahead = place.number - 1
             return "behind_jobs", f"{ahead:,} job{'s' if ahead > 1 else ''}"
@@ -178,6 +186,18 @@ class _Scene:
         hold = "jobs hold the others" if free + len(taken) < total else ""
         who = "; ".join(part for part in (others, hold) if part)
         return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, {who}"
+
+    def _port_of_another(self, job: Job, working: Sequence[Worker]) -> str | None:
+        """Which port it waits for, in words; None: some host has all that it names."""
+        found = None
+        named = [port.external for port in job.spec.asked_ports() if port.external]
+        for worker in working if named else ():
+            held = self.ports.get(worker.host, {})
+            kept = next((port for port in named if port in held), None)
+            if kept is None:
+                return None
+            found = f"port {kept} of {worker.host}, which job {held[kept]} has"
+        return found
 
     def _starts_at(self, job: Job, place: Place, working: Sequence[Worker]) -> datetime | None:
         lasts = self.typical.get(job.machine_type)

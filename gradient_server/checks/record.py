@@ -14,7 +14,7 @@ from core.jobs import census, queries
 from core.jobs.census import Census
 from core.jobs.queries import WORKER_SILENT_SECONDS
 from core.settings import GIB, Settings
-from gradient_server.checks import fleet
+from gradient_server.checks import fleet, secrets
 from gradient_server.checks.finding import Finding, duration, ok, problem, warning
 from worker.workspace import scratches
 
@@ -31,6 +31,7 @@ def check(settings: Settings, session: Session) -> Iterator[Finding]:
     yield queue(taken)
     yield silent(settings, session)
     yield api_keys(session)
+    yield secrets.check(settings, session)
     yield client_file(settings.root / "cli.json", session)
     yield scratch(settings, session)
     yield growth(settings, session)

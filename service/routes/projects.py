@@ -2,19 +2,18 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
-from pydantic import BaseModel
+from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
 from core.jobs import lifecycle, projects, queries
 from core.jobs.models import Project
 from core.jobs.projects import Live
 from service import links
-from service.auth import Caller
+from service.bodies import json_body, posted
 from service.deps import OpenStores, Reading, Stores, Writing
 from service.submission import check_project_name
 from service.views import project_view
-from service.wire import CreateProject, Projects, ProjectView, UpdateProject, parse
+from service.wire_projects import CreateProject, Projects, ProjectView, UpdateProject
 
 router = APIRouter(prefix="/projects", tags=["projects"])
 
@@ -22,19 +21,6 @@ _MADE: dict[int | str, dict[str, Any]] = {
     200: {"model": ProjectView, "description": "It was there already.", "links": links.OF_PROJECT},
     201: {"links": links.OF_PROJECT},
 }
-
-
-def _json_body(model: type[BaseModel]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
-
-
-# The key is checked before the body is read.
-async def _posted(request: Request, _caller: Caller) -> CreateProject:
-    return parse(CreateProject, await request.body())
-
-
-async def _patched(request: Request, _caller: Caller) -> UpdateProject:
-    return parse(UpdateProject, await request.body())
 
 
 @router.get("")
@@ -45,9 +31,12 @@ def list_projects(session: Reading, stores: Stores) -> Projects:
     return Projects(projects=[project_view(one, jobs, live.get(one.id, Live()), policy) for one, jobs in found])
 
 
-@router.post("", status_code=201, responses=_MADE, openapi_extra=_json_body(CreateProject))
+@router.post("", status_code=201, responses=_MADE, openapi_extra=json_body(CreateProject))
 def create_project(
-    response: Response, session: Writing, stores: Stores, asked: Annotated[CreateProject, Depends(_posted)]
+    response: Response,
+    session: Writing,
+    stores: Stores,
+    asked: Annotated[CreateProject, Depends(posted(CreateProject))],
 ) -> ProjectView:
     """Make a project, or find the one of this name."""
     project, made = lifecycle.ensure_project(session, check_project_name(asked.name))
@@ -61,9 +50,9 @@ def show_project(session: Reading, stores: Stores, project_id: str) -> ProjectVi
     return _view(session, stores, queries.project(session, project_id))
 
 
-@router.patch("/{project_id}", openapi_extra=_json_body(UpdateProject))
+@router.patch("/{project_id}", openapi_extra=json_body(UpdateProject))
 def update_project(
-    session: Writing, stores: Stores, project_id: str, asked: Annotated[UpdateProject, Depends(_patched)]
+    session: Writing, stores: Stores, project_id: str, asked: Annotated[UpdateProject, Depends(posted(UpdateProject))]
 ) -> ProjectView:
     """Change a project's limit of running jobs, and how long its logs and artifacts are kept."""
     given = asked.model_dump(include=asked.model_fields_set)

@@ -114,10 +114,13 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
 
-    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815  names that http.server looks for
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815  names that http.server looks for
 
     def log_message(self, *_):
         pass
+
+
+_STREAMS = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 class Cli:
@@ -140,14 +143,14 @@ class Cli:
         env = {name: value for name, value in {**self.env, **settings.pop("env", {})}.items() if value is not None}
         return subprocess.Popen(
             [sys.executable, "-m", "gradient_cli", *map(str, args)],
-            **{"cwd": self.folder, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **settings},
-            stdin=subprocess.DEVNULL,
+            **{"cwd": self.folder, "text": True, **_STREAMS, **settings},
             env=env,
         )
 
-    def __call__(self, *args, **settings):
-        with self.start(*args, **settings) as process:
-            out, err = process.communicate(timeout=30)
+    def __call__(self, *args, given=None, **settings):
+        """`given`: what is piped in."""
+        with self.start(*args, **{"stdin": subprocess.PIPE} if given is not None else {}, **settings) as process:
+            out, err = process.communicate(given, timeout=30)
         assert "Traceback" not in err, err
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 

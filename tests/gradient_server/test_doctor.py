@@ -14,12 +14,14 @@ import pytest
 from alembic import command
 from sqlalchemy import text, update
 
-from core import schema
+from core import credentials, schema
+from core.credentials import EVERY_PROJECT
 from core.db import Database, now
 from core.jobs import claims, workers
 from core.jobs.claims import Offer
 from core.jobs.models import ApiKey, Event, Job
 from core.settings import GIB, DatabaseSettings, MachineSettings, QueueSettings, Settings, WorkerSettings
+from core.vault import Vault
 from gradient_server import doctor
 from gradient_server.checks import database as database_checks
 from gradient_server.checks import host
@@ -401,6 +403,22 @@ def test_a_key_file_that_is_of_no_use(embedded, content):
         file.write_text(content)
         file.chmod(0o600)
     assert found(embedded, "client").status is WARNING
+
+
+def test_secrets_that_cannot_be_read(settings, database):
+    assert "0 secrets" in found(settings, "secrets").message
+    with database.write() as session:
+        credentials.put_secret(session, Vault(settings), EVERY_PROJECT, "wandb", "canary")
+        credentials.put_registry(session, Vault(settings), "ghcr.io", "alice", "canary")
+    finding = found(settings, "secrets")
+    assert (finding.status, finding.message[:2]) == (OK, "2 ")
+    (settings.root / "secrets.key").unlink()
+    finding = found(settings, "secrets")
+    assert finding.status is PROBLEM
+    assert "secret wandb" in finding.message
+    assert "registry ghcr.io" in finding.message
+    assert str(settings.root / "secrets.key") in finding.fix
+    assert not (settings.root / "secrets.key").exists()
 
 
 def test_scratch_that_is_left_over(settings, database, submit):

@@ -7,7 +7,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, inspect, text
 
-from core import schema
+from core import credential_models, schema
 from core.db import Base
 from core.errors import DatabaseOutdated
 from core.jobs.models import Job
@@ -18,14 +18,19 @@ TABLES = {
     "events",
     "held_cards",
     "held_images",
+    "held_ports",
+    "job_logins",
     "jobs",
     "metrics",
     "outbox",
     "projects",
+    "registries",
     "removals",
     "repairs",
     "schema_info",
+    "secrets",
     "turns",
+    "wanted_ports",
     "workers",
 }
 
@@ -51,6 +56,7 @@ def tables(database):
 
 def test_models_and_migrations_agree(database):
     assert tables(database) == TABLES == set(Base.metadata.tables)
+    assert credential_models.Secret.__tablename__ in TABLES
     assert differences(database) == []
 
 

@@ -10,9 +10,11 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+from core.image_registry import Login
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,21 @@ Progress = Callable[[str, str | None], None]
 """Told a phase and what is being done in it; raises if the start has to be given up."""
 
 _MAX_CONTROL_BYTES = 64
+
+FindLogin = Callable[[str], Login | None]
+"""How to sign in to the registry of an image; None: nobody says. Raises BackendError if that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortMap:
+    """A port of the host that leads to one of the job's."""
+
+    external: int
+    internal: int
+
+
+def _nobody(_image: str) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,9 @@ class LaunchSpec:
         user: `UID:GID`, or None for the host's choice.
         pull_policy: Always, IfNotPresent or Never; None: as the host's settings say.
         build: The image that is built for it, in place of `container`; None: none is.
+        ports: Ports of the host that are the job's alone. What is not a machine of its own has the job listen on them
+            (`GRADIENT_PORT_<internal>` says so); else they lead to the job's own.
+        login: How to sign in to the registry of its image.
     """
 
     name: str
@@ -82,7 +102,7 @@ class LaunchSpec:
     machine_type: str
     command: str
     container: str | None
-    env: dict[str, str]
+    env: dict[str, str] = field(repr=False)  # it may hold secrets
     workspace: Path
     artifacts: Path
     storage: Path
@@ -96,6 +116,8 @@ class LaunchSpec:
     user: str | None = None
     pull_policy: str | None = None
     build: Build | None = None
+    ports: tuple[PortMap, ...] = ()
+    login: FindLogin = _nobody
 
 
 @dataclass(frozen=True, slots=True)

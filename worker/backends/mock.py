@@ -38,6 +38,7 @@ from worker.backends.base import (
     read_control,
     read_exit_code,
 )
+from worker.backends.free_ports import require_free
 from worker.backends.processes import Members
 from worker.machine import boot_id
 
@@ -63,6 +64,7 @@ class MockBackend:
 
     def __init__(self, settings: Settings) -> None:
         self._attempts = settings.root / "attempts"
+        self._bind = settings.ports.bind
         self._lock = threading.Lock()
         self._children: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._usage: dict[str, _Usage] = {}
@@ -92,6 +94,7 @@ class MockBackend:
         confirm()
         failpoint("confirmed")
         if read_control(spec.control, "started") is None:
+            require_free(self._bind, spec.ports)
             self._start(spec)
         preempt = _seconds(spec.env.get("MOCK_PREEMPT_AFTER"))
         return {

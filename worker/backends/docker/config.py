@@ -46,6 +46,7 @@ class Options:
         devices: Devices of the host, to read and write.
         folders: Folders of the host and where they are inside, to read alone.
         cdi: The cards' names for the engine, where it hands them over by name.
+        bind: Address of the host that ports are opened at.
     """
 
     image: str
@@ -59,6 +60,7 @@ class Options:
     devices: tuple[str, ...] = ()
     folders: tuple[tuple[str, str], ...] = ()
     cdi: tuple[str, ...] = ()
+    bind: str = "127.0.0.1"
 
 
 def container_name(name: str) -> str:
@@ -81,6 +83,7 @@ def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
             LABEL_JOB: spec.job_id,
             LABEL_ATTEMPT: str(spec.attempt),
         },
+        "ExposedPorts": {f"{port.internal}/tcp": {} for port in spec.ports},
         "Healthcheck": {"Test": ["NONE"]},
         "Tty": False,
         "OpenStdin": False,
@@ -128,6 +131,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "UTSMode": "",
         "UsernsMode": "",
         "PublishAllPorts": False,
+        "PortBindings": _port_bindings(spec, options.bind),
         "Devices": [_device(path) for path in options.devices],
         "DeviceRequests": _device_requests(spec.cards, options.cdi),
         "Mounts": [
@@ -139,6 +143,10 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
             *(_opened(source, target) for source, target in options.folders),
         ],
     }
+
+
+def _port_bindings(spec: LaunchSpec, address: str) -> dict[str, list[dict[str, str]]]:
+    return {f"{port.internal}/tcp": [{"HostIp": address, "HostPort": str(port.external)}] for port in spec.ports}
 
 
 def _device(path: str) -> dict[str, str]:

@@ -18,9 +18,11 @@ from worker.backends.docker.builds import Builds
 from worker.backends.docker.config import Options, container_config, container_name
 from worker.backends.docker.engine import NOT_FOUND, ContainerState, Engine, EngineAway, EngineRefused
 from worker.backends.docker.images import Image, Images
-from worker.backends.docker.network import Network
+from worker.backends.docker.network import NONE, Network
 from worker.backends.docker.nvidia import Cards
 from worker.backends.docker.opened import Openings
+from worker.backends.docker.sign_in import auth_for, signed_in
+from worker.backends.free_ports import require_free
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class Launcher:
         self._home = str(settings.root)
         self.images = Images(engine, settings)
         self._builds = Builds(engine, self.images, settings)
+        self._bind = settings.ports.bind
         self._network = Network(engine, settings)
         self._with_shell: set[str] = set()
 
@@ -131,6 +134,7 @@ class Launcher:
         user = self._user(spec, opening)
         info = self._look_over(spec)
         image = self._image(spec, progress, info)
+        self._look_at_ports(spec)
         _hand_over(spec, user)
         options = Options(
             image=image.id,  # not its name, which may mean another image by now
@@ -144,6 +148,7 @@ class Launcher:
             devices=opening.devices,
             folders=tuple(opening.mounts.items()),
             cdi=handover.cdi_names(spec.cards, info),
+            bind=self._bind,
         )
         try:
             made = self._engine.create(container_name(spec.name), container_config(spec, options))
@@ -167,9 +172,15 @@ class Launcher:
         """What the container is made of: pulled, found or built."""
         if spec.build is None:
             reference = spec.container or self._settings.default_image
-            return self.images.have(reference, progress, policy=spec.pull_policy)
-        network = self._build_network or self._network.have()
-        return self._builds.make(spec, progress, network=network, memory_bytes=_most_of_memory(info))
+            with signed_in(spec.login, reference) as auth:
+                return self.images.have(reference, progress, policy=spec.pull_policy, auth=auth)
+        return self._builds.make(
+            spec,
+            progress,
+            network=self._build_network or self._network.have(),
+            memory_bytes=_most_of_memory(info),
+            push_auth=auth_for(spec.login, spec.build.target),
+        )
 
     def _user(self, spec: LaunchSpec, opening: Opening) -> str:
         """Whom the job runs as.
@@ -205,6 +216,15 @@ class Launcher:
         """The engine would make a folder that is missing, as root, also in what jobs share."""
         if spec.working_dir is not None and not self._engine.has_file(state.id, spec.working_dir):
             raise BackendError("no_working_dir", spec.working_dir)
+
+    def _look_at_ports(self, spec: LaunchSpec) -> None:
+        if spec.ports and self._settings.network == NONE:
+            raise BackendError(
+                "launch_failed",
+                "this machine's jobs have no network (GRADIENT_DOCKER__NETWORK=none), so none of their ports can be "
+                "reached",
+            )
+        require_free(self._bind, spec.ports)
 
     def _require_shell(self, state: ContainerState, spec: LaunchSpec) -> None:
         """With an init as first process a missing shell is no error of the start, but a job that ends at once."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.backends.base import WRAPPER, LaunchSpec
+from worker.backends.base import WRAPPER, LaunchSpec, PortMap
 from worker.backends.docker.config import Options, container_config, container_name
 
 SPEC = LaunchSpec(
@@ -56,6 +56,7 @@ GOLDEN = {
     "WorkingDir": "/paperspace",
     "Hostname": "",
     "Labels": {"gradient.home": "/srv/home", "gradient.job": "jabc", "gradient.attempt": "2"},
+    "ExposedPorts": {},
     "Healthcheck": {"Test": ["NONE"]},
     "Tty": False,
     "OpenStdin": False,
@@ -83,6 +84,7 @@ GOLDEN = {
         "UTSMode": "",
         "UsernsMode": "",
         "PublishAllPorts": False,
+        "PortBindings": {},
         "Devices": [],
         "DeviceRequests": [{"Driver": "", "DeviceIDs": ["1", "3"], "Capabilities": [["gpu"]], "Options": {}}],
         "Mounts": [
@@ -110,6 +112,20 @@ def test_nothing_of_the_specification_goes_through_as_it_is():
     """What a user can say has a field of its own here; none of them is a table of options."""
     kinds = {field.name: field.type for field in dataclasses.fields(LaunchSpec)}
     assert [name for name, kind in kinds.items() if "dict" in str(kind)] == ["env"]
+
+
+def test_ports_are_opened_where_the_host_says_and_no_others():
+    ports = (PortMap(external=20001, internal=8000), PortMap(external=8443, internal=443))
+    made = config({"ports": ports}, {"bind": "192.0.2.1"})
+    assert made["ExposedPorts"] == {"8000/tcp": {}, "443/tcp": {}}
+    assert made["HostConfig"]["PortBindings"] == {
+        "8000/tcp": [{"HostIp": "192.0.2.1", "HostPort": "20001"}],
+        "443/tcp": [{"HostIp": "192.0.2.1", "HostPort": "8443"}],
+    }
+
+
+def test_a_launch_shows_no_secret_where_it_is_printed():
+    assert "0.1" not in repr(SPEC)
 
 
 def test_a_job_without_limits_has_those_of_its_host():

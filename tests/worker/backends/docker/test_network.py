@@ -130,6 +130,32 @@ def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_ser
         assert listed.stdout.count(f"-i {bridge} -j GRADIENT-") == 2, "set again, each is there once"
 
 
+def test_a_jobs_port_is_open_to_people_and_not_to_other_jobs(docker_server, engine, tmp_path):
+    """On every address of the host, which is as open as it gets; the fence keeps jobs off all the same."""
+    settings = Settings(home=tmp_path, docker=docker_server.settings(network="ported"))
+    with contextlib.ExitStack() as stack, docker_server.client() as client:
+        stack.callback(client.remove_network, "ported")
+        Network(engine, settings).have()
+        found = client.inspect_network("ported")
+        gateway = found["IPAM"]["Config"][0]["Gateway"]
+        bridge = found["Options"]["com.docker.network.bridge.name"]
+        config = client.create_host_config(network_mode="ported", init=True, port_bindings={8000: ("0.0.0.0", 24681)})  # noqa: S104 - inside the test's own network
+        serve = "mkdir /tmp/www; echo HTTP >/tmp/www/index.html; exec httpd -f -p 8000 -h /tmp/www"
+        made = client.create_container(SHELL, ["sh", "-c", serve], ports=[8000], host_config=config)["Id"]
+        stack.callback(client.remove_container, made, force=True)
+        client.start(made)
+        address = client.inspect_container(made)["NetworkSettings"]["Networks"]["ported"]["IPAddress"]
+        outside = Outside(docker_server, stack)
+        Fence(bridge, (), (), tuple(docker_server.network)).set()
+        for network, place in ((docker_server.network, "127.0.0.1"), (outside.network, "10.99.0.1")):
+            fetch = [*network, "curl", "--silent", "--max-time", "5", f"http://{place}:24681"]
+            wait_until(
+                lambda fetch=fetch: subprocess.run(fetch, capture_output=True, check=False).stdout == b"HTTP\n", place
+            )
+        places = ((gateway, 24681), ("10.99.0.1", 24681), (address, 8000))
+        assert reaches(docker_server, "ported", *places) == ["kept off"] * 3
+
+
 def test_a_job_without_a_network_reaches_nobody(docker_server, engine, tmp_path):
     settings = Settings(home=tmp_path, docker=docker_server.settings(network="none"))
     assert Network(engine, settings).have() == "none"

@@ -1,0 +1,51 @@
+"""Which registry an image reference leads to, by the rule that Docker goes by, and who signs in there."""
+
+import re
+from dataclasses import dataclass, field
+
+from core.errors import SpecInvalid
+
+DOCKER_HUB = "docker.io"
+_HUB_NAMES = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"})
+_HOST = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?\Z")
+_MAX_HOST = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How to sign in to a registry."""
+
+    host: str
+    username: str
+    password: str = field(repr=False)
+
+
+def registry_of(reference: str) -> str:
+    """Host (and port) of the registry that an image comes from.
+
+    What stands before the first slash is one if it could be no folder: it has a dot or a colon, or is localhost.
+    """
+    first, slash, _ = reference.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return _known(first.lower())
+    return DOCKER_HUB
+
+
+def checked_host(given: str) -> str:
+    """A registry's host as it is stored.
+
+    Raises:
+        SpecInvalid: It is none.
+    """
+    host = given.removeprefix("https://").removeprefix("http://").rstrip("/").lower()
+    if len(host) > _MAX_HOST or not _HOST.match(host):
+        raise SpecInvalid(
+            f"{given[:80]!r} is not the host of a registry. Write it as in an image's name, with its port if it has "
+            "one: ghcr.io, localhost:5000; docker.io for Docker Hub.",
+            field="host",
+        )
+    return _known(host)
+
+
+def _known(host: str) -> str:
+    return DOCKER_HUB if host in _HUB_NAMES else host

@@ -1,0 +1,72 @@
+"""Ports that a job asks to be reached at, as users write them: `external:internal[:scheme]`."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from core.errors import SpecInvalid
+
+MAX_PORTS = 20
+FIRST_EXTERNAL = 1024
+_LAST = 65_535
+_WRITTEN = re.compile(r"(?:(?P<external>\d{0,5}):)?(?P<internal>\d{1,5})(?::(?P<scheme>[a-z][a-z0-9+.-]{0,15}))?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of a job.
+
+    Attributes:
+        external: Of the host; 0: whichever is free.
+        internal: What the job listens on.
+        scheme: Of its link.
+    """
+
+    external: int
+    internal: int
+    scheme: str = "http"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From what a user wrote.
+
+        Raises:
+            SpecInvalid: It is no port.
+        """
+        found = _WRITTEN.match(text.strip())
+        if found is None:
+            raise SpecInvalid(
+                f"{text[:80]!r} is not a port. Write external:internal, for example 8888:8888; internal alone (6006) "
+                "has the host choose; :https at the end for a link of another scheme.",
+                field="ports",
+            )
+        external, internal = int(found["external"] or 0), int(found["internal"])
+        if not 1 <= internal <= _LAST or not (external == 0 or FIRST_EXTERNAL <= external <= _LAST):
+            raise SpecInvalid(
+                f"{text[:80]!r} is out of range: the job's own port is 1 to {_LAST}, the host's {FIRST_EXTERNAL} to "
+                f"{_LAST} or 0 (whichever is free).",
+                field="ports",
+            )
+        return cls(external, internal, found["scheme"] or "http")
+
+    def __str__(self) -> str:
+        return f"{self.external}:{self.internal}:{self.scheme}"
+
+
+def parse_ports(written: tuple[str, ...]) -> tuple[Port, ...]:
+    """A job's ports; each item may hold several, comma separated.
+
+    Raises:
+        SpecInvalid: One is none, or two are the same.
+    """
+    ports = tuple(Port.parse(one) for item in written for one in item.split(",") if one.strip())
+    if len(ports) > MAX_PORTS:
+        raise SpecInvalid(f"{len(ports)} ports; a job has at most {MAX_PORTS}.", field="ports")
+    for which, numbers in (
+        ("of the job", [port.internal for port in ports]),
+        ("of the host", [port.external for port in ports if port.external]),
+    ):
+        twice = next((number for number in numbers if numbers.count(number) > 1), None)
+        if twice is not None:
+            raise SpecInvalid(f"Port {twice} {which} is named twice; name it once.", field="ports")
+    return ports

@@ -1,0 +1,146 @@
+"""Encryption at rest of what only jobs may read: Fernet (AES-128-CBC and HMAC-SHA256), with keys outside the database.
+
+What is sealed names the key it was sealed with, and is bound to its purpose: moved to another row it is refused.
+"""
+
+import base64
+import hashlib
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken
+
+from core.errors import SecretUnreadable
+from core.settings import Settings
+
+KEY_FILE = "secrets.key"
+_BY_OTHERS = 0o007
+_KEYS_KEPT = 2
+"""After a rotation: who read the file just before may still write with the key that was the first."""
+
+
+class Vault:
+    """Seals and opens texts. Its keys are looked up at each use: a rotation needs no restart.
+
+    Args:
+        settings: They name the keys, or the folder of the file with them: one a line, the first for new values.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._given = [key.get_secret_value() for key in settings.secrets.keys]
+        self._path = settings.root / KEY_FILE
+
+    @property
+    def where(self) -> str:
+        """Where the keys are, for people."""
+        return "GRADIENT_SECRETS__KEYS" if self._given else str(self._path)
+
+    @property
+    def of_settings(self) -> bool:
+        """Whether the keys are named by the settings, and not in a file of ours."""
+        return bool(self._given)
+
+    def seal(self, purpose: str, text: str) -> str:
+        """The text, encrypted; the first key ever is made here.
+
+        Raises:
+            SecretUnreadable: The keys cannot be read.
+        """
+        key = (self._keys() or self._first())[0]
+        return f"{key_id(key)}:{Fernet(key).encrypt(_bound(purpose, text)).decode()}"
+
+    def open(self, purpose: str, sealed: str) -> str:
+        """The text that was sealed for this purpose.
+
+        Raises:
+            SecretUnreadable: Its key is not here, or it is not what was sealed.
+        """
+        wanted, _, token = sealed.partition(":")
+        keys = {key_id(key): key for key in self._keys()}
+        if wanted not in keys:
+            here = f"holds {', '.join(keys)}" if keys else "holds none"
+            raise SecretUnreadable(
+                f"It was encrypted with key {wanted[:8]!r}, and {self.where} {here}. Put that key back there, or set "
+                "the value again."
+            )
+        try:
+            bound = Fernet(keys[wanted]).decrypt(token)
+        except InvalidToken:
+            bound = b""
+        start = _bound(purpose, "")
+        if not bound.startswith(start):
+            raise SecretUnreadable("What is stored of it was changed or belongs to something else. Set it again.")
+        return bound[len(start) :].decode()
+
+    def sealed_anew(self, purpose: str, sealed: str) -> str:
+        """The same, encrypted with the first key.
+
+        Raises:
+            SecretUnreadable: It cannot be opened.
+        """
+        return self.seal(purpose, self.open(purpose, sealed))
+
+    def add_key(self) -> None:
+        """Put a new key before those in the file."""
+        self._write([Fernet.generate_key().decode(), *self._keys()])
+
+    def forget_old_keys(self) -> None:
+        """Keep the first key of the file and the one before it; nothing must be sealed with another."""
+        self._write(self._keys()[:_KEYS_KEPT])
+
+    def _keys(self) -> list[str]:
+        if self._given:
+            return self._checked(self._given)
+        try:
+            if self._path.stat().st_mode & _BY_OTHERS:
+                raise SecretUnreadable(f"Everybody can read {self._path}: run chmod 600 on it.")
+            keys = self._path.read_text(encoding="ascii").split()
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise SecretUnreadable(f"The keys in {self._path} cannot be read: {error}") from error
+        return self._checked(keys)
+
+    def _checked(self, keys: list[str]) -> list[str]:
+        # An empty file is none without keys: a new first key would not open what is there.
+        if not keys or not all(_is_key(key) for key in keys):
+            raise SecretUnreadable(f"{self.where} holds something that is no key (32 bytes in URL-safe Base64).")
+        return keys
+
+    def _first(self) -> list[str]:
+        new = self._new_file([Fernet.generate_key().decode()])
+        with suppress(FileExistsError):  # another process was first: its key it is
+            self._path.hardlink_to(new)
+        new.unlink()
+        return self._keys()
+
+    def _write(self, keys: list[str]) -> None:
+        self._new_file(keys).replace(self._path)
+
+    def _new_file(self, keys: list[str]) -> Path:
+        path = self._path.with_name(f"{KEY_FILE}.{secrets.token_hex(4)}")
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write("".join(f"{key}\n" for key in keys))
+            file.flush()
+            os.fsync(file.fileno())
+        return path
+
+
+def key_id(key: str) -> str:
+    """What may be shown of a key."""
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(base64.b64decode(text, altchars="-_", validate=True)) == 32  # noqa: PLR2004 - Fernet's
+    except ValueError:
+        return False
+
+
+def _bound(purpose: str, text: str) -> bytes:
+    return f"{purpose}\0{text}".encode()

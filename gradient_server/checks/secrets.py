@@ -1,0 +1,24 @@
+"""Whether what is stored encrypted can be read."""
+
+from sqlalchemy.orm import Session
+
+from core import credentials
+from core.settings import Settings
+from core.vault import Vault
+from gradient_server.checks.finding import Finding, ok, problem
+
+_SHOWN = 3
+
+
+def check(settings: Settings, session: Session) -> Finding:
+    """Every secret and every registry's password can be decrypted with the keys that are here."""
+    vault = Vault(settings)
+    count, failed = credentials.readable(session, vault)
+    if failed:
+        more = f" And {len(failed) - _SHOWN} more." if len(failed) > _SHOWN else ""
+        return problem(
+            "secrets",
+            f"Stored and not readable: {' '.join(failed[:_SHOWN])}{more}",
+            f"Put the keys back into {vault.where} from a backup, the same on every host; or set those values again.",
+        )
+    return ok("secrets", f"{count} secrets and passwords are stored, and the keys in {vault.where} open all of them.")

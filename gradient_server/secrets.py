@@ -1,0 +1,36 @@
+"""`gradient-server secrets rotate`: encrypt what is stored with a new key."""
+
+import sys
+
+from core import credentials, schema
+from core.db import Database
+from core.settings import Settings
+from core.vault import Vault
+
+
+def rotate(settings: Settings) -> int:
+    """Encrypt everything anew; the exit code is 1 if something could not be read.
+
+    A key in the file of ours is made first; one that the settings name is the administrator's to put before the
+    others, in every process.
+    """
+    vault = Vault(settings)
+    database = Database(settings.database_url)
+    if database.is_sqlite:
+        schema.upgrade(database)
+    else:
+        schema.check(database)
+    if not vault.of_settings:
+        vault.add_key()
+    with database.write() as session:
+        done, failed = credentials.seal_anew(session, vault)
+    database.close()
+    for problem in failed:
+        print(f"error: {problem}", file=sys.stderr)
+    if failed:
+        print("Old keys were kept.", file=sys.stderr)
+        return 1
+    print(f"{done} value{'' if done == 1 else 's'} encrypted with the first key of {vault.where}.")
+    if not vault.of_settings:
+        vault.forget_old_keys()
+    return 0

@@ -1,0 +1,49 @@
+"""The shapes of secrets and registries."""
+
+from pydantic import Field
+
+from service.wire import Request, Time
+from service.wire_base import View
+
+
+class SetSecret(Request):
+    """What jobs get that name the secret."""
+
+    value: str = Field(description="up to 64 KiB; never shown again", repr=False)
+
+
+class SecretView(View):
+    """A secret, without its value."""
+
+    name: str
+    project_id: str | None = Field(description="whose jobs may use it; null: every project's")
+    created_at: Time
+    updated_at: Time
+
+
+class Secrets(View):
+    """Secrets, by name."""
+
+    secrets: list[SecretView]
+
+
+class SetRegistry(Request):
+    """How to sign in to a registry."""
+
+    username: str
+    password: str = Field(description="or a token; never shown again", repr=False)
+
+
+class RegistryView(View):
+    """A registry that jobs' images may come from, without its password."""
+
+    host: str
+    username: str
+    created_at: Time
+    updated_at: Time
+
+
+class Registries(View):
+    """Registries, by host."""
+
+    registries: list[RegistryView]

@@ -1,0 +1,58 @@
+"""The shapes of projects."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from service.wire import Request, Time
+from service.wire_base import View
+
+
+class CreateProject(Request):
+    """A project to make."""
+
+    name: str
+
+
+def _days(given: object, check: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return check(given)
+    except ValidationError:
+        # One sentence instead of one for each of the types that it is not.
+        raise ValueError('must be a number of days, null (for good) or "default" (as the service is set)') from None
+
+
+Days = Annotated[int | Literal["default"] | None, WrapValidator(_days)]
+"""How long something is kept."""
+
+
+class UpdateProject(Request):
+    """What to change of a project; what is left out stays as it is."""
+
+    max_running: int | None = Field(None, description="jobs that run at once, at least 1; null: no limit")
+    keep_logs_days: Days = Field(
+        None, description='days that logs are kept, at least 1; null: for good; "default": as the service is set'
+    )
+    keep_artifacts_days: Days = Field(None, description="the same for artifacts")
+
+
+class ProjectView(View):
+    """A project."""
+
+    id: str
+    name: str
+    created_at: Time
+    job_count: int
+    running_count: int = Field(description="jobs that have a machine")
+    queued_count: int = Field(description="jobs that wait")
+    max_running: int | None = Field(description="jobs that run at once, at most; null: no limit of its own")
+    keep_logs_days: int | None = Field(description="days that logs are kept after a job's end; null: for good")
+    keep_logs_by: Literal["project", "service"] = Field(description="whose policy that is")
+    keep_artifacts_days: int | None = Field(description="the same for artifacts")
+    keep_artifacts_by: Literal["project", "service"]
+
+
+class Projects(View):
+    """Every project, by name."""
+
+    projects: list[ProjectView]

@@ -1,0 +1,93 @@
+"""Ports: a job listens, its link leads there, and nobody else gets what it has."""
+
+import contextlib
+import socket
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from deployment import wait_until
+
+SERVES = "echo hello >index.html; exec python3 -m http.server --bind 127.0.0.1 $GRADIENT_PORT_8000"
+
+
+@pytest.fixture(scope="module")
+def range_of_ports():
+    """Ports that were free a moment ago, below those that the system gives to whoever asks."""
+    for first in range(21_000, 29_000, 8):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + 4):
+                probe = stack.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", port))
+            return first, first + 3
+    raise AssertionError("no four free ports in a row")
+
+
+@pytest.fixture
+def service(deployment, range_of_ports):
+    first, last = range_of_ports
+    deployment.start_up(
+        GRADIENT_PORTS__FIRST=str(first),
+        GRADIENT_PORTS__LAST=str(last),
+        GRADIENT_WORKER__ADDRESS="localhost",
+        GRADIENT_WORKER__SLOTS="4",
+        GRADIENT_WORKER__SWEEP_SECONDS="1",
+    )
+    return deployment
+
+
+def fetched(url):
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url, timeout=5).content
+    return None
+
+
+def link(service, job_id):
+    wait_until(lambda: service.job(job_id)["state"] == "Running", "the job to run")
+    [port] = service.job(job_id)["ports"]
+    return port["url"]
+
+
+def test_a_job_is_reached_at_its_link_while_it_runs(service, range_of_ports):
+    job_ids = [service.submit(SERVES, ports=["8000"]) for _ in range(2)]
+    links = [link(service, job_id) for job_id in job_ids]
+    assert {urlsplit(one).hostname for one in links} == {"localhost"}
+    numbers = {urlsplit(one).port for one in links}
+    assert len(numbers) == 2
+    assert all(range_of_ports[0] <= number <= range_of_ports[1] for number in numbers)
+    for one in links:
+        wait_until(lambda one=one: fetched(one.replace("localhost", "127.0.0.1")) == b"hello\n", "its answer")
+    page = service.request("GET", f"/ui/jobs/{job_ids[0]}").text
+    assert f'href="{links[0]}"' in page
+    for job_id in job_ids:
+        service.request("POST", f"/jobs/{job_id}/stop")
+        service.wait_ended(job_id)
+    assert [service.job(job_id)["ports"] for job_id in job_ids] == [
+        [{"internal": 8000, "external": None, "url": None}]
+    ] * 2
+
+
+def test_who_wants_the_same_port_waits_and_says_for_whom(service, range_of_ports):
+    wanted = range_of_ports[0]
+    first = service.submit(SERVES, ports=f"{wanted}:8000:https", stopGrace=0)
+    assert link(service, first) == f"https://localhost:{wanted}"
+    second = service.submit(SERVES, ports=f"{wanted}:8000", stopGrace=0)
+    other = service.submit("true", ports="0:8000")
+    assert service.wait_ended(other)["state"] == "Stopped", "nobody else is kept waiting"
+    waiting = service.job(second)
+    assert (waiting["state"], waiting["reason"]) == ("Pending", "waiting_for_port")
+    assert f"port {wanted} of" in waiting["message"]
+    assert first in waiting["message"]
+    service.request("POST", f"/jobs/{first}/stop")
+    assert link(service, second) == f"http://localhost:{wanted}"
+    service.request("POST", f"/jobs/{second}/stop")
+    service.wait_ended(second)
+
+
+def test_what_another_program_has_is_said(service, range_of_ports):
+    with socket.create_server(("127.0.0.1", range_of_ports[1])):
+        job_id = service.submit("true", ports=f"{range_of_ports[1]}:8000")
+        wait_until(lambda: service.job(job_id)["reason"] == "retrying", "its first try")
+        events = service.request("GET", f"/jobs/{job_id}/events").json()["events"]
+    assert [event["reason"] for event in events if event["kind"] == "ended"] == ["port_taken"]
+    assert service.wait_ended(job_id)["state"] == "Stopped", "free again, it is its own"

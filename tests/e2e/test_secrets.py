@@ -1,0 +1,131 @@
+"""A secret reaches the job that names it, and nobody else: not the database, not a log, not an answer."""
+
+import hashlib
+import os
+import secrets
+import subprocess
+from pathlib import Path
+
+import pytest
+from deployment import CLI, SERVER, wait_until
+from faults.history import check_history
+from faults.watched import Watched
+
+from core.jobs.models import Job
+
+SAYS_HASH = 'printf %s "$TOKEN" | sha256sum'
+
+
+def digest(value):
+    return hashlib.sha256(value.encode()).hexdigest()
+
+
+@pytest.fixture
+def service(tmp_path, redis):
+    service = Watched(tmp_path / "home", redis=redis, canary=False, GRADIENT_QUEUE__BROKER_URL=redis.url)
+    service.start_api()
+    service.start_worker(GRADIENT_WORKER__SWEEP_SECONDS="1")
+    yield service
+    service.stop()
+
+
+def client(service, *arguments, given=None):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
+    return subprocess.run(
+        [str(CLI), *arguments], input=given, cwd=service.home, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def store(service, name, value, *more):
+    done = client(service, "secrets", "set", name, *more, given=f"{value}\n")
+    assert done.returncode == 0, done.stderr
+    assert value not in done.stdout + done.stderr
+
+
+def files_holding(folder: Path, value: str):
+    found = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return sorted(str(path.relative_to(folder)) for path in found if value.encode() in path.read_bytes())
+
+
+def test_a_secret_reaches_its_job_and_turns_up_nowhere_else(service):
+    canary = f"canary-{secrets.token_hex(16)}"
+    service.canary = canary  # in no job's specification: the history looks for it everywhere
+    store(service, "wandb", canary)
+    env = {"TOKEN": "secret:wandb", "PLAIN": "seen"}
+    good = service.request("POST", "/jobs", json=body(f"{SAYS_HASH}; echo $PLAIN; exit 3", env)).json()["id"]
+    broken = service.request("POST", "/jobs", json=body("no-such-program-here $TOKEN", env)).json()["id"]
+    unfetched = body("true", env) | {"workspace": "file:///nowhere"}
+    assert service.request("POST", "/jobs", json=unfetched).status_code == 400
+    unfetched["workspace"] = "http://127.0.0.1:1/none.git"
+    unfetched = service.request("POST", "/jobs", json=unfetched).json()["id"]
+    jobs = [service.wait_ended(job_id) for job_id in (good, broken, unfetched)]
+    assert [job["reason"] for job in jobs] == ["exit_nonzero", "command_not_found", "workspace_fetch"]
+    assert service.raw_log(good).decode() == f"{digest(canary)}  -\nseen\n"
+    assert [job["envVars"] for job in jobs] == [env] * 3
+    clone = service.request("POST", f"/jobs/{good}/clone").json()["id"]
+    answers = [
+        service.request("GET", f"/jobs/{clone}").text,
+        service.request("GET", f"/jobs/{good}/events").text,
+        service.request("POST", "/jobs?dryRun=true", json=body("true", env)).text,
+        service.request("GET", "/secrets").text,
+        service.request("GET", f"/ui/jobs/{good}").text,
+        client(service, "jobs", "show", good).stdout,
+        client(service, "secrets", "list").stdout,
+    ]
+    assert service.wait_ended(clone)["exitCode"] == 3
+    assert service.raw_log(clone).startswith(digest(canary).encode())
+    wait_until(lambda: service.scratch() == [], "the scratch directories to go")
+    assert [answer for answer in answers if canary in answer] == []
+    assert canary not in repr(service.rows(Job)), "nor in a specification"
+    assert good in service.messages().decode(errors="replace"), "the messages that are looked through"
+    check_history(service, outputs=False)
+    assert files_holding(service.home.parent, canary) == [], "no file under the home, no log of a process, no message"
+
+
+def body(command, env):
+    return {"machineType": "CPU", "command": command, "envVars": env}
+
+
+def test_a_projects_own_secret_goes_first_and_a_change_is_for_jobs_to_come(service):
+    service.request("POST", "/projects", json={"name": "vision"})
+    store(service, "token", "everybody's-value")
+    store(service, "token", "vision's-own-value", "--project", "vision")
+    env = {"TOKEN": "secret:token"}
+    submitted = [
+        service.request("POST", "/jobs", json=body(SAYS_HASH, env) | {"project": project}).json()["id"]
+        for project in ("default", "vision")
+    ]
+    logs = [service.wait_ended(job_id) and service.raw_log(job_id).decode() for job_id in submitted]
+    assert logs == [f"{digest(value)}  -\n" for value in ("everybody's-value", "vision's-own-value")]
+    assert client(service, "secrets", "delete", "token", "--project", "vision").returncode == 0
+    store(service, "token", "another value\nof two lines")
+    job_id = service.request("POST", "/jobs", json=body(SAYS_HASH, env) | {"project": "vision"}).json()["id"]
+    service.wait_ended(job_id)
+    assert service.raw_log(job_id).decode() == f"{digest('another value' + chr(10) + 'of two lines')}  -\n"
+
+
+def rotate(service):
+    done = subprocess.run(
+        [str(SERVER), "secrets", "rotate"], env=service.environment(), capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_keys_are_rotated_under_a_running_service_and_a_lost_one_is_said(service):
+    store(service, "token", "the-value")
+    keys = service.home / "secrets.key"
+    assert keys.stat().st_mode & 0o777 == 0o600
+    first = keys.read_text()
+    assert rotate(service) == (0, f"1 value encrypted with the first key of {keys}.\n")
+    assert keys.read_text().splitlines()[1:] == first.splitlines()
+    env = {"TOKEN": "secret:token"}
+    job_id = service.request("POST", "/jobs", json=body(SAYS_HASH, env)).json()["id"]
+    assert service.wait_ended(job_id)["exitCode"] == 0
+    assert service.raw_log(job_id).decode() == f"{digest('the-value')}  -\n"
+    keys.write_text(first)  # a backup from before the rotation
+    code, said = rotate(service)
+    assert (code, "secret token" in said) == (1, True)
+    job_id = service.request("POST", "/jobs", json=body(SAYS_HASH, env)).json()["id"]
+    wait_until(lambda: service.job(job_id)["reason"] == "retrying", "the job to wait for its next try")
+    assert "secret token" in service.job(job_id)["message"]
+    assert str(keys) in service.job(job_id)["message"]

@@ -1,0 +1,51 @@
+"""Signing in to a registry for a pull, and what to say where that was not enough."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from core.image_registry import Login, registry_of
+from worker.backends.base import BackendError, FindLogin
+
+# As registries and the engine put it; a private image is often said not to exist.
+_UNWELCOME = re.compile(
+    r"unauthorized|authentication required|no basic auth|access.{0,20}denied|denied:|docker login|incorrect username",
+    re.IGNORECASE,
+)
+
+
+@contextmanager
+def signed_in(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
+    """Username and password for an image's registry, as the engine takes them; None: nobody says any.
+
+    Raises:
+        BackendError: What is stored cannot be read; or what pulling raised, with whose word was not taken.
+    """
+    login = find(image)
+    try:
+        yield _auth(login)
+    except BackendError as error:
+        if error.reason != "image_pull" or not _UNWELCOME.search(error.detail):
+            raise
+        raise BackendError(error.reason, _refused(image, error.detail, login)) from None
+
+
+def auth_for(find: FindLogin, target: str | None) -> dict[str, str] | None:
+    """The same for where a built image is pushed to, if anywhere.
+
+    Raises:
+        BackendError: What is stored cannot be read.
+    """
+    return _auth(find(target)) if target is not None else None
+
+
+def _auth(login: Login | None) -> dict[str, str] | None:
+    return None if login is None else {"username": login.username, "password": login.password}
+
+
+def _refused(image: str, why: str, login: Login | None) -> str:
+    host = registry_of(image)
+    if login is None:
+        return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it for all jobs.)"
+    # No registry is known to repeat it; none is trusted not to.
+    return f"{why.replace(login.password, '•••')} ({host} did not take the word of {login.username!r}.)"

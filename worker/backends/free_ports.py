@@ -1,0 +1,29 @@
+"""Whether a port of this host is free before something is to listen on it: other programs do not ask the record."""
+
+import errno
+import socket
+from collections.abc import Iterable
+
+from worker.backends.base import BackendError, PortMap
+
+
+def require_free(address: str, ports: Iterable[PortMap]) -> None:
+    """Make sure that nobody listens on any of these ports of an address.
+
+    Raises:
+        BackendError: Somebody does.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # What was closed a moment ago is free: so do servers look at it.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port.external))
+                probe.listen(1)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise BackendError(
+                        "launch_failed", f"port {port.external} of {address} cannot be opened: {error}"
+                    ) from error
+                raise BackendError("port_taken", f"port {port.external}") from error
