@@ -70,6 +70,8 @@ class Images:
         except EngineRefused as error:
             if error.status == NOT_FOUND:
                 return None
+            if error.passing:
+                raise
             raise BackendError("image_pull", f"{reference}: {error.detail}") from error
 
     def _pull(self, reference: str, progress: Progress) -> None:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _AWAY_PAUSE_SECONDS = 1.0
 _START_PAUSES = (1.0, 2.0, 4.0)
-_SERVER_ERROR = 500
+_NO_SPACE = "no space left on device"
 _MIB = 1024**2
 _MOST_OF_MEMORY = 0.9
 """Of the host's memory, for a job that names no limit: the host itself must live."""
@@ -26,6 +26,12 @@ _MOST_OF_MEMORY = 0.9
 
 class _MadeAgain(Exception):
     """The container could not be started, and is made anew."""
+
+    passing = True
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
 
 
 class Launcher:
@@ -55,15 +61,14 @@ class Launcher:
                     raise BackendError("engine_away", str(error)) from error
                 progress("provisioning", "waiting for the container engine to answer")
                 time.sleep(_AWAY_PAUSE_SECONDS)
-            except _MadeAgain as error:
-                pause = next(pauses, None)
+            except (EngineRefused, _MadeAgain) as error:
+                pause = next(pauses, None) if error.passing else None
                 if pause is None:
-                    raise BackendError("launch_failed", str(error)) from error
-                logger.warning("container_made_again", extra={"why": str(error)})
+                    full = _NO_SPACE in error.detail
+                    raise BackendError("disk_full" if full else "launch_failed", error.detail) from error
+                logger.warning("launched_again", extra={"why": error.detail})
                 progress("provisioning", "the container is made anew")
                 time.sleep(pause)
-            except EngineRefused as error:
-                raise BackendError("launch_failed", error.detail) from error
 
     def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> str:
         state = self._engine.find(container_name(spec.name))
@@ -133,7 +138,7 @@ class Launcher:
                 return  # somebody else started it
             # Killed while it started a container, an engine says `created` of it for ever and refuses every start.
             self._engine.remove(state.id, force=True)
-            if error.status >= _SERVER_ERROR:
+            if error.passing:
                 raise _MadeAgain(error.detail) from error
             raise
 
