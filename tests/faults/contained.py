@@ -17,7 +17,7 @@ from worker.backends.docker.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB
 # can be opened for writing at once as long as any process of another run holds it open.
 _ALONE = """
 life="$GRADIENT_STORAGE_DIR/life-$GRADIENT_JOB_ID"
-mkfifo "$life" 2>/dev/null || { timeout 1 sh -c ': >"$1"' sh "$life" && echo $$ >>"$truth.overlaps"; }
+{ mkfifo "$life" || { timeout 1 sh -c ': >"$1"' sh "$life" && echo $$ >>"$truth.overlaps"; }; } 2>/dev/null
 exec 9<>"$life"
 """
 JOBS_NETWORK = "gradient-jobs"
