@@ -21,8 +21,8 @@ life="$GRADIENT_STORAGE_DIR/life-$GRADIENT_JOB_ID"
 exec 9<>"$life"
 """
 JOBS_NETWORK = "gradient-jobs"
-ENGINES_OWN = {"control group", "interface", "network namespace"}
-"""What an engine that is killed while it starts a container forgets, and no call of its can remove any more."""
+ENGINES_OWN = {"control group", "interface", "network namespace", "mount", "folder"}
+"""What an engine forgets that is killed while it makes or starts a container: no call of its removes it any more."""
 
 
 def contained(body: str = "say done", code: int = 0) -> str:

@@ -103,9 +103,9 @@ def settled(deployment, chaos, stops):
     for row in deployment.seen_ended.values():
         reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
     retried = sum(row["attempt"] > 1 for row in deployment.seen_ended.values())
-    leaked = len(shims(deployment.server))
+    forgotten = len(shims(deployment.server))
     logging.getLogger(__name__).warning(
-        "seed %d: %s; %d stops; ends %s; %d jobs retried; %d shims left",
-        *(SEED, chaos.done, stops, reasons, retried, leaked),
+        "seed %d: %s; %d stops; ends %s; %d jobs retried; %d shims that the engine forgot",
+        *(SEED, chaos.done, stops, reasons, retried, forgotten),
     )
     assert set(reasons) <= {"completed", "exit_nonzero", "stopped_by_user"}, reasons

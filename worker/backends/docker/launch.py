@@ -80,7 +80,9 @@ class Launcher:
             if not began:
                 self._require_shell(state, spec)
             confirm()
-        except BaseException:
+        except BackendError:
+            # Only what is given up for good: who has lost the lease leaves what is there to who holds it now, and who
+            # may be starting it at this moment.
             self._discard(state)
             raise
         failpoint("confirmed")
@@ -122,6 +124,8 @@ class Launcher:
         """With an init as first process a missing shell is no error of the start, but a job that ends at once."""
         if state.image not in self._with_shell:
             if not self._engine.has_file(state.id, "/bin/sh"):
+                if not self._engine.has_file(state.id, "/"):
+                    raise _MadeAgain("the container was gone before it was started")
                 raise BackendError("no_shell", spec.container or self._settings.default_image)
             self._with_shell.add(state.image)
 
