@@ -1,11 +1,11 @@
-"""Memory of a worker while none, ten and fifty jobs run in containers."""
+"""Memory of a worker that has run a job, while none, ten and fifty jobs run in containers."""
 
 import json
 from pathlib import Path
 
 from bench.engine import engine
 from bench.measure import Result, Series, Size
-from bench.service import Connection, Service, serving, submit, wait_for, working
+from bench.service import Service, serving, submit, wait_for, working
 
 _COMMAND = "echo up; exec sleep 3600"
 _SETTLED_SECONDS = 300.0
@@ -32,15 +32,18 @@ def _measured(counts: tuple[int, ...]) -> list[float]:
     settings = engine().environment | {"GRADIENT_WORKER__SLOTS": str(counts[-1])}
     found: list[float] = []
     jobs: list[str] = []
-    with serving("api") as service, service.connect() as connection, working(service, **settings) as pid:
+    with serving("api", **settings) as service, working(service, **settings) as pid:
+        with service.connect() as connection:
+            service.wait(submit(connection, "true"))  # what is loaded with the first job is no job's cost
         try:
             for count in counts:
-                jobs += [submit(connection, _COMMAND) for _ in range(count - len(jobs))]
+                with service.connect() as connection:
+                    jobs += [submit(connection, _COMMAND) for _ in range(count - len(jobs))]
                 for job_id in jobs:
                     wait_for(lambda one=job_id: _settled(service, one), f"job {job_id} to run", _SETTLED_SECONDS)
                 found.append(_rss_mib(pid))
         finally:
-            _stop(service, connection, jobs)
+            _stop(service, jobs)
     return found
 
 
@@ -56,8 +59,9 @@ def _rss_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
-def _stop(service: Service, connection: Connection, jobs: list[str]) -> None:
-    for job_id in jobs:
-        connection.post(f"/jobs/{job_id}/stop", b"")
+def _stop(service: Service, jobs: list[str]) -> None:
+    with service.connect() as connection:
+        for job_id in jobs:
+            connection.post(f"/jobs/{job_id}/stop", b"")
     for job_id in jobs:
         service.wait(job_id)

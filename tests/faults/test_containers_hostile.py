@@ -1,5 +1,6 @@
 """Containers that take all they can: processes, memory, disk, output, files; and that do not want to go."""
 
+import contextlib
 import time
 
 import psutil
@@ -10,6 +11,7 @@ from faults.contained import contained as recorded
 from faults.hostile import fight
 from faults.table import FULL, trial, tries
 from faults.truth import gate
+from outside import FETCH, METADATA, OUTSIDE, Outside
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
 
@@ -76,6 +78,31 @@ def test_bombs_go_off_in_their_containers_and_disturb_nobody(contained, _):
     assert "64 MiB" in ended["memory"]["message"]
     assert "no/such:image" in ended["missing"]["message"]
     assert "/bin/sh" in ended["bare"]["message"]
+
+
+def test_a_job_that_looks_around_reaches_nothing_that_is_none_of_its_business(make_contained, docker_server):
+    """Its worker runs where the engine's network is, and sets the fence itself."""
+    deployment = make_contained(docker_server, GRADIENT_DOCKER__NETWORK="watched")
+    own = (OUTSIDE, 5432)
+    with contextlib.ExitStack() as stack, docker_server.client() as client:
+        stack.callback(client.remove_network, "watched")
+        outside = Outside(docker_server, stack)
+        for network, port in ((outside.network, 80), (outside.network, 5432), (docker_server.network, 8780)):
+            outside.listen(network, port)
+        deployment.start_api()
+        deployment.start_worker(
+            inside=docker_server.network,
+            GRADIENT_DOCKER__FENCE="require",
+            GRADIENT_API__PUBLIC_URL="http://{}:{}/".format(*own),
+        )
+        gateway = "$(ip route | awk '/^default/ {print $3}')"
+        places = ((OUTSIDE, 80), own, (METADATA, 80), (gateway, 8780), ("10.99.0.1", 8780))
+        looks = "; ".join(f'say "$({FETCH.format(f"{address} {port}")})"' for address, port in places)
+        with trial("F30", deployment) as one:
+            one.tries = len(places)
+            job_id = deployment.submit(recorded(looks))
+            assert deployment.wait_ended(job_id)["state"] == "Stopped"
+            assert deployment.raw_log(job_id).decode().splitlines() == ["reached"] + ["kept off"] * 4
 
 
 def test_a_loud_container_is_stored_byte_by_byte_and_keeps_no_disk(contained):
