@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.engine import engine
 from bench.measure import Result, Series, Size
-from bench.service import Service, serving, submit, wait_for, working
+from bench.service import Service, serving, submit, submit_alone, wait_for, working
 
 _COMMAND = "echo up; exec sleep 3600"
 _SETTLED_SECONDS = 300.0
@@ -33,8 +33,7 @@ def _measured(counts: tuple[int, ...]) -> list[float]:
     found: list[float] = []
     jobs: list[str] = []
     with serving("api", **settings) as service, working(service, **settings) as pid:
-        with service.connect() as connection:
-            service.wait(submit(connection, "true"))  # what is loaded with the first job is no job's cost
+        service.wait(submit_alone(service, "true"))  # what is loaded with the first job is no job's cost
         try:
             for count in counts:
                 with service.connect() as connection:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.engine import Engine, engine
 from bench.measure import Result, Series, Size
-from bench.service import Connection, Service, follow, serving, submit
+from bench.service import Service, follow, serving, submit_alone
 
 _LINE = "step 1234/99999 loss 0.123456 accuracy 0.987654 time 12.34 s"
 _MIB = 1024**2
@@ -24,13 +24,13 @@ def run(size: Size) -> Result:
     hashed = Series("cp, flushed, and sha256sum", "MiB/s")
     series = [printed, by_hand, kept, copied, hashed]
     found = engine()
-    with serving("up", **found.environment) as service, service.connect() as connection:
+    with serving("up", **found.environment) as service:
         for _ in range(size.rounds):
             for one in series:
                 one.begin_round()
-            printed.add(lines / _printed(service, connection, lines))
+            printed.add(lines / _printed(service, lines))
             by_hand.add(lines / _printed_by_hand(found, lines))
-            kept.add(mib / _kept(service, connection, mib))
+            kept.add(mib / _kept(service, mib))
             copy, digest = _copied(mib)
             copied.add(mib / copy)
             hashed.add(mib / (copy + digest))
@@ -41,10 +41,10 @@ def _command(lines: int) -> str:
     return f"yes '{_LINE}' | head -n {lines}"
 
 
-def _printed(service: Service, connection: Connection, lines: int) -> float:
+def _printed(service: Service, lines: int) -> float:
     """Seconds from the submission to the closed record."""
     began = time.perf_counter()
-    job = service.wait(submit(connection, _command(lines)), seconds=600)
+    job = service.wait(submit_alone(service, _command(lines)), seconds=600)
     seconds = time.perf_counter() - began
     raw = sum(path.stat().st_size for path in (service.home / "logs").glob(f"**/{job['id']}/raw"))
     if job["state"] != "Stopped" or raw != lines * (len(_LINE) + 1):
@@ -57,10 +57,10 @@ def _printed_by_hand(found: Engine, lines: int) -> float:
         return found.write_by_hand(_command(lines), Path(folder) / "log")
 
 
-def _kept(service: Service, connection: Connection, mib: int) -> float:
+def _kept(service: Service, mib: int) -> float:
     """Seconds from the job's last line to the closed record; the file is written and flushed before that line."""
     write = f"dd if=/dev/zero of=/artifacts/model bs=1M count={mib} conv=fsync 2>/dev/null; echo left"
-    job_id = submit(connection, write)
+    job_id = submit_alone(service, write)
     left = None
     for name, _ in follow(service, job_id):
         if name == "line":

@@ -137,6 +137,12 @@ def submit(connection: Connection, command: str) -> str:
     return str(json.loads(answer)["id"])
 
 
+def submit_alone(service: Service, command: str) -> str:
+    """Submit over a connection of its own: the server closes one over which nothing came for some seconds."""
+    with service.connect() as connection:
+        return submit(connection, command)
+
+
 def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The events of a job's log as they come: name and data."""
     name = ""

@@ -103,9 +103,10 @@ def settled(deployment, chaos, stops):
     for row in deployment.seen_ended.values():
         reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
     retried = sum(row["attempt"] > 1 for row in deployment.seen_ended.values())
-    forgotten = len(shims(deployment.server))
+    forgotten = shims(deployment.server)
+    under = sum(len(shim.children(recursive=True)) for shim in forgotten)
     logging.getLogger(__name__).warning(
-        "seed %d: %s; %d stops; ends %s; %d jobs retried; %d shims that the engine forgot",
-        *(SEED, chaos.done, stops, reasons, retried, forgotten),
+        "seed %d: %s; %d stops; ends %s; %d jobs retried; %d shims that the engine forgot, with %d processes",
+        *(SEED, chaos.done, stops, reasons, retried, len(forgotten), under),
     )
     assert set(reasons) <= {"completed", "exit_nonzero", "stopped_by_user"}, reasons
