@@ -137,6 +137,12 @@ def submit(connection: Connection, command: str) -> str:
     return str(json.loads(answer)["id"])
 
 
+def submit_alone(service: Service, command: str) -> str:
+    """Submit over a connection of its own: the server closes one over which nothing came for some seconds."""
+    with service.connect() as connection:
+        return submit(connection, command)
+
+
 def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The events of a job's log as they come: name and data."""
     name = ""
@@ -150,11 +156,11 @@ def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]
 
 
 @contextmanager
-def serving(command: str) -> Iterator[Service]:
-    """`gradient-server COMMAND` (up or api) in a new folder."""
+def serving(command: str, **settings: str) -> Iterator[Service]:
+    """`gradient-server COMMAND` (up or api) in a new folder, with these settings beside its defaults."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
-        with _process([str(SERVER), command, "--port", "0"], home) as process:
+        with _process([str(SERVER), command, "--port", "0"], home, **settings) as process:
 
             def told() -> dict[str, str] | None:
                 _check_alive(process, home)
@@ -166,6 +172,13 @@ def serving(command: str) -> Iterator[Service]:
             service = Service(home, port, {"x-api-key": local["apiKey"]}, process.pid)
             wait_for(lambda: _answers(service), "the server to answer")
             yield service
+
+
+@contextmanager
+def working(service: Service, **settings: str) -> Iterator[int]:
+    """A worker of its own for a service; its pid."""
+    with _process([str(SERVER), "worker", "--name", "bench"], service.home, "worker-output", **settings) as process:
+        yield process.pid
 
 
 @contextmanager
@@ -191,17 +204,20 @@ def make_tables(home: Path) -> None:
     subprocess.run([str(SERVER), "migrate"], env=environment(home), check=True, capture_output=True)
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Ours, without its settings of the service, and with this folder instead."""
+def environment(home: Path, **settings: str) -> dict[str, str]:
+    """Ours, without its settings of the service, and with this folder and these settings instead."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
-    return env | {"GRADIENT_HOME": str(home), "GRADIENT_LOG_LEVEL": "warning"}
+    return env | {"GRADIENT_HOME": str(home), "GRADIENT_LOG_LEVEL": "warning"} | settings
 
 
 @contextmanager
-def _process(arguments: list[str], home: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with (home / "output").open("wb") as output:
+def _process(
+    arguments: list[str], home: Path, output_name: str = "output", **settings: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    env = environment(home, **settings)
+    with (home / output_name).open("wb") as output:
         process = subprocess.Popen(
-            arguments, cwd=_ROOT, env=environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            arguments, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
     try:
         yield process

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,22 @@ def wait_until(look: Callable[[], Any], what: str, seconds: float = PATIENCE) ->
 
 
 class Process:
-    """One process of the service; its output is kept in a file."""
+    """One process of the service; its output is kept in a file.
 
-    def __init__(self, arguments: list[str], env: dict[str, str], log: Path) -> None:
+    Args:
+        inside: Words that begin its command, if it is to run in a namespace of its own.
+    """
+
+    def __init__(self, arguments: list[str], env: dict[str, str], log: Path, inside: Sequence[str] = ()) -> None:
         self.log = log
         self._code: int | None = None
         self._popen: subprocess.Popen[bytes] | None = None
-        if "LD_PRELOAD" not in env:
+        if "LD_PRELOAD" not in env and not inside:
             self.pid = _NURSERY.start(arguments, env, log)
             return
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
-                [str(SERVER), *arguments], env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [*inside, str(SERVER), *arguments], env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         self.pid = self._popen.pid
 
@@ -102,11 +106,12 @@ class Deployment:
         """Files with what the service's own processes said."""
         return sorted(self.home.parent.glob(f"{self.home.name}-*.log"))
 
-    def start(self, *arguments: str, **settings: str) -> Process:
+    def start(self, *arguments: str, inside: Sequence[str] = (), **settings: str) -> Process:
         process = Process(
             list(arguments),
             self.environment(**settings),
             self.home.parent / f"{self.home.name}-{len(self._processes)}.log",
+            inside,
         )
         self._processes.append(process)
         return process
@@ -132,8 +137,8 @@ class Deployment:
     def migrate(self) -> None:
         assert self.start("migrate").wait() == 0
 
-    def start_worker(self, name: str = "w1", **settings: str) -> Process:
-        return self.start("worker", "--name", name, **settings)
+    def start_worker(self, name: str = "w1", *, inside: Sequence[str] = (), **settings: str) -> Process:
+        return self.start("worker", "--name", name, inside=inside, **settings)
 
     def wait_ready(self, process: Process) -> None:
         def ready() -> bool:

@@ -51,6 +51,9 @@ class DockerServer:
     Args:
         programs: A folder that it looks for programs in first: a stand-in for NVIDIA's toolkit, say.
         config: More for its daemon.json.
+
+    Attributes:
+        kills: How often it was killed.
     """
 
     def __init__(self, programs: Path | None = None, **config) -> None:
@@ -58,7 +61,9 @@ class DockerServer:
         self.folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
         fixed = {"live-restore": True, "cgroup-parent": f"/{self.folder.name}"}
         (self.folder / "daemon.json").write_text(json.dumps(fixed | config))
-        self.url = f"unix://{self.folder / 'docker.sock'}"
+        self.socket = self.folder / "docker.sock"
+        self.url = f"unix://{self.socket}"
+        self.kills = 0
         # Ends everything in its process namespace when it ends: engine, shims, containers.
         alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self._holder = subprocess.Popen([*alone, "sh", "-c", "ip link set lo up; exec docker-init -- sleep infinity"])
@@ -67,6 +72,13 @@ class DockerServer:
         self.network = ["nsenter", "--target", str(self._inner()[0].pid), "--net"]
         self.namespaces = ["nsenter", "--target", str(self._inner()[0].pid), "--net", "--mount", "--pid"]
         self._started: subprocess.Popen[bytes] | None = None
+
+    def mount_data(self, size: int) -> None:
+        """Give it a disk of its own, of so many bytes, before it is started."""
+        place = self.folder / "data"
+        place.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+        subprocess.run([*self.namespaces, *mount], check=True)
 
     def start(self) -> None:
         folder = self.folder
@@ -92,6 +104,7 @@ class DockerServer:
 
     def kill(self) -> None:
         """What a crash does: no goodbye."""
+        self.kills += 1
         self.signal(signal.SIGKILL)
         self._started.wait()
         (self.folder / "pid").unlink(missing_ok=True)  # its number may be another process's by the next start

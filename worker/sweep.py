@@ -18,7 +18,7 @@ from worker.backends.base import Backend, BackendError, Handle
 from worker.host import Host
 from worker.keeping import Keeping
 from worker.tracing import AttemptSpans
-from worker.workspace import scratches
+from worker.workspace import Scratch, scratches
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +115,7 @@ class Sweep:
                 continue
             scratch = self._host.scratch(job_id, attempt)
             if self._destroyed(scratch.name) and not self._host.settings.worker.keep_scratch:
-                scratch.remove()
-                count += 1
+                count += _removed(scratch)
         return count
 
     def _destroy_strays(self, held: set[str]) -> int:
@@ -179,3 +178,13 @@ class Sweep:
             self._host.artifacts.remove(job.id)
             self._host.write(partial(lifecycle.mark_emptied, job_id=job.id))
         return len(jobs)
+
+
+def _removed(scratch: Scratch) -> bool:
+    """Whether it could be removed; one that cannot must not keep the other repairs from being done."""
+    try:
+        scratch.remove()
+    except (OSError, RecursionError):
+        logger.warning("scratch_not_removed", exc_info=True, extra={"scratch": scratch.name})
+        return False
+    return True

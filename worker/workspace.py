@@ -1,5 +1,6 @@
 """The scratch directory of one attempt: make, fill, empty, remove."""
 
+import errno
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from core.artifact_paths import resolve
 from core.artifacts import ArtifactFile, ArtifactStore
 from core.errors import ArtifactNotFound, WorkspaceInvalid
 from core.jobs.spec import JobSpec
+from core.trees import flatten
 from core.workspaces import WorkspaceStore
 from worker import git
 from worker.backends.base import BackendError
@@ -18,6 +20,10 @@ from worker.backends.base import BackendError
 _COPY_BYTES = 1024**2
 _BLOCK_BYTES = 4096
 _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
+
+
+class _TooDeep(Exception):
+    """Folders lie so deep in each other that they cannot be walked through."""
 
 
 class Scratch:
@@ -116,7 +122,11 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove everything; removing the missing is success."""
-        shutil.rmtree(self.root, onerror=_make_removable)
+        try:
+            shutil.rmtree(self.root, onerror=_make_removable)
+        except (RecursionError, _TooDeep):
+            flatten(self.root)
+            shutil.rmtree(self.root, onerror=_make_removable)
 
 
 def _need_room(path: Path) -> None:
@@ -138,9 +148,10 @@ def scratches(attempts: Path) -> list[tuple[str, int]]:
     return [(name[1], int(name[2])) for name in names if name]
 
 
-def _make_removable(function: object, path: str, error: object) -> None:
+def _make_removable(function: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
     """A job may leave folders without write permission: open them and try once more."""
-    del error
+    if isinstance(error[1], OSError) and error[1].errno in {errno.EMFILE, errno.ENAMETOOLONG}:
+        raise _TooDeep(path)
     if not os.path.lexists(path):
         return
     for place in (Path(path).parent, Path(path)):

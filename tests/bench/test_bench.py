@@ -1,18 +1,21 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from dockerserver import SHELL
 
 ROOT = Path(__file__).parents[2]
 SERIES = {"what": str, "unit": str, "p50": float, "p99": float, "min": float, "max": float, "n": int, "rounds": list}
 GOAL = {"what": str, "value": float, "limit": float, "bound": str, "met": bool}
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess:
+def bench(*arguments: str, **settings: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "bench", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    env = os.environ | settings
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,32 @@ def test_measures_a_subject_beside_its_floor_and_says_so_in_json(name, subject, 
             goal["value"] <= goal["limit"] if goal["bound"] == "at most" else goal["value"] >= goal["limit"]
         )
         assert goal["what"] in done.stderr
+
+
+def test_containers_are_measured_on_the_engine_that_the_settings_name(docker_server):
+    done = bench(
+        *("--quick", "--only", "container"),
+        GRADIENT_DOCKER__URL=docker_server.url,
+        GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL,
+    )
+
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)["benches"]["container"]
+    assert {one["what"] for one in measured["series"]} >= {
+        "submit → first line read",
+        "SDK: create → first line read",
+        "docker run: → first line read",
+    }
+    with docker_server.client() as client:
+        assert client.containers(all=True) == []
+
+
+def test_without_an_engine_containers_are_said_not_to_be_measured(tmp_path):
+    done = bench("--quick", "--only", "container", GRADIENT_DOCKER__URL=f"unix://{tmp_path}/none")
+
+    assert done.returncode == 0, done.stderr
+    assert "no container engine" in json.loads(done.stdout)["benches"]["container"]["notRun"]
+    assert "NOT RUN" in done.stderr
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():

@@ -1,9 +1,13 @@
 """What the fault tests stand on: services that remember, with timers short enough to watch them work."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from dockerserver import DockerServer
+from faults.contained import ENGINES_OWN, Contained, inventory
 from faults.watched import Watched
 from postgres import PostgresServer
 from redisserver import RedisServer
@@ -51,3 +55,66 @@ def parts(make_deployment, postgres: PostgresServer, redis: RedisServer) -> Watc
     deployment = make_deployment(redis=redis, GRADIENT_DATABASE__URL=url, GRADIENT_QUEUE__BROKER_URL=redis.url)
     deployment.migrate()
     return deployment
+
+
+def start_engine(data_bytes: int | None = None, **config: Any) -> DockerServer:
+    """An engine with two small images; its data on a disk of its own of so many bytes, if they are said."""
+    server = DockerServer(**config)
+    try:
+        if data_bytes is not None:
+            server.mount_data(data_bytes)
+        server.start()
+        server.load_images()
+    except BaseException:
+        server.remove()
+        raise
+    return server
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[DockerServer]:
+    """An engine to be killed, apart from the one that other tests use."""
+    server = start_engine()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def make_engine() -> Iterator[Callable[..., DockerServer]]:
+    """Makes engines of a test's own."""
+    made: list[DockerServer] = []
+
+    def make(**options: Any) -> DockerServer:
+        made.append(start_engine(**options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.remove()
+
+
+@pytest.fixture
+def make_contained(tmp_path: Path, make_engine) -> Iterator[Callable[..., Contained]]:
+    """Makes services over an engine; when the test ends, the engine has what it had before."""
+    del make_engine  # what it made outlives what stands on it
+    made: list[Contained] = []
+    before: dict[DockerServer, Counter[tuple[str, str]]] = {}
+
+    def make(server: DockerServer, url: str | None = None, **settings: str) -> Contained:
+        before.setdefault(server, inventory(server))
+        made.append(Contained(tmp_path / f"contained{len(made)}", server, url=url, **{**QUICK, **settings}))
+        return made[-1]
+
+    yield make
+    for deployment in made:
+        deployment.stop()
+    for server, had in before.items():
+        forgotten = ENGINES_OWN if server.kills else set()
+        left = [f"{kind} {name}" for kind, name in sorted(inventory(server) - had) if kind not in forgotten]
+        assert not left, "\n".join(["left behind in the engine:", *left])
+
+
+@pytest.fixture
+def contained(make_contained, docker_server: DockerServer) -> Contained:
+    """Jobs in containers of the engine that nobody harms; nothing of the service is started yet."""
+    return make_contained(docker_server)

@@ -67,6 +67,7 @@ class History:
     processes: list[tuple[str, int, int]] = field(default_factory=list)
     """Job id, attempt and pid of what runs."""
     scratch: list[tuple[str, int]] = field(default_factory=list)
+    containers: list[tuple[str, int]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     """What somebody without a key could tell apart."""
     leaks: list[str] = field(default_factory=list)
@@ -148,6 +149,7 @@ def collect(deployment: Watched, *, outputs: bool = True) -> History:
         served={row["id"]: _served(deployment, row["id"]) for row in shown} if outputs else {},
         processes=deployment.running(),
         scratch=[_attempt_of(name) for name in deployment.scratch()],
+        containers=deployment.containers(),
         told=_told(deployment, shown[0]["id"] if shown else _MISSING),
         leaks=_leaks(deployment),
     )
@@ -160,7 +162,7 @@ def _attempt_of(name: str) -> tuple[str, int]:
 
 def _left_over(deployment: Watched) -> bool:
     """Whether something of an ended attempt is still there; it has a moment to go."""
-    left = {_attempt_of(name) for name in deployment.scratch()}
+    left = {*deployment.containers(), *(_attempt_of(name) for name in deployment.scratch())}
     left |= {(job_id, attempt) for job_id, attempt, _ in deployment.running()}
     rows = {row["id"]: row for row in deployment.rows(Job)[0]} if left else {}
     return any(not _under_way(rows.get(job_id), attempt) for job_id, attempt in left)
@@ -413,9 +415,11 @@ def _left(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
     for job_id, attempt, pid in history.processes:
         if not _under_way(rows.get(job_id), attempt):
             found.append(f"I9 process {pid} of {job_id} attempt {attempt} is left")
-    for job_id, attempt in history.scratch:
+    things = [(one, "scratch directory") for one in history.scratch]
+    things += [(one, "container") for one in history.containers]
+    for (job_id, attempt), what in things:
         if not _under_way(rows.get(job_id), attempt):
-            found.append(f"I9 the scratch directory of {job_id} attempt {attempt} is left")
+            found.append(f"I9 the {what} of {job_id} attempt {attempt} is left")
     return found
 
 

@@ -1,6 +1,7 @@
-"""A network between a process and PostgreSQL that a test can slow down or take away."""
+"""A network between a process and a server that a test can slow down or take away, and an engine's bad moods."""
 
 import contextlib
+import random
 import socket
 import threading
 import time
@@ -67,7 +68,65 @@ class Proxy:
                 if slow and self.delay:
                     time.sleep(self.delay)
                 self._open.wait()
+                if slow and self._intercepted(source, sink, data):
+                    break
                 sink.sendall(data)
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def _intercepted(self, client: socket.socket, server: socket.socket, data: bytes) -> bool:
+        """Deal with a client's message otherwise than by passing it on; if so, the connection ends with it."""
+        del client, server, data
+        return False
+
+
+_METHODS = (b"GET ", b"POST ", b"DELETE ", b"HEAD ", b"PUT ")
+_TROUBLE = b'{"message": "the engine is in trouble"}'
+_REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\nConnection: close\r\n"
+
+
+class EngineProxy(Proxy):
+    """Before a container engine.
+
+    Attributes:
+        refused: Share of requests that are answered with 500, and not passed on.
+        lost: Share of requests whose answer never comes: they are passed on, and the connection breaks.
+    """
+
+    def __init__(self, target: str, seed: int = 13) -> None:
+        super().__init__(target)
+        self.refused = self.lost = 0.0
+        self._chance = random.Random(seed)  # noqa: S311 - repeatable, not secret
+
+    @property
+    def address(self) -> str:
+        """The engine's address through the proxy."""
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def _intercepted(self, client: socket.socket, server: socket.socket, data: bytes) -> bool:
+        if not data.startswith(_METHODS):
+            return False
+        refused, lost = self._chance.random() < self.refused, self._chance.random() < self.lost
+        if not (refused or lost):
+            return False
+        data += _rest(client)
+        if refused:
+            client.sendall(_REFUSAL + f"Content-Length: {len(_TROUBLE)}\r\n\r\n".encode() + _TROUBLE)
+        else:
+            client.shutdown(socket.SHUT_WR)
+            server.sendall(data)
+            server.settimeout(5)
+            server.recv(1)  # it has done what it was asked for
+        return True
+
+
+def _rest(client: socket.socket) -> bytes:
+    """What comes soon after a request's head: its body may be apart from it."""
+    client.settimeout(0.1)
+    try:
+        return client.recv(65536)
+    except TimeoutError:
+        return b""
+    finally:
+        client.settimeout(None)

@@ -165,6 +165,7 @@ DOCTORED = {
     "I8 a card is held twice": lambda h: h.cards.append({"host": "h1", "card": "0", "job_id": ONE, "attempt": 1}),
     "I9 a process is left": lambda h: h.processes.append((ONE, 1, 9)),
     "I9 a folder is left": lambda h: h.scratch.append((ONE, 1)),
+    "I9 a container is left": lambda h: h.containers.append((ONE, 1)),
     "I10 begun again": lambda h: h.events.append(event(TWO, "claimed")),
     "I10 too slow": lambda h: stopped(h, seconds=16),
     "I11 tells": lambda h: h.told.append("GET /jobs/ID"),

@@ -8,13 +8,12 @@ import time
 import zipfile
 
 import pytest
-from deployment import wait_until
+from faults.hostile import SECRET, fight
 from faults.table import FULL, trial, tries
 from faults.truth import recorded
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 240)]
 
-SECRET = "nobody may read this"
 REFUSAL_SECONDS = 10.0
 """For an answer on a machine that is busy with other tests."""
 
@@ -45,43 +44,9 @@ leave good kept; say done
     assert not [path for path in kept if path.is_symlink() or SECRET in path.read_text(errors="replace")]
 
 
-# What a job does to the folder that its wrapper and its worker talk through, and how it is then shown.
-CONTROL = {
-    "exit is a link": 'rm -f "$control/exit"; ln -s "$GRADIENT_STORAGE_DIR/precious" "$control/exit"; say done',
-    "exit is a fifo": 'rm -f "$control/exit"; mkfifo "$control/exit"; say done; kill -9 $PPID',
-    "exit is huge": 'truncate -s 10G "$control/exit"; say done; kill -9 $PPID',
-    "exit lies": 'echo 0 >"$control/exit"; say done',
-    "log is gone": 'say done; rm "$control/log"; sleep 0.2',
-    "log is a link": 'say done; rm "$control/log"; ln -s "$GRADIENT_STORAGE_DIR/precious" "$control/log"; sleep 0.2',
-    "metrics are a fifo": 'rm -f "$GRADIENT_METRICS_FILE"; mkfifo "$GRADIENT_METRICS_FILE"; say done',
-    "started is a lie": 'echo 1 >"$control/started"; say done',
-    "all is gone": 'say done; rm -rf "$control"',
-}
-
-
 def test_jobs_that_fight_their_control_folder_harm_only_themselves(deployment):
     deployment.start_api()
-    worker = deployment.start_worker(GRADIENT_WORKER__SLOTS="4")
-    with trial("F26", deployment, judged=False) as one:
-        one.tries = len(CONTROL)
-        precious = deployment.home / "storage" / "precious"
-        precious.parent.mkdir(exist_ok=True)
-        precious.write_text(SECRET)
-        begin = 'control=$(dirname "$GRADIENT_METRICS_FILE"); '
-        jobs = {how: deployment.submit(recorded(begin + what, 3)) for how, what in CONTROL.items()}
-        neighbours = [deployment.submit(recorded("say done; leave model weights", 5)) for _ in CONTROL]
-        for job_id in (*jobs.values(), *neighbours):
-            deployment.wait_ended(job_id)
-        one.lifted()
-        for job_id in neighbours:
-            job = deployment.job(job_id)
-            assert (job["exitCode"], job["artifactsState"]) == (5, "complete")
-            assert deployment.raw_log(job_id) == b"done\n"
-        for job_id in jobs.values():
-            assert SECRET.encode() not in deployment.raw_log(job_id)
-        assert precious.read_text() == SECRET, "nobody followed a link and wrote"
-        wait_until(lambda: not deployment.running() and not deployment.scratch(), "nothing to be left")
-    assert worker.alive()
+    fight(deployment, deployment.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded)
 
 
 def a_zip(name, content=b"x", mode=0o644, count=1):

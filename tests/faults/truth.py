@@ -21,13 +21,14 @@ leave() {
   printf '%s' "$2" | sha256sum | { read -r sum _; printf '%s %s\n' "$sum" "$1" >>"$truth.artifacts"; }
 }
 finish() { echo "$1" >"$truth.exit"; exit "$1"; }
+"""
+_ALONE = """
 for other in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"-*.starts; do
   [ -e "$other" ] && while read -r pid; do
     [ -e "/proc/$pid/stat" ] && read -r _ _ mode _ <"/proc/$pid/stat" && [ "$mode" != Z ] &&
       echo "$pid" >>"$truth.overlaps"
   done <"$other"
 done
-echo $$ >>"$truth.starts"
 """
 
 
@@ -36,9 +37,15 @@ def gate(name: str = "go") -> str:
     return f'until [ -e "$GRADIENT_STORAGE_DIR/{name}" ]; do sleep 0.2; done'
 
 
-def recorded(body: str = "say done", code: int = 0) -> str:
-    """A command that keeps its own record; `body` may use say, leave and finish."""
-    return f"{_BEGIN}\n{body}\nfinish {code}\n"
+def recorded(body: str = "say done", code: int = 0, *, alone: str = _ALONE) -> str:
+    """A command that keeps its own record; `body` may use say, leave and finish.
+
+    Args:
+        body: What it does.
+        code: Its exit code.
+        alone: How it finds out whether another run of the job lives.
+    """
+    return f'{_BEGIN}{alone}echo $$ >>"$truth.starts"\n{body}\nfinish {code}\n'
 
 
 @dataclass

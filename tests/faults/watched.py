@@ -130,6 +130,10 @@ class Watched(Deployment):
         """Everything that was ever sent through Redis, as its append-only file holds it."""
         return b"" if self._redis is None else self._redis.written()
 
+    def containers(self) -> list[tuple[str, int]]:
+        """Job id and attempt of every container that is there."""
+        return []
+
     def running(self) -> list[tuple[str, int, int]]:
         """Job id, attempt and pid of what runs of the jobs."""
         found = []

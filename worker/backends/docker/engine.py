@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 OLDEST_API = (1, 41)
 NOT_FOUND, CONFLICT = 404, 409
+_SERVER_ERROR = 500
 _NAMING_SECONDS = 10.0
 _NAMING_PAUSE_SECONDS = 0.05
 _ENDED = frozenset({"exited", "dead"})
@@ -48,6 +49,11 @@ class EngineRefused(Exception):
         super().__init__(f"{status}: {detail}")
         self.status = status
         self.detail = detail
+
+    @property
+    def passing(self) -> bool:
+        """Whether it may be the engine's own trouble, which passes, and not what was asked for."""
+        return self.status >= _SERVER_ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,10 @@ class Engine:
         def head(api: APIClient) -> int:
             # The SDK's own call sends the file.
             url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
-            return api.head(url, params={"path": path}, timeout=self._timeout).status_code
+            answer = api.head(url, params={"path": path}, timeout=self._timeout)
+            if answer.status_code >= _SERVER_ERROR:
+                raise APIError(f"{answer.status_code}: {path} of {container}", response=answer)
+            return answer.status_code
 
         return self.call(head) != NOT_FOUND
 

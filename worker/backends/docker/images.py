@@ -157,6 +157,8 @@ class Images:
         except EngineRefused as error:
             if error.status == NOT_FOUND:
                 return None
+            if error.passing:
+                raise
             raise BackendError("image_pull", f"{reference}: {error.detail}") from error
         return Image(str(inspected["Id"]), _digest(name or reference, inspected))
 

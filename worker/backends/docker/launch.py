@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _AWAY_PAUSE_SECONDS = 1.0
 _START_PAUSES = (1.0, 2.0, 4.0)
-_SERVER_ERROR = 500
+_NO_SPACE = "no space left on device"
 _MIB = 1024**2
 _MOST_OF_MEMORY = 0.9
 """Of the host's memory, for a job that names no limit: the host itself must live."""
@@ -51,6 +51,12 @@ class Started:
 
 class _MadeAgain(Exception):
     """The container could not be started, and is made anew."""
+
+    passing = True
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
 
 
 class Launcher:
@@ -97,16 +103,14 @@ class Launcher:
                     raise BackendError("engine_away", str(error)) from error
                 progress("provisioning", "waiting for the container engine to answer")
                 time.sleep(_AWAY_PAUSE_SECONDS)
-            except _MadeAgain as error:
-                pause = next(pauses, None)
+            except (EngineRefused, _MadeAgain) as error:
+                may_pass = error.passing and handover.REFUSAL not in error.detail
+                pause = next(pauses, None) if may_pass else None
                 if pause is None:
-                    raise BackendError("launch_failed", str(error)) from error
-                logger.warning("container_made_again", extra={"why": str(error)})
+                    raise BackendError(_reason(error.detail), error.detail) from error
+                logger.warning("launched_again", extra={"why": error.detail})
                 progress("provisioning", "the container is made anew")
                 time.sleep(pause)
-            except EngineRefused as error:
-                reason = "no_gpu_runtime" if handover.REFUSAL in error.detail else "launch_failed"
-                raise BackendError(reason, error.detail) from error
 
     def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
         state = self._engine.find(container_name(spec.name))
@@ -121,7 +125,9 @@ class Launcher:
                 self._require_free_cards(spec)
             image = self.images.digest(state.image, spec.container)
             confirm()
-        except BaseException:
+        except BackendError:
+            # Only what is given up for good: who has lost the lease leaves what is there to who holds it now, and who
+            # may be starting it at this moment.
             self._discard(state)
             raise
         failpoint("confirmed")
@@ -230,6 +236,8 @@ class Launcher:
         """With an init as first process a missing shell is no error of the start, but a job that ends at once."""
         if state.image not in self._with_shell:
             if not self._engine.has_file(state.id, "/bin/sh"):
+                if not self._engine.has_file(state.id, "/"):
+                    raise _MadeAgain("the container was gone before it was started")
                 built = f"built from {spec.build.dockerfile}" if spec.build else None
                 raise BackendError("no_shell", built or spec.container or self._settings.default_image)
             self._with_shell.add(state.image)
@@ -247,7 +255,7 @@ class Launcher:
                 return  # somebody else started it
             # Killed while it started a container, an engine says `created` of it for ever and refuses every start.
             self._engine.remove(state.id, force=True)
-            if error.status >= _SERVER_ERROR and handover.REFUSAL not in error.detail:
+            if error.passing and handover.REFUSAL not in error.detail:
                 raise _MadeAgain(error.detail) from error
             raise
 
@@ -259,6 +267,13 @@ class Launcher:
             self._engine.remove(state.id, force=False)
         except (EngineAway, EngineRefused):
             logger.info("not_discarded", exc_info=True)  # the sweep finds it
+
+
+def _reason(detail: str) -> str:
+    """Why a start failed, by what the engine said of it."""
+    if handover.REFUSAL in detail:
+        return "no_gpu_runtime"
+    return "disk_full" if _NO_SPACE in detail else "launch_failed"
 
 
 def _most_of_memory(info: dict[str, Any]) -> int:

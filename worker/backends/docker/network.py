@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from core.settings import Settings
 from worker.backends.base import BackendError
 from worker.backends.docker.config import LABEL_HOME
-from worker.backends.docker.engine import CONFLICT, NOT_FOUND, Engine, EngineRefused
+from worker.backends.docker.engine import NOT_FOUND, Engine, EngineRefused
 
 logger = logging.getLogger(__name__)
 
@@ -143,14 +144,20 @@ class Network:
 
     def _bridge(self, name: str) -> str:
         """The interface of the network, which is made if it is missing."""
-        try:
-            found = self._engine.call(lambda api: api.inspect_network(name))
-        except EngineRefused as error:
-            if error.status != NOT_FOUND:
-                raise
+        found = self._find(name)
+        if found is None:
             return self._make(name)
         bridge: str | None = (found["Options"] or {}).get(_BRIDGE_OPTION)
         return bridge or f"br-{found['Id'][:12]}"
+
+    def _find(self, name: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self._engine.call(lambda api: api.inspect_network(name))
+        except EngineRefused as error:
+            if error.status != NOT_FOUND:
+                raise
+            return None
+        return found
 
     def _make(self, name: str) -> str:
         # Engines on one host share its interfaces: the name must be this engine's alone, and at most 15 long.
@@ -164,8 +171,9 @@ class Network:
                     name, driver="bridge", options=options, labels=labels, check_duplicate=True, attachable=False
                 )
             )
-        except EngineRefused as error:
-            if error.status != CONFLICT:  # another worker made it at the same time
+        except EngineRefused:
+            # Another worker made it at the same time; which of two is too late is told in many words.
+            if self._find(name) is None:
                 raise
         return bridge
 

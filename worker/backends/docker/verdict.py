@@ -25,9 +25,10 @@ def verdict(handle: Handle, state: ContainerState | None, code: int | None) -> E
         return Exit(code)
     if handle["boot_id"] != boot_id():
         return Exit(None, "host_restarted")
+    began = read_control(Path(handle["control"]), "started") is not None
     if state is None:
-        return Exit(None, "vanished", "its container is gone")
-    return _unwritten(state, began=read_control(Path(handle["control"]), "started") is not None)
+        return Exit(None, "vanished" if began else "never_started", "its container is gone")
+    return _unwritten(state, began=began)
 
 
 def _unwritten(state: ContainerState, *, began: bool) -> Exit:

@@ -13,6 +13,7 @@ from docker.errors import APIError
 from dockerserver import BARE, DockerServer
 
 from worker.backends.base import ARTIFACTS, BackendError, Exit, read_control
+from worker.backends.docker.engine import Engine, EngineRefused
 from worker.workspace import Scratch
 
 PRINTS = "i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 7"
@@ -208,6 +209,58 @@ def test_an_engine_that_forgot_its_start_gets_a_new_container(make, monkeypatch)
     assert place.wait(handle) == Exit(6)
     assert refusals != [handle["container"]]
     assert len(confirmed) == 2, "the lease is looked at again before each start"
+
+
+def test_who_has_lost_the_lease_takes_nothing_from_who_holds_it(make):
+    """Both have found the container and not started it; the zombie goes first."""
+
+    class Lost(Exception):
+        pass
+
+    def lose():
+        raise Lost
+
+    place, confirmed = make(), []
+    spec = place.spec("exit 9")
+
+    def confirm():
+        confirmed.append(1)
+        with pytest.raises(Lost):
+            place.launch(spec, lose)
+
+    handle = place.launch(spec, confirm)
+    assert place.wait(handle) == Exit(9)
+    assert confirmed == [1], "it had to be made but once"
+
+
+def test_a_container_that_goes_before_its_shell_is_looked_for_is_made_again(make, docker_server, monkeypatch):
+    place, has_file, removed = make(), Engine.has_file, []
+
+    def remove_first(engine, container, path):
+        if not removed:
+            removed.append(container)
+            with docker_server.client() as client:
+                client.remove_container(container)
+        return has_file(engine, container, path)
+
+    monkeypatch.setattr(Engine, "has_file", remove_first)
+    assert place.wait(place.launch(place.spec("exit 6"))) == Exit(6)
+
+
+def test_a_stop_reaches_a_job_whose_engine_refuses_everything(make, monkeypatch):
+    place = make()
+    spec = place.spec("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+
+    def refuse(*_):
+        raise EngineRefused(500, "the engine is in trouble")
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(Engine, "call", refuse)
+        place.backend.stop(handle, grace=True)
+        wait_until(lambda: read_control(spec.control, "exit"), "its end")
+    assert place.wait(handle) == Exit(3)
 
 
 def test_a_container_that_ran_is_not_run_again(make, docker_server):

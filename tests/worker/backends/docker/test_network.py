@@ -2,21 +2,16 @@
 
 import contextlib
 import subprocess
-import sys
 
-import psutil
 import pytest
-from deployment import wait_until
 from dockerserver import SHELL
+from outside import FETCH, METADATA, OUTSIDE, PRIVATE, Outside
 
 from core.settings import ApiSettings, DatabaseSettings, QueueSettings, Settings
 from worker.backends.base import BackendError
 from worker.backends.docker import network as module
 from worker.backends.docker.engine import Engine
 from worker.backends.docker.network import Fence, FenceMissing, Network, service_addresses
-
-OUTSIDE, METADATA, PRIVATE = "10.99.0.2", "169.254.169.254", "10.98.0.1"
-FETCH = r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 3 {} 2>/dev/null | grep -q HTTP && echo reached || echo kept off"
 
 
 def test_rules_are_one_whole_that_may_be_set_again():
@@ -48,42 +43,6 @@ def test_the_services_own_addresses_are_those_of_its_settings(tmp_path):
     assert sorted(service_addresses(settings)) == [("192.0.2.1", 5432), ("192.0.2.2", 6380), ("192.0.2.3", 443)]
     here = Settings(home=tmp_path, queue=QueueSettings(broker_url="redis://127.0.0.1:6379/0"))
     assert list(service_addresses(here)) == [], "what listens on loopback no container reaches"
-
-
-class Outside:
-    """A neighbour of the engine's host: an ordinary address, a cloud's metadata address, a private network."""
-
-    def __init__(self, server, stack):
-        self._stack = stack
-        self._peer = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
-        stack.callback(self._end, self._peer)
-        wait_until(lambda: psutil.Process(self._peer.pid).name() == "sleep", "the neighbour")
-        self.network = ["nsenter", "--target", str(self._peer.pid), "--net"]
-        here, there = server.network, self.network
-        self._do(here, f"ip link add veth0 type veth peer name veth1 netns {self._peer.pid}")
-        self._do(here, "ip addr add 10.99.0.1/24 dev veth0")
-        self._do(here, "ip link set veth0 up")
-        for address in (f"{OUTSIDE}/24", f"{METADATA}/32", f"{PRIVATE}/32"):
-            self._do(there, f"ip addr add {address} dev veth1")
-        self._do(there, "ip link set veth1 up")
-        for address in (METADATA, PRIVATE):
-            self._do(here, f"ip route add {address} via {OUTSIDE}")
-        stack.callback(self._do, here, "ip link del veth0")
-
-    def listen(self, network, port):
-        command = [*network, sys.executable, "-m", "http.server", str(port)]
-        process = subprocess.Popen(command, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self._stack.callback(self._end, process)
-        look = [*network, sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"]
-        self._do(network, "ip link set lo up")
-        wait_until(lambda: subprocess.run(look, capture_output=True, check=False).returncode == 0, "a listener")
-
-    def _do(self, network, command):
-        subprocess.run([*network, *command.split()], check=True)
-
-    def _end(self, process):
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture

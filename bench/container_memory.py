@@ -1,0 +1,66 @@
+"""Memory of a worker that has run a job, while none, ten and fifty jobs run in containers."""
+
+import json
+from pathlib import Path
+
+from bench.engine import engine
+from bench.measure import Result, Series, Size
+from bench.service import Service, serving, submit, submit_alone, wait_for, working
+
+_COMMAND = "echo up; exec sleep 3600"
+_SETTLED_SECONDS = 300.0
+_SAMPLES = 3
+"""So often the worker has asked what a job uses before it is measured."""
+
+
+def run(size: Size) -> Result:
+    """API and worker are two processes here; every round is a new worker."""
+    counts = (0, 2) if size.quick else (0, 10, 50)
+    rss = [Series(f"worker, {count} jobs running: RSS", "MiB") for count in counts]
+    each = Series(f"each of {counts[-1]} jobs: RSS", "KiB")
+    for _ in range(size.rounds):
+        for one in (*rss, each):
+            one.begin_round()
+        for one, mib in zip(rss, _measured(counts), strict=True):
+            one.add(mib)
+        each.add((rss[-1].samples[-1] - rss[0].samples[-1]) * 1024 / counts[-1])
+    return Result([*rss, each], [])
+
+
+def _measured(counts: tuple[int, ...]) -> list[float]:
+    """MiB of a new worker with so many jobs at a time."""
+    settings = engine().environment | {"GRADIENT_WORKER__SLOTS": str(counts[-1])}
+    found: list[float] = []
+    jobs: list[str] = []
+    with serving("api", **settings) as service, working(service, **settings) as pid:
+        service.wait(submit_alone(service, "true"))  # what is loaded with the first job is no job's cost
+        try:
+            for count in counts:
+                with service.connect() as connection:
+                    jobs += [submit(connection, _COMMAND) for _ in range(count - len(jobs))]
+                for job_id in jobs:
+                    wait_for(lambda one=job_id: _settled(service, one), f"job {job_id} to run", _SETTLED_SECONDS)
+                found.append(_rss_mib(pid))
+        finally:
+            _stop(service, jobs)
+    return found
+
+
+def _settled(service: Service, job_id: str) -> bool | None:
+    """Whether the job has run for some samples."""
+    with service.get(f"/jobs/{job_id}/metrics?name=memory_bytes") as answer:
+        series = json.load(answer)["series"]
+    return bool(series and len(series[0]["points"]) >= _SAMPLES) or None
+
+
+def _rss_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+
+def _stop(service: Service, jobs: list[str]) -> None:
+    with service.connect() as connection:
+        for job_id in jobs:
+            connection.post(f"/jobs/{job_id}/stop", b"")
+    for job_id in jobs:
+        service.wait(job_id)

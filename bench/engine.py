@@ -1,0 +1,110 @@
+"""The container engine that jobs are measured on, and what containers cost by hand: by its SDK, by its client."""
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from docker.api.client import APIClient
+from docker.errors import DockerException, ImageNotFound
+
+from core.settings import DockerSettings, Settings
+
+_SHELL = "/bin/sh"
+
+
+class NotHere(Exception):
+    """This machine lacks what a measurement stands on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine with an image.
+
+    Attributes:
+        settings: Where it is, and the image: GRADIENT_DOCKER__URL and GRADIENT_DOCKER__DEFAULT_IMAGE.
+    """
+
+    settings: DockerSettings
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Settings of a service that runs its jobs there, in this image, on a network like that of the floor."""
+        return {
+            "GRADIENT_MACHINES__SIMULATE": "false",
+            "GRADIENT_DOCKER__URL": self.settings.url,
+            "GRADIENT_DOCKER__DEFAULT_IMAGE": self.settings.default_image,
+            "GRADIENT_DOCKER__PULL": "never",
+            "GRADIENT_DOCKER__NETWORK": "none",
+        }
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[APIClient]:
+        """A connection to it."""
+        with contextlib.closing(APIClient(self.settings.url, version="auto", timeout=120)) as client:
+            yield client
+
+    def run_by_sdk(self, client: APIClient, command: str) -> tuple[float, float]:
+        """Seconds from create to the first line read, and from the last line read until the container is removed."""
+        began = time.perf_counter()
+        host = client.create_host_config(network_mode="none", init=True)
+        made = client.create_container(self.settings.default_image, [_SHELL, "-c", command], host_config=host)["Id"]
+        lines = client.attach(made, stream=True, logs=True)
+        client.start(made)
+        next(lines)
+        first = time.perf_counter()
+        last = first
+        for _ in lines:
+            last = time.perf_counter()
+        client.wait(made)
+        client.remove_container(made)
+        return first - began, time.perf_counter() - last
+
+    def run_by_hand(self, command: str) -> tuple[float, float]:
+        """Seconds of `docker run --rm`: until the first line is read, and from the last line read to its end."""
+        began = time.perf_counter()
+        with subprocess.Popen(self.words(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None  # noqa: S101 - a pipe was asked for
+            process.stdout.readline()
+            first = last = time.perf_counter()
+            while process.stdout.readline():
+                last = time.perf_counter()
+            process.wait()
+        return first - began, time.perf_counter() - last
+
+    def write_by_hand(self, command: str, file: Path) -> float:
+        """Seconds until what `docker run` prints is in a file, and on disk."""
+        began = time.perf_counter()
+        with file.open("wb") as out:
+            subprocess.run(self.words(command), stdin=subprocess.DEVNULL, stdout=out, check=True)
+        subprocess.run(["sync", "-d", str(file)], check=True)
+        return time.perf_counter() - began
+
+    def words(self, command: str) -> list[str]:
+        """`docker run` of a command for the shell."""
+        program = shutil.which("docker")
+        if program is None:
+            raise NotHere("the docker client is not installed")
+        run = [program, "--host", self.settings.url, "run", "--rm", "--init", "--network", "none"]
+        return [*run, self.settings.default_image, _SHELL, "-c", command]
+
+
+def engine() -> Engine:
+    """The engine that the settings name.
+
+    Raises:
+        NotHere: It does not answer, or the image is not on it.
+    """
+    settings = Settings().docker
+    found = Engine(settings)
+    try:
+        with found.client() as client:
+            client.inspect_image(settings.default_image)
+    except ImageNotFound as error:
+        raise NotHere(f"{settings.default_image} is not on the engine: docker pull {settings.default_image}") from error
+    except DockerException as error:
+        raise NotHere(f"no container engine at {settings.url} (GRADIENT_DOCKER__URL)") from error
+    return found

@@ -1,0 +1,176 @@
+"""Containers that take all they can: processes, memory, disk, output, files; and that do not want to go."""
+
+import contextlib
+import time
+
+import psutil
+import pytest
+from deployment import wait_until
+from dockerserver import BARE
+from faults.contained import contained as recorded
+from faults.hostile import fight
+from faults.table import FULL, trial, tries
+from faults.truth import gate
+from outside import FETCH, METADATA, OUTSIDE, Outside
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
+
+MIB = 1024**2
+MORE_MIB = 200
+"""How much a worker may grow while it passes a loud job's output on."""
+KEPT_MIB = 64
+"""How much of its output a loud job may hold on its host's disk at a time, beside what is stored."""
+GRACE = 2
+
+LOUD = "abcdefghijklmnopqrstuvwxyz0123456789 loss 0.123456 accuracy 0.987654 step 1234"
+LOUD_MIB = tries(8, 1024)
+MINUTE = 60.0
+FILES, LARGE_MIB = tries(500, 50_000), tries(16, 2048)
+
+
+def begun(deployment, job_id, sign=b"up"):
+    wait_until(lambda: sign in deployment.raw_log(job_id), f"{sign!r} in the log of {job_id}")
+
+
+def test_containers_that_fight_their_control_folder_harm_only_themselves(contained):
+    contained.start_api()
+    fight(contained, contained.start_worker(GRADIENT_WORKER__SLOTS="4"), recorded)
+
+
+# Command, options, and how the job is then shown: state, reason, exit code.
+BOMBS = {
+    "forks": (
+        "say up; while :; do sleep 600 & done",
+        {},
+        ("Failed", "exit_nonzero", 2),
+    ),
+    "memory": ("say up; exec tail /dev/zero", {"memoryMb": 64}, ("Failed", "out_of_memory", 137)),
+    "deep": (
+        f"say up; i=0; while [ $i -lt {tries(1200, 5000)} ]; do mkdir d; cd -P d; i=$((i+1)); done; finish 4",
+        {},
+        ("Failed", "exit_nonzero", 4),
+    ),
+    "deaf": (
+        "trap '' TERM; say up; while :; do sleep 0.2; done",
+        {"stopGrace": GRACE},
+        ("Cancelled", "stopped_by_user", 137),
+    ),
+    "missing": ("say up", {"container": "no/such:image"}, ("Error", "image_pull", None)),
+    "bare": ("say up", {"container": BARE}, ("Error", "no_shell", None)),
+}
+
+
+@pytest.mark.parametrize("_", range(tries(1, 5)))
+def test_bombs_go_off_in_their_containers_and_disturb_nobody(contained, _):
+    contained.start_up(GRADIENT_WORKER__SLOTS="8", GRADIENT_DOCKER__PIDS="64")
+    with trial("F30", contained) as one:
+        neighbour = contained.submit(recorded(f"say up; {gate()}; leave model weights; say done", 5))
+        begun(contained, neighbour)
+        jobs = {name: contained.submit(recorded(body), **options) for name, (body, options, _) in BOMBS.items()}
+        begun(contained, jobs["deaf"])
+        contained.request("POST", f"/jobs/{jobs['deaf']}/stop")
+        ended = {name: contained.wait_ended(job_id) for name, job_id in jobs.items()}
+        one.lifted()
+        shown = {name: (job["state"], job["reason"], job["exitCode"]) for name, job in ended.items()}
+        assert shown == {name: wanted for name, (_, _, wanted) in BOMBS.items()}
+        contained.open_gate()
+        assert contained.wait_ended(neighbour)["exitCode"] == 5
+    assert "64 MiB" in ended["memory"]["message"]
+    assert "no/such:image" in ended["missing"]["message"]
+    assert "/bin/sh" in ended["bare"]["message"]
+
+
+def test_a_job_that_looks_around_reaches_nothing_that_is_none_of_its_business(make_contained, docker_server):
+    """Its worker runs where the engine's network is, and sets the fence itself."""
+    deployment = make_contained(docker_server, GRADIENT_DOCKER__NETWORK="watched")
+    own = (OUTSIDE, 5432)
+    with contextlib.ExitStack() as stack, docker_server.client() as client:
+        stack.callback(client.remove_network, "watched")
+        outside = Outside(docker_server, stack)
+        for network, port in ((outside.network, 80), (outside.network, 5432), (docker_server.network, 8780)):
+            outside.listen(network, port)
+        deployment.start_api()
+        deployment.start_worker(
+            inside=docker_server.network,
+            GRADIENT_DOCKER__FENCE="require",
+            GRADIENT_API__PUBLIC_URL="http://{}:{}/".format(*own),
+        )
+        gateway = "$(ip route | awk '/^default/ {print $3}')"
+        places = ((OUTSIDE, 80), own, (METADATA, 80), (gateway, 8780), ("10.99.0.1", 8780))
+        looks = "; ".join(f'say "$({FETCH.format(f"{address} {port}")})"' for address, port in places)
+        with trial("F30", deployment) as one:
+            one.tries = len(places)
+            job_id = deployment.submit(recorded(looks))
+            assert deployment.wait_ended(job_id)["state"] == "Stopped"
+            assert deployment.raw_log(job_id).decode().splitlines() == ["reached"] + ["kept off"] * 4
+
+
+def test_a_loud_container_is_stored_byte_by_byte_and_keeps_no_disk(contained):
+    """A gigabyte within a minute, where it is tried in full."""
+    contained.start_api()
+    worker = contained.start_worker(GRADIENT_WORKER__SLOTS="2", GRADIENT_LOGS__MAX_BYTES=str(2048 * MIB))
+    wait_until(lambda: "is ready" in worker.said(), "the worker")
+    output = f"yes '{LOUD}' | head -c {LOUD_MIB * MIB}"
+    told = '{ read -r sum _; printf "%s %s" "$sum" ' + f'{LOUD_MIB * MIB} >"$truth.digest"; }}'
+    before, peak, held = psutil.Process(worker.pid).memory_info().rss, 0, 0
+    with trial("F24", contained, seconds=600) as one:
+        job_id = contained.submit(recorded(f"{output} | sha256sum | {told}; {output}", 2))
+        while contained.job(job_id)["finishedAt"] is None:
+            peak = max(peak, psutil.Process(worker.pid).memory_info().rss - before)
+            held = max(held, *(log.stat().st_blocks * 512 for log in contained.home.glob("attempts/*/control/log")), 0)
+            began = time.monotonic()
+            contained.wait_ended(contained.submit(recorded("say quiet")), 120)
+            assert time.monotonic() - began < MINUTE / 2, "a neighbour is served meanwhile"
+        one.lifted()
+        job = contained.job(job_id)
+        assert (job["exitCode"], job["durationSeconds"] < MINUTE) == (2, True), job
+    assert peak < MORE_MIB * MIB
+    assert held < KEPT_MIB * MIB
+
+
+def test_very_many_files_and_a_very_large_one_are_kept(contained):
+    contained.start_up()
+    many = f"""
+cd "$GRADIENT_ARTIFACTS_DIR"; mkdir small
+i=0; while [ $i -lt {FILES} ]; do i=$((i+1)); echo "file $i" >small/$i; done
+dd if=/dev/urandom of=large bs=1M count={LARGE_MIB} 2>/dev/null
+find small large -type f -exec sha256sum {{}} + | sed 's/  / /' >>"$truth.artifacts"
+say done
+"""
+    with trial("F24", contained, seconds=1800) as one:
+        job_id = contained.submit(recorded(many))
+        job = contained.wait_ended(job_id, 1800)
+        one.lifted()
+        assert (job["exitCode"], job["artifactsState"]) == (0, "complete")
+        listed = contained.artifacts(job_id)
+        assert listed["totalFiles"] == FILES + 1
+        assert listed["totalBytes"] > LARGE_MIB * MIB
+
+
+def test_a_disk_that_a_job_fills_is_emptied_again_and_told(make_engine, make_contained, tmp_path, small_disk):
+    """The engine's own disk, and then that of the jobs' folders; a neighbour prints on through the first."""
+    small_disk(tmp_path / "contained0" / "attempts", 4 * MIB)
+    deployment = make_contained(make_engine(data_bytes=24 * MIB))
+    deployment.start_up(GRADIENT_WORKER__SLOTS="3")
+    with trial("F18", deployment, seconds=300) as one:
+        neighbour = deployment.submit(recorded(f"say up; {gate('full')}; say still; leave model weights", 5))
+        begun(deployment, neighbour)
+        filler = deployment.submit(recorded(f"dd if=/dev/zero of=/fill bs=64k 2>/dev/null; say full; {gate()}", 6))
+        begun(deployment, filler, b"full")
+        doomed = deployment.submit(recorded())
+        told = wait_until(lambda: full_disk(deployment, doomed), "the full disk to be told")
+        assert "no space left" in told["message"].lower()
+        deployment.open_gate("full")
+        assert deployment.wait_ended(neighbour)["exitCode"] == 5
+        deployment.open_gate()
+        assert deployment.wait_ended(filler)["exitCode"] == 6
+        assert deployment.wait_ended(doomed, 120)["state"] == "Stopped", "once there is room it runs"
+        inside = "dd if=/dev/zero of=fill bs=64k 2>/dev/null; finish 7"
+        job = deployment.wait_ended(deployment.submit(recorded(inside)))
+        assert (job["exitCode"], job["reason"]) == (7, "exit_nonzero"), "its end is told though no byte fits"
+        one.lifted()
+        assert deployment.wait_ended(deployment.submit(recorded()))["state"] == "Stopped"
+
+
+def full_disk(deployment, job_id):
+    return next((event for event in deployment.events(job_id) if event["reason"] == "disk_full"), None)
