@@ -4,7 +4,8 @@ from alembic import context
 from sqlalchemy import Column
 from sqlalchemy.schema import SchemaItem
 
-import core.jobs.models  # noqa: F401 - the import registers the tables
+import core.jobs.models
+import core.jobs.resources  # noqa: F401 - these imports register the tables
 from core import schema
 from core.db import Base, UtcDateTime
 

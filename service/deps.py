@@ -19,9 +19,6 @@ from service.prometheus import Measures
 from service.sessions import Sessions
 from service.streams import Streams
 
-SIMULATOR = "mock"
-"""The backend that stands in for every machine where there is no other."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStores:
@@ -55,7 +52,7 @@ class OpenStores:
 
     def backend_for(self, machine: MachineType) -> str:
         """The backend that runs jobs on this machine type."""
-        return SIMULATOR if self.settings.machines.simulate else machine.backend
+        return self.settings.backend_of(machine.backend)
 
 
 async def _stores(connection: HTTPConnection) -> OpenStores:

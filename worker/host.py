@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -20,8 +21,9 @@ from core.jobs.claims import Offer
 from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
-from worker.backends import BACKENDS, make_backend
+from worker.backends import make_backend, offered
 from worker.backends.base import Backend
+from worker.ledger import DatabaseLedger
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)
@@ -73,10 +75,15 @@ class Host:
         """What jobs share as `/storage`."""
         return self.settings.root / "storage"
 
+    @cached_property
+    def ledger(self) -> DatabaseLedger:
+        """Where what bills is written down."""
+        return DatabaseLedger(self.database, self.host)
+
     @property
     def offered(self) -> list[str]:
         """Names of the backends that this host runs, whether or not they are ready now."""
-        return ["mock"] if self.settings.machines.simulate else [name for name in BACKENDS if name != "mock"]
+        return offered(self.settings)
 
     def offer(self) -> Offer:
         """What this worker has for jobs now: of what it runs, what is ready.
@@ -119,7 +126,7 @@ class Host:
         named = self.settings.worker.machine_types
         if named is not None:
             return [catalogue.get(name) for name in named]
-        return [one for one in catalogue if self.settings.machines.simulate or one.backend in self.offered]
+        return [one for one in catalogue if self.settings.backend_of(one.backend) in self.offered]
 
     @property
     def limits(self) -> ArchiveLimits:
@@ -132,7 +139,7 @@ class Host:
         """The backend of this name, made when it is first asked for."""
         with self._lock:
             if name not in self._backends:
-                self._backends[name] = make_backend(name, self.settings)
+                self._backends[name] = make_backend(name, self.settings, self.ledger)
             return self._backends[name]
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:

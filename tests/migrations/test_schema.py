@@ -23,6 +23,7 @@ TABLES = {
     "projects",
     "removals",
     "repairs",
+    "resources",
     "schema_info",
     "turns",
     "workers",

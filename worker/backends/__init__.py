@@ -8,18 +8,38 @@ from typing import cast
 
 from core.settings import Settings
 from worker.backends.base import Backend
+from worker.backends.tpu.ledger import Ledger
+
+_TPU = "worker.backends.tpu.backend:TpuBackend"
 
 BACKENDS: dict[str, str] = {
     "mock": "worker.backends.mock:MockBackend",
     "docker": "worker.backends.docker.backend:DockerBackend",
+    "tpu": _TPU,
+    "tpu-simulator": _TPU,
 }
 
 
-def make_backend(name: str, settings: Settings) -> Backend:
+def make_backend(name: str, settings: Settings, ledger: Ledger | None = None) -> Backend:
     """The backend of this name.
+
+    Args:
+        name: In BACKENDS.
+        settings: The service's.
+        ledger: Where what bills is written down; only backends of clouds need one.
 
     Raises:
         KeyError: There is none.
     """
     module, _, attribute = BACKENDS[name].partition(":")
-    return cast("Backend", getattr(import_module(module), attribute)(settings))
+    made = getattr(import_module(module), attribute)
+    if BACKENDS[name] != _TPU:
+        return cast("Backend", made(settings))
+    runner = make_backend("docker" if settings.tpu.runner == "docker" else "mock", settings)
+    return cast("Backend", made(settings, ledger, runner))
+
+
+def offered(settings: Settings) -> list[str]:
+    """Names of the backends that a worker with these settings runs."""
+    of_tpus = [settings.tpu.backend] if settings.tpu.backend is not None else []
+    return ["mock" if settings.machines.simulate else "docker", *of_tpus]
