@@ -268,8 +268,9 @@ class Cloud:
         self.record.append(("deleted", f"nodes/{_last(name)}"))
 
     def _operate(self, name: str, due: float, result: Any) -> operations_pb2.Operation:  # noqa: ANN401 - any message
-        place = name.rsplit("/", 2)[0]
-        message = operations_pb2.Operation(name=f"{place}/operations/operation-{next(self._numbers)}-{_last(name)}")
+        message = operations_pb2.Operation(
+            name=f"{_place(name)}/operations/operation-{next(self._numbers)}-{_last(name)}"
+        )
         error = None
         if self.late_errors and due:
             code, text = self.late_errors.pop(0)
@@ -316,7 +317,12 @@ def _inside(name: str, parent: str) -> bool:
 
 
 def _of(operation: str, node: str) -> bool:
-    return operation.endswith(f"-{_last(node)}")
+    return operation.startswith(f"{_place(node)}/") and operation.endswith(f"-{_last(node)}")
+
+
+def _place(name: str) -> str:
+    """The zone that something is in, by its full name."""
+    return name.rsplit("/", 2)[0]
 
 
 def _zone(parent: str) -> str:

@@ -238,8 +238,10 @@ def test_whoever_comes_after_a_crash_goes_on_with_the_same_device(have, simulato
     spec = place.spec("true")
     with pytest.raises(Crash):
         place.backend.launch(spec, lambda: None, progress)
-    handle = place.another().launch(spec, lambda: None, lambda *_: None)
-    assert place.wait(handle).code == 0
+    heir = place.another()
+    handle = heir.launch(spec, lambda: None, lambda *_: None)
+    assert wait_until(lambda: heir.poll(handle), "the job to end").code == 0
+    heir.destroy(handle)
     made = [name for what, name in simulator.cloud.record if what == "created"]
     assert made == list(dict.fromkeys(made))
 
