@@ -15,6 +15,8 @@ MAX_DAYS = 36_500
 """The longest a policy may say: a hundred years."""
 SIMULATOR = "mock"
 """The backend that stands in for every machine where there is no other."""
+CLOUD_BACKENDS = frozenset({"tpu", "tpu-simulator"})
+"""Backends whose machines are made for a job, and bill from then on until they are given back."""
 _FENCE_SECONDS = 120.0
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
 

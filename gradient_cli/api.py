@@ -159,6 +159,10 @@ class Api:
         """The machines to choose from."""
         return self._transport.json("GET", "/machine-types", needs="machineTypes")
 
+    def tpus(self) -> dict[str, Any]:
+        """The TPUs that bill or are about to."""
+        return self._transport.json("GET", "/tpus", needs="tpus")
+
     def projects(self) -> dict[str, Any]:
         """The projects."""
         return self._transport.json("GET", "/projects", needs="projects")

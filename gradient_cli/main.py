@@ -43,6 +43,8 @@ _COMMANDS = {
     "projects show": ("projects:add_show", "show one project: its limit, and how long it keeps what"),
     "projects update": ("projects:add_update", "change a project's limit, and how long it keeps what"),
     "machine-types": ("machine_types:add_machine_types", "list what there is to run on, with prices"),
+    "tpus": ("", "see which TPUs bill, and for whom"),
+    "tpus list": ("tpus:add_list", "list TPUs: states, health, whose they are, cost so far"),
     "login": ("login:add_login", "save which server to use, and the key for it"),
     "version": ("version:add_version", "show the versions of client and server"),
 }

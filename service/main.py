@@ -22,7 +22,18 @@ from service.auth import require_key_or_session
 from service.deps import OpenStores
 from service.middleware import BodyLimit, RequestContext, SameSite
 from service.prometheus import Measured, Measures
-from service.routes import artifacts, health, jobs, logs, machine_types, metrics, operations, projects, workspaces
+from service.routes import (
+    artifacts,
+    health,
+    jobs,
+    logs,
+    machine_types,
+    metrics,
+    operations,
+    projects,
+    tpus,
+    workspaces,
+)
 from service.sessions import Sessions, load_secret
 from service.streams import Streams
 from service.tracing import Traced
@@ -89,7 +100,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(Traced)
     app.add_middleware(Measured, measures=stores.measures)
     app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
-    for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces, operations):
+    for noun in (jobs, logs, artifacts, metrics, machine_types, projects, tpus, workspaces, operations):
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
     return app

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from core import retention
 from core.errors import SpecInvalid
-from core.jobs import queries
+from core.jobs import queries, resources
 from core.jobs.models import Event, Job, Project
 from core.jobs.offers import Offers
 from core.jobs.projects import Live
@@ -18,7 +18,7 @@ from core.jobs.states import OWNED, REASONS, JobState, sentence
 from core.jobs.waiting import Waiting, said_at, waiting_of
 from core.machines import Catalogue, MachineType
 from core.retention import Kind, Removed
-from core.settings import RetentionSettings
+from core.settings import CLOUD_BACKENDS, RetentionSettings
 from service.deps import OpenStores
 from service.removed import removed_view
 from service.wire import EventView, JobView, ListJobs, MachineTypeView, ProjectView, ResolvedJob
@@ -84,9 +84,12 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     names = queries.project_names(session, jobs)
     waits = waiting_of(session, jobs)
     removed = retention.removed(session, jobs)
+    billed = resources.billed_seconds(session, [job for job in jobs if job.backend in CLOUD_BACKENDS])
     public_url, current = stores.settings.public_url, datetime.now(UTC)
     return [
-        _job_view(job, names[job.project_id], waits.get(job.id), removed.get(job.id, ()), public_url, current)
+        _job_view(
+            job, names[job.project_id], waits.get(job.id), removed.get(job.id, ()), public_url, current
+        ).model_copy(update={"cost": _cost(job, billed[job.id])} if job.id in billed else None)
         for job in jobs
     ]
 
@@ -119,7 +122,7 @@ def _job_view(
         finished_at=job.finished_at,
         duration_seconds=seconds,
         price_per_hour=job.price_per_hour,
-        cost=round((seconds or 0.0) * job.price_per_hour / 3600, 6),
+        cost=_cost(job, seconds or 0.0),
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
@@ -128,6 +131,11 @@ def _job_view(
         stop_requested=job.stop_requested_at is not None,
         url=f"{public_url}/ui/jobs/{job.id}",
     )
+
+
+def _cost(job: Job, seconds: float) -> float:
+    """US dollars for so long on its machine type."""
+    return round(seconds * job.price_per_hour / 3600, 6)
 
 
 class _SpecFields(TypedDict):

@@ -150,7 +150,7 @@ def test_documented_commands_of_the_client_exist():
 def _command_words(text):
     """The command at the beginning of what was written; arguments and prose follow it."""
     words = text.split()
-    lengths = {"jobs": 2, "projects": 2, "machine-types": 1, "login": 1, "version": 1}
+    lengths = {"jobs": 2, "projects": 2, "tpus": 2, "machine-types": 1, "login": 1, "version": 1}
     length = lengths.get(words[0], 0) + (words[:2] == ["jobs", "artifacts"])
     return words[:length] if len(words) >= length else []
 
