@@ -12,7 +12,6 @@ from typing import IO, Self
 
 from core.errors import GradientError
 
-
 START_SECONDS = 180.0
 READY = "ready"
 """What the process says once it serves."""
