@@ -3,6 +3,7 @@
 `GRADIENT_WORKER__SLOTS=4` sets `settings.worker.slots`. `.env.example` lists them all.
 """
 
+import re
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ SIMULATOR = "mock"
 CLOUD_BACKENDS = frozenset({"tpu", "tpu-simulator"})
 """Backends whose machines are made for a job, and bill from then on until they are given back."""
 _FENCE_SECONDS = 120.0
+_BUCKET_NAME = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
+_BUCKET_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\r\n]{0,500})?"
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
 
 
@@ -211,6 +214,59 @@ class TpuSettings(BaseModel):
         return self.ways.get(machine_type, self.way)
 
 
+class GcsSettings(BaseModel):
+    """Google Cloud Storage."""
+
+    project: str | None = Field(default=None, description="project that buckets are made in; default: the credentials'")
+    parallel: int = Field(default=8, ge=1, le=64, description="files sent or fetched at once")
+    endpoint: str | None = Field(
+        default=None, description="URL of a simulator of Cloud Storage, used instead of Google's", pattern="^https?://"
+    )
+    ca: Path | None = Field(default=None, description="certificate authority (PEM) of that simulator")
+
+
+class ArtifactSettings(BaseModel):
+    """What jobs leave."""
+
+    url: str | None = Field(
+        default=None,
+        description="bucket that artifacts are kept in, gs://BUCKET/PREFIX; default: a folder under GRADIENT_HOME",
+    )
+    direct: bool = Field(
+        default=False, description="send browsers to the bucket for a file, by a signed URL, not through the service"
+    )
+    direct_seconds: float = Field(
+        default=300.0, ge=1, le=7 * 86_400, description="seconds that such a signed URL works"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _is_bucket(cls, url: str | None) -> str | None:
+        if url is not None and re.fullmatch(_BUCKET_URL, url) is None:
+            raise ValueError("must be gs://BUCKET or gs://BUCKET/PREFIX, the bucket's name in lower case")
+        return url
+
+
+class BucketSettings(BaseModel):
+    """The bucket that a TPU reads from and writes to."""
+
+    name: str | None = Field(
+        default=None,
+        description="bucket for TPU jobs; default: PROJECT-gradient-REGION, made when a job first needs it",
+        pattern=_BUCKET_NAME,
+    )
+    keep: bool = Field(default=False, description="leave a job's prefix in the bucket after its outputs are kept")
+    keep_days: int = Field(
+        default=30, ge=1, le=MAX_DAYS, description="days after which a bucket of our own drops what was left in it"
+    )
+    token_seconds: int = Field(
+        default=3600, ge=60, le=43_200, description="seconds that a job's own access to its prefix lasts, at most"
+    )
+    stage_bytes: int = Field(
+        default=100 * GIB, ge=0, description="most bytes of a job's data set that are copied to the bucket"
+    )
+
+
 class RetentionSettings(BaseModel):
     """How long things are kept; a project may say otherwise for its logs and artifacts."""
 
@@ -250,6 +306,9 @@ class Settings(BaseSettings):
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
     tpu: TpuSettings = TpuSettings()
+    gcs: GcsSettings = GcsSettings()
+    artifacts: ArtifactSettings = ArtifactSettings()
+    bucket: BucketSettings = BucketSettings()
     retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
 

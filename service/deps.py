@@ -8,7 +8,7 @@ from fastapi import Depends
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
-from core.artifacts import DirectoryStore
+from core.artifacts import ArtifactStore
 from core.db import Database
 from core.joblogs import JobLogs
 from core.keys import KeyRing
@@ -43,7 +43,7 @@ class OpenStores:
     catalogue: Catalogue
     workspaces: WorkspaceStore
     logs: JobLogs
-    artifacts: DirectoryStore
+    artifacts: ArtifactStore
     keys: KeyRing
     sessions: Sessions
     streams: Streams

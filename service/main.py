@@ -9,7 +9,6 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from core.artifacts import DirectoryStore
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.joblogs import JobLogs
@@ -37,6 +36,7 @@ from service.routes import (
 from service.sessions import Sessions, load_secret
 from service.streams import Streams
 from service.tracing import Traced
+from stores import open_artifacts
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         catalogue=Catalogue.load(override_path=settings.machines.file),
         workspaces=WorkspaceStore(settings.root / "workspaces"),
         logs=JobLogs(settings.root / "logs", max_bytes=settings.logs.max_bytes),
-        artifacts=DirectoryStore(settings.root / "artifacts"),
+        artifacts=open_artifacts(settings),
         keys=KeyRing(database),
         sessions=Sessions(load_secret(settings.root / "session.key")),
         streams=streams,

@@ -16,7 +16,7 @@ from core.jobs.states import REASONS
 from core.settings import Settings
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("core", "service", "worker", "gradient_cli", "gradient_server", "migrations", "images")
+PACKAGES = ("core", "service", "stores", "worker", "gradient_cli", "gradient_server", "migrations", "images")
 SOURCES = (*PACKAGES, "tests", "bench", "examples", ".ci")
 MAX_LINES = 450
 MAX_FUNCTION_LINES = 40

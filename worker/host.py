@@ -14,13 +14,14 @@ import psutil
 from sqlalchemy.orm import Session
 
 from core.archives import ArchiveLimits
-from core.artifacts import DirectoryStore
+from core.artifacts import ArtifactStore
 from core.db import Database
 from core.joblogs import JobLogs
 from core.jobs.claims import Offer
 from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
+from stores import open_artifacts
 from worker.backends import make_backend, offered
 from worker.backends.base import Backend
 from worker.ledger import DatabaseLedger
@@ -46,7 +47,7 @@ class Host:
     host: str
     workspaces: WorkspaceStore
     logs: JobLogs
-    artifacts: DirectoryStore
+    artifacts: ArtifactStore
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unready: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -62,7 +63,7 @@ class Host:
             host=host,
             workspaces=WorkspaceStore(root / "workspaces"),
             logs=JobLogs(root / "logs", max_bytes=settings.logs.max_bytes),
-            artifacts=DirectoryStore(root / "artifacts"),
+            artifacts=open_artifacts(settings),
         )
 
     @property
