@@ -277,6 +277,7 @@ _ALL = (
         "is tried again.",
         retry=True,
     ),
+    Reason("data_missing", S.FAILED, Fault.USER, "The data set that TPU_STAGE names is not there: {detail}"),
     Reason(
         "bucket_missing",
         S.FAILED,

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from core.machines import Catalogue
 from core.settings import Settings
@@ -26,6 +25,7 @@ from worker.backends.base import (
     read_control,
 )
 from worker.backends.tpu.api import ApiAway, ApiRefused, TpuApi
+from worker.backends.tpu.buckets import Homecoming, OpenBucket, Places
 from worker.backends.tpu.ledger import Entry, Ledger
 from worker.backends.tpu.removal import Removal
 from worker.backends.tpu.seeking import Device, Seeker
@@ -47,10 +47,14 @@ class TpuBackend:
         settings: The service's.
         ledger: Where what bills is written down.
         runner: Runs the job's own process, on this host.
+        buckets: Where jobs have their places in Cloud Storage; None: they have none.
     """
 
-    def __init__(self, settings: Settings, ledger: Ledger, runner: Backend) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger, runner: Backend, buckets: OpenBucket | None = None) -> None:
+        self._all_settings = settings
         self._settings = settings.tpu
+        self._buckets = buckets
+        self._homecoming = Homecoming(buckets, settings)
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
         self._attempts = settings.root / "attempts"
         self._ledger = ledger
@@ -94,10 +98,12 @@ class TpuBackend:
         def say(words: str) -> None:
             progress("provisioning", words)
 
-        device = Seeker(self._api, self._ledger, self._settings).seek(spec, wish, say)
+        places = Places(self._buckets, spec, self._all_settings, progress)
+        device = Seeker(self._api, self._ledger, self._settings, places.have).seek(spec, wish, say)
         try:
             reachable(device.node, self._settings, say)
-            inner = self._runner.launch(_beside(spec, device), confirm, progress)
+            env = _address(device) | places.environment(device.entry.zone)
+            inner = self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)
         except BackendError as error:
             confirm()  # only who holds the job may take its device away
             self._give_back(device.entry, str(error))
@@ -119,6 +125,8 @@ class TpuBackend:
         entry = Entry(**handle["device"])
         failed = ended is not None and ended.code != 0
         trouble = _taken(handle) or self._watching.trouble(entry, last=failed)
+        if ended is None:
+            self._homecoming.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
         if trouble is None:
             return ended
         if ended is None:
@@ -139,12 +147,15 @@ class TpuBackend:
         inner = handle.get("runner") or self._inner(handle["name"])
         if inner is not None:
             self._runner.destroy(inner)
-        for entry in self._ledger.of_attempt(handle["job_id"], handle["attempt"]):
+        entries = self._ledger.of_attempt(handle["job_id"], handle["attempt"])
+        for entry in entries:
             if not entry.over:
                 self._remove(entry)
             self._watching.forget(entry)
         with self._lock:
             self._kill_at.pop(handle["name"], None)
+        # Last, since it may take long: the device bills no more.
+        self._homecoming.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
 
     def list_owned(self) -> list[Handle]:
         """See `Backend.list_owned`: processes, and devices that no process uses (yet)."""
@@ -161,6 +172,9 @@ class TpuBackend:
     def remove_strays(self, owned: Owned) -> int:
         """See `CloudBackend.remove_strays`."""
         return self._strays.remove(owned)
+
+    def _artifacts(self, handle: Handle) -> Path:
+        return self._attempts / str(handle["name"]) / "artifacts"
 
     def _inner(self, name: str) -> Handle | None:
         return next((inner for inner in self._runner.list_owned() if inner["name"] == name), None)
@@ -208,7 +222,6 @@ def _taken(handle: Handle) -> Trouble | None:
     return Trouble(reason, f"{handle['device']['name']} was lost") if reason in _LOST else None
 
 
-def _beside(spec: LaunchSpec, device: Device) -> LaunchSpec:
-    """The attempt, with the address of its device in its environment."""
-    env: dict[str, Any] = {"TPU_NAME": device.node.id, "TPU_GRPC_URL": device.node.url}
-    return replace(spec, env=spec.env | env)
+def _address(device: Device) -> dict[str, str]:
+    """How a job finds its device: resolved here, since TensorFlow's own way needs rights that the job has not."""
+    return {"TPU_NAME": device.node.id, "TPU_GRPC_URL": device.node.url}

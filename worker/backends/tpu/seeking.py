@@ -58,12 +58,20 @@ class Patience:
 
 
 class Seeker:
-    """Seeks one device for one attempt."""
+    """Seeks one device for one attempt.
 
-    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings) -> None:
+    Args:
+        api: Google's.
+        ledger: Where what bills is written down.
+        settings: How it is sought.
+        ready: Makes sure that a job can use a device in this zone, before one is asked for; raises BackendError.
+    """
+
+    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings, ready: Callable[[str], None]) -> None:
         self._api = api
         self._ledger = ledger
         self._settings = settings
+        self._ready = ready
         self._removal = Removal(api, ledger)
 
     def seek(self, spec: LaunchSpec, wish: Wish, say: Say) -> Device:
@@ -82,13 +90,14 @@ class Seeker:
         until = time.monotonic() + self._settings.wait_seconds - waited
         way = self._settings.way_of(spec.machine_type)
         if way == "pool":
-            return _Pool(self._api, self._ledger, self._settings).take(spec, until, say)
+            return _Pool(self._api, self._ledger, self._settings, self._ready).take(spec, until, say)
         making: Way = AtOnce(self._api) if way == "node" else InTurn(self._api)
         passed = {entry.zone for entry in before if entry.over}
         tried: list[str] = []
         left = [zone for zone in self._settings.zones if zone not in passed]
         while left:
             zone = left.pop(0)
+            self._ready(zone)
             share = (until - time.monotonic()) / (len(left) + 1)
             search = _Search(self._removal, self._ledger, self._settings, making, _adding(say, tried))
             try:
@@ -191,10 +200,11 @@ class _Search:
 class _Pool:
     """Nodes that are there, which jobs take in turn."""
 
-    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings) -> None:
+    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings, ready: Callable[[str], None]) -> None:
         self._api = api
         self._ledger = ledger
         self._settings = settings
+        self._ready = ready
 
     def take(self, spec: LaunchSpec, until: float, say: Say) -> Device:
         names = self._settings.pool.get(spec.machine_type, [])
@@ -224,6 +234,7 @@ class _Pool:
         held = [one for one in self._ledger.of_attempt(spec.job_id, spec.attempt) if not one.over and one.kind == POOL]
         mine = {entry.name for entry in held}
         for name in [*mine, *(name for name in names if name not in mine)]:
+            self._ready(name.partition("/")[0])
             entry = self._ledger.intend(POOL, name, job_id=spec.job_id, attempt=spec.attempt)
             if entry is None:
                 continue  # another job has it

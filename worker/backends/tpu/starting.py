@@ -27,14 +27,19 @@ def wish_for(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, inst
     """
     if machine.tpu_type is None:
         raise BackendError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
-    generation = machine.tpu_type.partition("-")[0]
     return Wish(
         id=f"gj-{spec.name}",
         accelerator_type=machine.tpu_type,
-        runtime=settings.runtimes.get(machine.name) or _RUNTIMES.get(generation, _OLDER_RUNTIME),
+        runtime=runtime_of(machine, settings),
         labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
         startup=_STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
     )
+
+
+def runtime_of(machine: MachineType, settings: TpuSettings) -> str:
+    """The runtime version that a node of this machine type is made with."""
+    generation = (machine.tpu_type or "").partition("-")[0]
+    return settings.runtimes.get(machine.name) or _RUNTIMES.get(generation, _OLDER_RUNTIME)
 
 
 def reachable(node: Node, settings: TpuSettings, say: Callable[[str], None]) -> None:
