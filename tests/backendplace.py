@@ -48,8 +48,8 @@ class Place:
             **{"container": None, "cpus": None, "memory_bytes": None, "cards": (), "stop_grace": 5} | options,
         )
 
-    def launch(self, spec, confirm=lambda: None):
-        handle = self.backend.launch(spec, confirm, lambda *_: None)
+    def launch(self, spec, confirm=lambda: None, progress=lambda *_: None):
+        handle = self.backend.launch(spec, confirm, progress)
         self._made.append(handle)
         return handle
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import logging
 import socket
 import threading
 from typing import Protocol, Self
@@ -13,6 +14,8 @@ from gradient_server.simulator.cloud import Cloud
 from gradient_server.simulator.device import DeviceServer
 from gradient_server.simulator.gcs import GcsSimulator
 from gradient_server.simulator.tpu import TpuSimulator
+
+logger = logging.getLogger(__name__)
 
 ZONE = "us-central1-b"
 _LOCAL = "127.0.0.1"
@@ -72,6 +75,7 @@ class World:
         create_seconds: float = 0.0,
         room: int = 100,
     ) -> None:
+        self._stopping = False
         self.storage = GcsSimulator(storage_port)
         self.trains = importlib.util.find_spec("tensorflow") is not None
         environment = self.storage.environment()
@@ -86,14 +90,22 @@ class World:
         """Answer from now on; the device comes up by itself, which takes TensorFlow a while."""
         self.storage.start()
         self.tpus.start()
-        threading.Thread(target=self.device.start, name="tpu-device-start", daemon=True).start()
+        threading.Thread(target=self._bring_up, name="tpu-device-start", daemon=True).start()
         return self
 
     def stop(self) -> None:
         """Answer no more, and forget everything."""
+        self._stopping = True
         self.tpus.stop()
         self.device.stop()
         self.storage.stop()
+
+    def _bring_up(self) -> None:
+        try:
+            self.device.start()
+        except GradientError as error:
+            if not self._stopping:
+                logger.error("tpu_device_not_started", extra={"why": error.message})  # noqa: TRY400 - it says it all
 
     def environment(self) -> dict[str, str]:
         """The settings that lead a worker here."""

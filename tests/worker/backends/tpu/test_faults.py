@@ -99,7 +99,7 @@ def test_without_room_for_a_node_the_next_zone_is_tried(have, simulator):
     simulator.cloud.capacity[ZONES[0]] = 0
     place = have(way="node")
     said = []
-    place.backend.launch(place.spec("true"), lambda: None, lambda phase, words: said.append((phase, words)))
+    place.launch(place.spec("true"), progress=lambda phase, words: said.append((phase, words)))
     assert simulator.cloud.left()[0] == [f"projects/simulated/locations/{ZONES[1]}/nodes/{node_id(place)}"]
     assert any(f"tried {ZONES[0]}: There is no more capacity" in words for _, words in said)
 
@@ -121,7 +121,7 @@ def test_without_room_it_queues_says_so_and_goes_on(have, simulator):
         if "WAITING_FOR_RESOURCES since" in words:
             simulator.cloud.capacity[ZONES[0]] = 1
 
-    handle = place.backend.launch(place.spec("exit 3"), lambda: None, progress)
+    handle = place.launch(place.spec("exit 3"), progress=progress)
     assert place.wait(handle).code == 3
     assert any(f"queued resource {ZONES[0]}/{node_id(place)}: WAITING_FOR_RESOURCES since" in one for one in said)
 
