@@ -43,8 +43,9 @@ def examine(settings: Settings) -> list[Finding]:
 def _tpus(settings: Settings) -> Iterator[Finding]:
     # Only on demand: it asks a cloud, and its library takes seconds to load.
     from gradient_server.checks import tpus
+    from worker.tpu_buckets import buckets_of
 
-    return tpus.check(settings)
+    return tpus.check(settings, buckets_of(settings))
 
 
 def _database(settings: Settings) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from stores import open_artifacts
 from worker.backends import make_backend, offered
 from worker.backends.base import Backend
 from worker.ledger import DatabaseLedger
+from worker.tpu_buckets import buckets_of
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class Host:
         """The backend of this name, made when it is first asked for."""
         with self._lock:
             if name not in self._backends:
-                self._backends[name] = make_backend(name, self.settings, self.ledger)
+                self._backends[name] = make_backend(name, self.settings, self.ledger, buckets_of(self.settings))
             return self._backends[name]
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:

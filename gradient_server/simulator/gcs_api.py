@@ -258,6 +258,7 @@ class StorageApi:
         name = fields.pop("name", None) or asked.query["name"]
         fields |= _hashes(asked)
         self._allowed(asked, bucket, "objects.create", name)
+        self._faults.strike("UPLOAD", name)
         if kind == "resumable":
             upload = self._buckets.begin(bucket, name, fields, asked.query)
             place = f"{asked.base}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload.id}"

@@ -40,8 +40,8 @@ class Faults:
         Args:
             status: Such as 503.
             times: How many requests.
-            method: Only requests of this method.
-            path: Only requests whose path and query contain this.
+            method: Only requests of this method; `UPLOAD` for the arrival of objects.
+            path: Only requests whose path and query contain this; of an object that arrives, its name.
         """
         with self._lock:
             self._failures.append(_Failure(status, times, method, path))

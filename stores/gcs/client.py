@@ -59,13 +59,19 @@ def open_credentials(settings: GcsSettings) -> google.auth.credentials.Credentia
         return found
 
 
-def open_client(settings: GcsSettings) -> storage.Client:
+def open_client(
+    settings: GcsSettings, credentials: google.auth.credentials.Credentials | None = None
+) -> storage.Client:
     """A client for many threads.
+
+    Args:
+        settings: Where Cloud Storage is.
+        credentials: Whom it acts as; default: ourselves.
 
     Raises:
         StoreUnavailable: There are no credentials.
     """
-    credentials = open_credentials(settings)
+    credentials = credentials or open_credentials(settings)
     session = AuthorizedSession(
         credentials, auth_request=google.auth.transport.requests.Request(open_session(settings))
     )

@@ -8,6 +8,7 @@ from typing import cast
 
 from core.settings import Settings
 from worker.backends.base import Backend
+from worker.backends.tpu.buckets import OpenBucket
 from worker.backends.tpu.ledger import Ledger
 
 _TPU = "worker.backends.tpu.backend:TpuBackend"
@@ -20,13 +21,16 @@ BACKENDS: dict[str, str] = {
 }
 
 
-def make_backend(name: str, settings: Settings, ledger: Ledger | None = None) -> Backend:
+def make_backend(
+    name: str, settings: Settings, ledger: Ledger | None = None, buckets: OpenBucket | None = None
+) -> Backend:
     """The backend of this name.
 
     Args:
         name: In BACKENDS.
         settings: The service's.
         ledger: Where what bills is written down; only backends of clouds need one.
+        buckets: Where their jobs have places in Cloud Storage; None: they have none.
 
     Raises:
         KeyError: There is none.
@@ -36,7 +40,7 @@ def make_backend(name: str, settings: Settings, ledger: Ledger | None = None) ->
     if BACKENDS[name] != _TPU:
         return cast("Backend", made(settings))
     runner = make_backend("docker" if settings.tpu.runner == "docker" else "mock", settings)
-    return cast("Backend", made(settings, ledger, runner))
+    return cast("Backend", made(settings, ledger, runner, buckets))
 
 
 def offered(settings: Settings) -> list[str]:
