@@ -14,8 +14,6 @@ from worker.backends.base import BackendError, LaunchSpec, Progress
 
 logger = logging.getLogger(__name__)
 
-MODEL = "model"
-"""The folder of a job's artifacts that its model folder in the bucket is copied to."""
 STAGE = "TPU_STAGE"
 """The job's variable that names a data set to copy to the bucket: `/storage/…`, or a path in the workspace."""
 
@@ -163,18 +161,19 @@ class Homecoming:
             for region in dict.fromkeys(map(region_of, zones)):
                 bucket = self._open(region)
                 if artifacts.is_dir():
-                    bucket.complete(job_id, artifacts / MODEL)
+                    bucket.complete(job_id, artifacts)
                 bucket.remove(job_id)
-        except GradientError as error:
+        except (GradientError, OSError) as error:
             since = self._refused_since.setdefault(job_id, time.monotonic())
-            if isinstance(error, StoreUnavailable) and time.monotonic() - since < self._patience:
-                raise BackendError("tpu_api_away", f"outputs are still in the bucket: {error.message}") from error
+            passing = isinstance(error, StoreUnavailable | OSError)
+            if passing and time.monotonic() - since < self._patience:
+                raise BackendError("tpu_api_away", f"outputs are still in the bucket: {error}") from error
             logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
         self._refused_since.pop(job_id, None)
 
     def _mirror(self, opened: OpenBucket, job_id: str, zone: str, artifacts: Path) -> None:
         try:
-            opened(region_of(zone)).mirror(job_id, artifacts / MODEL)
+            opened(region_of(zone)).mirror(job_id, artifacts)
         except (GradientError, OSError):
             logger.warning("bucket_not_mirrored", exc_info=True, extra={"job_id": job_id})
         except Exception:  # in a pool's thread nobody else would hear of it
