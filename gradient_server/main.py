@@ -32,11 +32,6 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (up, api):
         command.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
         command.add_argument("--port", type=_port, help="port to listen on (default: 8780; 0: any free one)")
-    up.add_argument(
-        "--tpu-simulator",
-        action="store_true",
-        help="run TPU jobs the whole way, on a made-up cloud with a TensorFlow server as the device",
-    )
     worker = commands.add_parser(
         "worker",
         help="run only a worker: it claims jobs and runs them on this machine",
@@ -50,11 +45,18 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workers(commands)
     _add_migrate(commands)
     _add_keys(commands)
-    _add_simulator(commands)
+    _add_simulator(commands, up)
     return parser
 
 
-def _add_simulator(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_simulator(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", up: argparse.ArgumentParser
+) -> None:
+    up.add_argument(
+        "--tpu-simulator",
+        action="store_true",
+        help="run TPU jobs the whole way, on a made-up cloud with a TensorFlow server as the device",
+    )
     simulator = commands.add_parser(
         "tpu-simulator",
         help="make up a cloud with TPUs, for tests and laptops",

@@ -4,11 +4,16 @@ import contextlib
 import socket
 import threading
 
+import pytest
+
 from gradient_server.simulator.cloud import Cloud
 from gradient_server.simulator.tpu import TpuSimulator
+from worker.backends.base import BackendError
 from worker.backends.tpu.ledger import Entry
 
 ZONES = ["us-central1-b", "us-west4-a"]
+NOTHING = ([], [])
+"""What is left of nodes and queued resources when all is given back."""
 
 
 class Device:
@@ -112,3 +117,10 @@ class MemoryLedger:
         over = row["gone"] or row["deleting"]
         known = {name: row[name] for name in ("id", "kind", "name", "job_id", "attempt", "operation")}
         return Entry(**known, age=0.0, over=over)
+
+
+def refused(place, spec=None, confirm=lambda: None):
+    """The reason and detail that a launch ends with."""
+    with pytest.raises(BackendError) as raised:
+        place.backend.launch(spec or place.spec("true"), confirm, lambda *_: None)
+    return raised.value.reason, raised.value.detail

@@ -24,7 +24,7 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("images/**/*.md"), *ROOT.glob("examples/**/*.md")]
 )
 CLI_COMMAND = re.compile(r"gradient-cli((?: [a-z]+(?:-[a-z]+)*)+)")
-SERVER_COMMAND = re.compile(r"gradient-server ([a-z]+)")
+SERVER_COMMAND = re.compile(r"gradient-server ([a-z]+(?:-[a-z]+)*)")
 MAKE_COMMAND = re.compile(r"(?:^|`)make ([a-z]+)", re.MULTILINE)
 
 

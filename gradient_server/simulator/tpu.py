@@ -94,6 +94,10 @@ class TpuSimulator:
                 "ListRuntimeVersions": (tpu_v2.ListRuntimeVersionsRequest, _list_runtimes),
             },
         )
+        yield from self._smaller_services()
+
+    def _smaller_services(self) -> Iterator[grpc.GenericRpcHandler]:
+        cloud = self.cloud
         yield self._service(
             "google.cloud.tpu.v1.Tpu",
             {"GetNode": (tpu_v1.GetNodeRequest, lambda asked: _as_v1(cloud.node(asked.name)))},

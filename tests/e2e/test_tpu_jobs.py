@@ -6,12 +6,10 @@ import subprocess
 
 import grpc
 import pytest
-from clouds import ZONES, simulated, tpu_settings
+from clouds import NOTHING, ZONES, simulated, tpu_settings
 from deployment import CLI, Deployment, wait_until
 
 from gradient_server.simulator.faults import HANG, Fault
-
-NOTHING = ([], [])
 
 
 @pytest.fixture
