@@ -23,6 +23,7 @@ from core.jobs.states import JobState
 from worker.backends import base
 from worker.backends.base import BackendError, Handle, LaunchSpec
 from worker.host import Host
+from worker.lost import lost
 from worker.signals import Detached, Signals
 from worker.tracing import AttemptSpans
 from worker.watch import ArtifactSync, MetricsSync, Outcome, Recorder, Watch
@@ -221,7 +222,8 @@ class AttemptRun:
             return _Kept(
                 self.job.artifacts_state, log_bytes
             )  # it never began: what an earlier attempt left is still the latest
-        manifest = self._host.artifacts.close(self.job.id, self.job.attempt, self._scratch.artifacts)
+        left = self._scratch.artifacts
+        manifest = self._host.artifacts.close(self.job.id, self.job.attempt, left, lost=lost(left))
         state = manifest.state if manifest.files or manifest.skipped else "none"
         return _Kept(state, log_bytes, manifest.bytes)
 

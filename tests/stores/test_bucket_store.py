@@ -110,7 +110,7 @@ def test_a_file_rewritten_with_its_old_time_is_sent_again_at_the_end(gcs, store,
     assert gcs.objects(bucket)[f"some/prefix/{JOB}/1/files/weights"] == b"new!"
 
 
-def test_without_its_ledger_everything_is_sent_again(gcs, store, source, tmp_path):
+def test_without_its_ledger_everything_is_sent_again(store, source, tmp_path):
     (source / "a").write_bytes(b"alpha")
     store.sync(JOB, 1, source)
     for ledger in (tmp_path / "cache" / "sent").iterdir():
@@ -149,7 +149,7 @@ def test_a_large_upload_goes_on_where_it_broke_off(gcs, store, source, bucket):
         assert hashlib.sha256(file.read()).digest() == hashlib.sha256(content).digest()
 
 
-def test_a_file_that_is_replaced_while_it_is_read_breaks_off(gcs, store, source):
+def test_a_file_that_is_replaced_while_it_is_read_breaks_off(store, source):
     (source / "busy").write_bytes(bytes(2 * 1024**2))
     store.sync(JOB, 1, source)
     opened = store.open(JOB, 1, "busy")

@@ -3,7 +3,10 @@
 It is given by the settings, or made when a job first needs it.
 """
 
+import hashlib
+import os
 import re
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,7 +226,8 @@ class JobBucket:
             StoreUnavailable: Google does not answer; a repeat goes on from there.
             OSError: The folder cannot be written.
         """
-        return Mirror(self._bucket, f"{self._prefix(job_id)}model/", into, self._parallel).run()
+        prefix, aside = f"{self._prefix(job_id)}model/", self._aside(job_id) / _digest(into)
+        return Mirror(self._bucket, prefix, into, aside, self._parallel).run()
 
     def complete(self, job_id: str, into: Path) -> Mirrored:
         """The same once nothing writes any more: looks again until nothing has moved.
@@ -246,6 +250,7 @@ class JobBucket:
             BucketRefused: We may not.
             StoreUnavailable: Google does not answer.
         """
+        shutil.rmtree(self._aside(job_id), ignore_errors=True)
         if self._settings.bucket.keep:
             return
         try:
@@ -270,7 +275,14 @@ class JobBucket:
                 pass  # the folders are known once every page was read
         return sorted(folder.removeprefix(JOBS).rstrip("/") for folder in listing.prefixes)
 
+    def _aside(self, job_id: str) -> Path:
+        return self._settings.root / "cache" / "buckets" / self.name / job_id
+
     def _prefix(self, job_id: str) -> str:
         if not _JOB_ID.fullmatch(job_id):
             raise JobNotFound(job_id)
         return f"{JOBS}{job_id}/"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]

@@ -1,5 +1,6 @@
 """Brings the objects below a prefix into a folder, again and again; only what is new or changed is fetched."""
 
+import errno
 import json
 import os
 import secrets
@@ -12,12 +13,13 @@ from pathlib import Path
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.cloud import storage
 
-from core.artifact_paths import NOT_A_FOLDER, open_beneath, opened_folder
+from core.artifact_paths import NOT_A_FOLDER, OPEN_FOLDER, open_beneath, opened_folder
 from core.artifact_survey import Skipped
 from core.errors import StoreUnavailable
 from worker.buckets.names import Plan, plan
 from worker.buckets.refusal import asking
 
+_NO_FOLDER = "the job made something else of it, which is not followed; nothing was brought from the bucket"
 _BLOCKED = "something else of that name is in the artifacts folder"
 
 
@@ -41,23 +43,24 @@ class Mirrored:
 class Mirror:
     """One prefix and the folder it is brought to.
 
-    A file is fetched beside the folder, compared by crc32c and then renamed into it. The job can write in the folder
-    as well: no link in it is followed.
+    A file is fetched elsewhere, compared by crc32c and then renamed into the folder. The job can write in the folder
+    as well: no link in it is followed, nor is the folder itself if it is one.
 
     Args:
         bucket: Where from.
         prefix: Ends with a slash.
-        into: The folder.
+        into: The folder; made if it is not there.
+        aside: A folder of our own on the same file system, where the job cannot write.
         parallel: Files fetched at once.
     """
 
-    def __init__(self, bucket: storage.Bucket, prefix: str, into: Path, parallel: int) -> None:
+    def __init__(self, bucket: storage.Bucket, prefix: str, into: Path, aside: Path, parallel: int) -> None:
         self._bucket = bucket
         self._prefix = prefix
         self._into = into
         self._parallel = parallel
-        self._arriving = into.with_name(f"{into.name}.arriving")
-        self._record = into.with_name(f"{into.name}.mirrored.json")
+        self._arriving = aside / "arriving"
+        self._record = aside / "brought.json"
 
     def run(self) -> Mirrored:
         """Bring what is new or changed, remove what was brought earlier and is gone.
@@ -72,8 +75,18 @@ class Mirror:
         self._arriving.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self._arriving.iterdir():
             left.unlink(missing_ok=True)  # whatever a killed pass left half done
-        with opened_folder(self._into) as folder, opened_folder(self._arriving) as arriving:
-            return self._pass(found, folder, arriving)
+        try:
+            self._into.mkdir(mode=0o700, exist_ok=True)
+            opened = os.open(self._into, OPEN_FOLDER)
+        except OSError as error:
+            if error.errno not in {*NOT_A_FOLDER, errno.EEXIST}:
+                raise
+            return Mirrored(0, 0, (*found.skipped, Skipped(self._into.name, _NO_FOLDER)), 0)
+        try:
+            with opened_folder(self._arriving) as arriving:
+                return self._pass(found, opened, arriving)
+        finally:
+            os.close(opened)
 
     def _pass(self, found: Plan, folder: int, arriving: int) -> Mirrored:
         known = self._known()

@@ -12,6 +12,7 @@ from core.artifacts import DirectoryStore
 from core.errors import JobNotFound, StoreUnavailable
 from core.settings import BucketSettings, Settings
 from worker.buckets import BucketRefused, open_bucket
+from worker.lost import lost, note_lost
 
 JOB = "jabc123"
 TPU = "tpu-worker@project.iam.gserviceaccount.com"
@@ -37,9 +38,16 @@ def given(gcs, tmp_path, name, **options):
 
 
 @pytest.fixture
-def into(tmp_path):
+def artifacts(tmp_path):
     folder = tmp_path / "attempt" / "artifacts"
     folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def into(artifacts):
+    folder = artifacts / "model"
+    folder.mkdir()
     return folder
 
 
@@ -101,7 +109,7 @@ def test_a_bucket_whose_objects_have_rules_of_their_own_is_refused(gcs, tmp_path
     assert (error.reason, "uniform" in error.detail) == ("bucket_refused", True)
 
 
-def test_job_ids_that_lead_elsewhere_are_refused(opened, into):
+def test_job_ids_that_lead_elsewhere_are_refused(opened):
     for bad in ("..", "a/b", ""):
         with pytest.raises(JobNotFound):
             opened.prepare(bad)
@@ -207,22 +215,47 @@ HOSTILE = {
 FINE = ["both/inside", "Name", "name", "caf\u00e9", "cafe\u0301", "a b\t#?%2F", "-rf", ".hidden", "...", "C:\\x"]
 
 
-def test_hostile_names_never_leave_the_folder_and_are_listed(gcs, opened, into, tmp_path):
+def test_hostile_names_never_leave_the_folder_and_are_listed(gcs, opened, artifacts, into, tmp_path):
     opened.prepare(JOB)
     for name in [*HOSTILE, *FINE, "marker/"]:
         gcs.put(opened.name, f"jobs/{JOB}/model/{name}", b"" if name == "marker/" else name.encode())
     (tmp_path / "outside").mkdir()
     (into / "linked").symlink_to(tmp_path / "outside")
     gcs.put(opened.name, f"jobs/{JOB}/model/linked/passwd", b"root")
-    before = {path for path in tmp_path.rglob("*") if "attempt" not in path.parts}
     done = opened.complete(JOB, into)
-    blocked = ("linked/passwd", "something else of that name is in the artifacts folder")
-    assert dict(done.skipped) == HOSTILE | dict([blocked])
+    expected = HOSTILE | {"linked/passwd": "something else of that name is in the artifacts folder"}
+    assert dict(done.skipped) == expected
     assert contents(into) == {name: name.encode() for name in FINE}
-    assert {path for path in tmp_path.rglob("*") if "attempt" not in path.parts} == before
-    manifest = DirectoryStore(tmp_path / "store").close(JOB, 1, into, lost=done.skipped)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*escape*")} == set()
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert [path.name for path in artifacts.iterdir()] == ["model"]
+    note_lost(artifacts, "model", done.skipped)
+    manifest = DirectoryStore(tmp_path / "store").close(JOB, 1, artifacts, lost=lost(artifacts))
     assert (manifest.state, manifest.files) == ("partial", len(FINE))
-    assert {*HOSTILE, "linked/passwd"} <= {skipped.path for skipped in manifest.skipped}
+    told = dict(manifest.skipped)
+    assert {path: told[f"model/{path}"] for path in expected} == expected
+
+
+@pytest.mark.parametrize("made", ["link", "file"])
+def test_a_folder_that_the_job_replaced_is_not_followed(gcs, opened, artifacts, tmp_path, made):
+    opened.prepare(JOB)
+    gcs.put(opened.name, f"jobs/{JOB}/model/passwd", b"root")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "kept").write_bytes(b"kept")
+    for name in ("model", "model.arriving"):
+        if made == "link":
+            (artifacts / name).symlink_to(tmp_path / "outside")
+        else:
+            (artifacts / name).write_bytes(b"a file")
+    done = opened.complete(JOB, artifacts / "model")
+    assert (done.files, [skipped.path for skipped in done.skipped]) == (0, ["model"])
+    assert contents(tmp_path / "outside") == {"kept": b"kept"}
+
+
+def test_a_spoiled_word_of_what_was_lost_says_nothing(artifacts):
+    for spoiled in ("", "{", "[1]", '{"a": 1}', "null"):
+        artifacts.with_name("lost.json").write_text(spoiled)
+        assert lost(artifacts) == []
 
 
 def test_names_that_a_file_system_takes_for_one_do_not_overwrite_each_other(gcs, opened, into, monkeypatch):
