@@ -42,9 +42,13 @@ def examine(settings: Settings) -> list[Finding]:
 
 def _tpus(settings: Settings) -> Iterator[Finding]:
     # Only on demand: it asks a cloud, and its library takes seconds to load.
-    from gradient_server.checks import tpus
-    from worker.tpu_buckets import buckets_of
-
+    try:
+        from gradient_server.checks import tpus
+        from worker.tpu_buckets import buckets_of
+    except ModuleNotFoundError as error:
+        return iter(
+            [problem("tpu", f"{error.name} is not installed.", "Run `pip install 'gradient-jobs[server,tpu]'`.")]
+        )
     return tpus.check(settings, buckets_of(settings))
 
 

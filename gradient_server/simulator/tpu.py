@@ -1,5 +1,6 @@
 """A TPU API server for tests and laptops: google-cloud-tpu's own messages over real gRPC, and no cloud behind it."""
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,9 @@ class TpuSimulator:
     Args:
         port: Port on this computer alone; 0: any free one.
         cloud: What is there; default: an empty project whose zones all have room.
+
+    Raises:
+        OSError: The port is taken.
     """
 
     def __init__(self, port: int = 0, cloud: Cloud | None = None) -> None:
@@ -39,9 +43,14 @@ class TpuSimulator:
         """Every method that was called, in order."""
         self._stopped = threading.Event()
         self._faults = Faults(self._stopped)
-        self._server = grpc.server(ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-simulator"))
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-simulator")
+        # By default two servers could share a port, and each get some of the calls.
+        self._server = grpc.server(pool, options=(("grpc.so_reuseport", 0),))
         self._server.add_generic_rpc_handlers(tuple(self._services()))
-        self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        try:
+            self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        except RuntimeError as error:  # the library has no better one
+            raise OSError(errno.EADDRINUSE, f"port {port} is taken") from error
 
     @property
     def address(self) -> str:

@@ -21,6 +21,10 @@ ZONE = "us-central1-b"
 _LOCAL = "127.0.0.1"
 
 
+class PortTaken(GradientError):
+    """Something else listens at a port of the simulation."""
+
+
 class _Device(Protocol):
     port: int
 
@@ -64,6 +68,9 @@ class World:
         device_port: Of the device.
         create_seconds: What it takes until a node is READY.
         room: Nodes that there is room for at once.
+
+    Raises:
+        PortTaken: One of the ports is.
     """
 
     def __init__(
@@ -76,15 +83,24 @@ class World:
         room: int = 100,
     ) -> None:
         self._stopping = False
-        self.storage = GcsSimulator(storage_port)
         self.trains = importlib.util.find_spec("tensorflow") is not None
-        environment = self.storage.environment()
-        self.device: _Device = DeviceServer(device_port, 8, environment) if self.trains else Port(device_port)
-        cloud = Cloud(device=(_LOCAL, self.device.port), create_seconds=create_seconds, room=room)
-        self.tpus = TpuSimulator(port, cloud)
-        if self.tpus.port == 0:
-            self.storage.stop()
-            raise GradientError(f"Cannot listen on {_LOCAL}:{port}. Choose another port with --port.", field="port")
+        made = contextlib.ExitStack()  # of what has to be put away again if the rest cannot be had
+        try:
+            self.storage = GcsSimulator(storage_port)
+            made.callback(self.storage.stop)
+            environment = self.storage.environment()
+            self.device: _Device = DeviceServer(device_port, 8, environment) if self.trains else Port(device_port)
+            made.callback(self.device.stop)
+            cloud = Cloud(device=(_LOCAL, self.device.port), create_seconds=create_seconds, room=room)
+            self.tpus = TpuSimulator(port, cloud)
+        except OSError as error:
+            made.close()
+            ports = ", ".join(str(one) for one in (port, storage_port, device_port) if one)
+            raise PortTaken(
+                f"Cannot listen on {_LOCAL} at every one of the ports {ports} ({error.strerror}). Choose others with "
+                "--port, --storage-port and --device-port; 0 is any free one.",
+                field="port",
+            ) from error
 
     def start(self) -> Self:
         """Answer from now on; the device comes up by itself, which takes TensorFlow a while."""

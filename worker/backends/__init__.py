@@ -6,10 +6,23 @@ A class is imported when a worker first needs it, so that a missing extra hurts 
 from importlib import import_module
 from typing import cast
 
+from core.errors import GradientError
 from core.settings import Settings
 from worker.backends.base import Backend
 from worker.backends.tpu.buckets import OpenBucket
 from worker.backends.tpu.ledger import Ledger
+
+
+class LibraryMissing(GradientError):
+    """A backend that the settings ask for cannot be loaded."""
+
+    def __init__(self, backend: str, error: ModuleNotFoundError) -> None:
+        extra = "tpu" if BACKENDS[backend] == _TPU else "server"
+        super().__init__(
+            f"The backend {backend!r} needs {error.name}, which is not installed. "
+            f"Run `pip install 'gradient-jobs[{extra}]'`, or take its settings back."
+        )
+
 
 _TPU = "worker.backends.tpu.backend:TpuBackend"
 
@@ -34,9 +47,13 @@ def make_backend(
 
     Raises:
         KeyError: There is none.
+        LibraryMissing: What it stands on is not installed.
     """
     module, _, attribute = BACKENDS[name].partition(":")
-    made = getattr(import_module(module), attribute)
+    try:
+        made = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise LibraryMissing(name, error) from error
     if BACKENDS[name] != _TPU:
         return cast("Backend", made(settings))
     runner = make_backend("docker" if settings.tpu.runner == "docker" else "mock", settings)
