@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, Text, exists, select, text, update
+from sqlalchemy import ForeignKey, Index, String, Text, exists, or_, select, text, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from core.db import Base, UtcDateTime, now
@@ -124,9 +124,9 @@ def all_open(session: Session) -> list[Resource]:
 
 
 def unowned(session: Session) -> list[Resource]:
-    """What is not known to be gone although no worker runs the attempt that it was for."""
+    """What is not known to be gone although it should be: no worker runs its attempt, or its deletion was asked for."""
     owned = exists().where(Job.id == Resource.job_id, Job.attempt == Resource.attempt, Job.state.in_(OWNED))
-    left = select(Resource).where(Resource.gone_at.is_(None), ~owned)
+    left = select(Resource).where(Resource.gone_at.is_(None), or_(~owned, Resource.deleting_at.is_not(None)))
     return list(session.scalars(left.order_by(Resource.id)))
 
 

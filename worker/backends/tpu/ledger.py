@@ -70,4 +70,4 @@ class Ledger(Protocol):
         """What this host's workers asked for and nobody has deleted yet."""
 
     def unowned(self) -> list[Entry]:
-        """What is not known to be gone although no worker runs the attempt that it was for, on any host."""
+        """What is not known to be gone and should be, on any host: it is `over`, or no worker runs its attempt."""

@@ -27,7 +27,7 @@ class Strays:
 
     def remove(self, owned: Owned) -> int:
         """Delete them; how many were deleted, or found to be gone since they were written down."""
-        written = [entry for entry in self._ledger.unowned() if not owned(entry.job_id, entry.attempt)]
+        written = [one for one in self._ledger.unowned() if one.over or not owned(one.job_id, one.attempt)]
         count = sum(self._remove(entry) for entry in written)
         known = {entry.name for entry in written}
         zones = dict.fromkeys([*self._settings.zones, *(entry.zone for entry in written)])
@@ -38,7 +38,8 @@ class Strays:
         try:
             self._removal.remove(entry)
         except (ApiAway, ApiRefused) as error:  # one that is being deleted may refuse to be deleted again
-            logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
+            level = logging.INFO if entry.over else logging.WARNING
+            logger.log(level, "tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
             return False
         logger.info("tpu_swept", extra={"resource": entry.name, "job_id": entry.job_id})
         return not entry.over

@@ -358,3 +358,17 @@ def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(have, simula
     assert place.backend.remove_strays(lambda *_: False) == 0, "it is another service's"
     assert simulator.cloud.left() != NOTHING
     place._ledger._rows = forgotten
+
+
+def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(have, simulator):
+    """A zone's node was given back, the next zone had one; and the first deletion came to nothing."""
+    simulator.cloud.late_errors.append((grpc.StatusCode.RESOURCE_EXHAUSTED, "no more room"))
+    place = have(way="node")
+    place.launch(place.spec("sleep 600"))
+    first = f"projects/simulated/locations/{ZONES[0]}"
+    simulator.cloud.create_node(first, node_id(place), None)
+    row = place._ledger._rows[0]
+    row["gone"], row["deleting"] = False, True
+    assert place.backend.remove_strays(lambda *_: True) == 0
+    assert simulator.cloud.nodes(first) == []
+    assert len(simulator.cloud.left()[0]) == 1, "the job's own stays"
