@@ -210,13 +210,20 @@ class JobBucket:
             BucketRefused: It is too large, cannot be read, or the bucket does not take it.
             StoreUnavailable: Google does not answer; a repeat goes on from there.
         """
-        return copy_in(
-            self._bucket,
-            f"{self._prefix(job_id)}data/",
-            source,
-            parallel=self._parallel,
-            max_bytes=self._settings.bucket.stage_bytes,
-        )
+        return self._copy_in(f"{self._prefix(job_id)}data/", source)
+
+    def resume(self, job_id: str, artifacts: Path) -> Staged:
+        """Copy what an earlier attempt left into the job's model dir: its prefix went when that attempt ended.
+
+        Raises:
+            BucketRefused: It is too large, cannot be read, or the bucket does not take it.
+            StoreUnavailable: Google does not answer; a repeat goes on from there.
+        """
+        return self._copy_in(f"{self._prefix(job_id)}model/", artifacts)
+
+    def _copy_in(self, prefix: str, source: Path) -> Staged:
+        most = self._settings.bucket.stage_bytes
+        return copy_in(self._bucket, prefix, source, parallel=self._parallel, max_bytes=most)
 
     def mirror(self, job_id: str, into: Path) -> Mirrored:
         """Bring what is new in the job's model dir into a folder; inputs are not brought.

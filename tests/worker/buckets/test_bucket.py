@@ -362,6 +362,19 @@ def test_a_data_set_is_staged_once_and_without_what_links_lead_to(gcs, opened, t
     assert gcs.objects(opened.name)[f"jobs/{JOB}/data/deep/b"] == b"B"
 
 
+def test_a_later_attempt_finds_what_an_earlier_one_left(gcs, opened, artifacts, tmp_path):
+    opened.prepare(JOB)
+    gcs.put(opened.name, f"jobs/{JOB}/model/checkpoints/7", b"seven")
+    opened.complete(JOB, artifacts)
+    opened.remove(JOB)
+    opened.prepare(JOB)
+    assert opened.resume(JOB, artifacts).files == 1
+    again = tmp_path / "second" / "artifacts"
+    again.mkdir(parents=True)
+    opened.complete(JOB, again)
+    assert contents(again) == {"checkpoints/7": b"seven"}
+
+
 def test_an_upload_that_is_broken_off_is_taken_up_again(gcs, opened, tmp_path):
     source = tmp_path / "large.bin"
     source.write_bytes(os.urandom(20 * 1024**2))
