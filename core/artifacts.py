@@ -32,6 +32,7 @@ __all__ = [
     "Page",
     "Skipped",
     "SyncResult",
+    "page_of",
 ]
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -82,10 +83,12 @@ class ArtifactStore(Protocol):
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
         """Makes the store hold what the job's folder holds now."""
 
-    def close(self, job_id: str, attempt: int, source: Path) -> Manifest:
+    def close(self, job_id: str, attempt: int, source: Path, *, lost: Sequence[Skipped] = ()) -> Manifest:
         """Syncs a last time, hashes every file and writes the manifest; repeating returns the same."""
 
-    def list(self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int) -> Page:
+    def list(
+        self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
+    ) -> Page:
         """A page of files whose public path starts with `prefix`, after path `after`."""
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
@@ -96,6 +99,9 @@ class ArtifactStore(Protocol):
 
     def remove(self, job_id: str) -> None:
         """Deletes what all attempts of a job left; deleting nothing is success."""
+
+    def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
+        """An address at which anybody gets a closed file from where it lies, with these headers; None: none."""
 
 
 class DirectoryStore:
@@ -131,11 +137,17 @@ class DirectoryStore:
         write_list(directory / "listing.jsonl", listing, files, durable=False)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
-    def close(self, job_id: str, attempt: int, source: Path) -> Manifest:
+    def close(self, job_id: str, attempt: int, source: Path, *, lost: Sequence[Skipped] = ()) -> Manifest:
         """Syncs a last time, hashes every file and writes the manifest, which is final.
 
         The manifest names only files that are in the store with the hash it gives, also after a power cut. What
         could not be kept makes it `partial`.
+
+        Args:
+            job_id: The job.
+            attempt: Its attempt.
+            source: The folder the job wrote to.
+            lost: What should have come into that folder from elsewhere and could not, and why.
 
         Raises:
             OSError: The store cannot be written, e.g. the disk is full. Trying again goes on from there.
@@ -144,6 +156,8 @@ class DirectoryStore:
             return manifest
         directory = self._directory(job_id, attempt)
         stored, skips = bring_in(directory, source, self._limits, final=True)
+        for path, why in lost:
+            skips.add(path, why, lost=True)
         with opened_folder(directory / "files") as folder:
             files = hash_files(folder, stored, skips)
         manifest = _summary("partial" if skips.lost else "complete", files, skips)
@@ -159,9 +173,7 @@ class DirectoryStore:
         if opened is None:
             return Page((), None, 0, 0, "none", ())
         with opened:
-            files, following = opened.page(prefix, after, limit)
-            header = opened.manifest
-        return Page(tuple(files), following, header.files, header.bytes, header.state, header.skipped)
+            return page_of(opened, prefix, after, limit)
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
         """Opens one file by its public path.
@@ -205,6 +217,15 @@ class DirectoryStore:
         """Deletes what all attempts of a job left; deleting nothing is success."""
         remove_tree(self._directory(job_id, 0).parent)
 
+    def discard(self, job_id: str, attempt: int) -> None:
+        """Deletes what one attempt left; deleting nothing is success."""
+        remove_tree(self._directory(job_id, attempt))
+
+    def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
+        """None: only this machine can read its files."""
+        del job_id, attempt, path, headers
+        return None
+
     def _directory(self, job_id: str, attempt: int) -> Path:
         if not _JOB_ID.fullmatch(job_id):
             raise JobNotFound(job_id)
@@ -224,6 +245,13 @@ class DirectoryStore:
                 return closed.manifest
         except FileNotFoundError:
             return None
+
+
+def page_of(opened: FileList, prefix: str, after: str | None, limit: int) -> Page:
+    """A page of an opened list: files whose public path starts with `prefix`, after path `after`."""
+    files, following = opened.page(prefix, after, limit)
+    header = opened.manifest
+    return Page(tuple(files), following, header.files, header.bytes, header.state, header.skipped)
 
 
 def _summary(state: ArtifactsState, files: Sequence[ArtifactFile], skips: Skips) -> Manifest:

@@ -13,8 +13,9 @@ from typing import Protocol
 from sqlalchemy import select
 
 from core import retention
-from core.artifacts import DirectoryStore
+from core.artifacts import ArtifactStore
 from core.db import Database
+from core.errors import StoreUnavailable
 from core.joblogs import JobLogs
 from core.jobs.models import Project
 from core.retention import DAY_SECONDS, Due, Kind, Policy
@@ -43,7 +44,7 @@ class Kept(Protocol):
         """What jobs print."""
 
     @property
-    def artifacts(self) -> DirectoryStore:
+    def artifacts(self) -> ArtifactStore:
         """What jobs leave."""
 
     @property
@@ -201,7 +202,7 @@ class _Run:
             if kind is Kind.LOGS:
                 return self._kept.logs.reader(job.id).size or None
             pages = [self._kept.artifacts.list(job.id, attempt, limit=0) for attempt in range(1, job.attempt + 1)]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, StoreUnavailable):
             # What cannot be read any more (a damaged disk) is removed like everything else.
             logger.warning("output_not_measured", extra={"job_id": job.id, "what": kind.value}, exc_info=True)
             return 0
@@ -215,7 +216,7 @@ class _Run:
             store = self._kept.logs if kind is Kind.LOGS else self._kept.artifacts
             try:
                 store.remove(job_id)
-            except OSError:
+            except (OSError, StoreUnavailable):
                 self.report.failed += 1
                 logger.warning("files_not_removed", extra={"job_id": job_id, "what": kind.value}, exc_info=True)
             else:

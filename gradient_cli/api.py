@@ -164,6 +164,10 @@ class Api:
         """The short names for a job's container."""
         return self._transport.json("GET", "/images", needs="images")
 
+    def tpus(self) -> dict[str, Any]:
+        """The TPUs that bill or are about to."""
+        return self._transport.json("GET", "/tpus", needs="tpus")
+
     def projects(self) -> dict[str, Any]:
         """The projects."""
         return self._transport.json("GET", "/projects", needs="projects")

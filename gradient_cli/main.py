@@ -53,6 +53,8 @@ _COMMANDS = {
     "registries list": ("credentials:add_list_registries", "list the registries that can be signed in to"),
     "registries delete": ("credentials:add_delete_registry", "forget how to sign in to a registry"),
     "machine-types": ("machine_types:add_machine_types", "list what there is to run on, with prices"),
+    "tpus": ("", "see which TPUs bill, and for whom"),
+    "tpus list": ("tpus:add_list", "list TPUs: states, health, whose they are, cost so far"),
     "login": ("login:add_login", "save which server to use, and the key for it"),
     "version": ("version:add_version", "show the versions of client and server"),
 }

@@ -23,9 +23,9 @@ _WIDTH = 100
 _INDENT = 21
 
 
-def run(settings: Settings, *, as_json: bool) -> int:
-    """Look at everything and print it; the exit code: 1 if there is a problem."""
-    findings = examine(settings)
+def run(settings: Settings, *, as_json: bool, tpu: bool = False) -> int:
+    """Look at everything, at Google's side too if wanted, and print it; the exit code: 1 if there is a problem."""
+    findings = [*examine(settings), *(_tpus(settings) if tpu else ())]
     print(_json(findings) if as_json else _text(findings))
     return int(_worst(findings) is Status.PROBLEM)
 
@@ -38,6 +38,18 @@ def examine(settings: Settings) -> list[Finding]:
         *_database(settings),
         *database_checks.broker(settings),
     ]
+
+
+def _tpus(settings: Settings) -> Iterator[Finding]:
+    # Only on demand: it asks a cloud, and its library takes seconds to load.
+    try:
+        from gradient_server.checks import tpus
+        from worker.tpu_buckets import buckets_of
+    except ModuleNotFoundError as error:
+        return iter(
+            [problem("tpu", f"{error.name} is not installed.", "Run `pip install 'gradient-jobs[server,tpu]'`.")]
+        )
+    return tpus.check(settings, buckets_of(settings))
 
 
 def _database(settings: Settings) -> Iterator[Finding]:

@@ -46,7 +46,36 @@ def build_parser() -> argparse.ArgumentParser:
     _add_migrate(commands)
     _add_keys(commands)
     _add_secrets(commands)
+    _add_simulator(commands, up)
     return parser
+
+
+def _add_simulator(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", up: argparse.ArgumentParser
+) -> None:
+    up.add_argument(
+        "--tpu-simulator",
+        action="store_true",
+        help="run TPU jobs the whole way, on a made-up cloud with a TensorFlow server as the device",
+    )
+    simulator = commands.add_parser(
+        "tpu-simulator",
+        help="make up a cloud with TPUs, for tests and laptops",
+        description="Serves a TPU API, Cloud Storage and, where TensorFlow is installed, a device with 8 cores, all on "
+        "this computer, and prints the settings that have a service use them.",
+    )
+    for name, port, what in (
+        ("--port", 9470, "TPU API"),
+        ("--storage-port", 9471, "Cloud Storage"),
+        ("--device-port", 8470, "device"),
+    ):
+        simulator.add_argument(name, type=_port, default=port, help=f"port of the {what} (default: {port}; 0: any)")
+    simulator.add_argument(
+        "--create-seconds", type=float, default=2.0, metavar="SECONDS", help="time until a node is READY (default: 2)"
+    )
+    simulator.add_argument(
+        "--room", type=int, default=100, metavar="N", help="nodes a zone has room for (default: 100)"
+    )
 
 
 def _add_workers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -72,6 +101,7 @@ def _add_upkeep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Looks at everything the service needs, and changes nothing. Exit code 0: no problem was found.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument("--tpu", action="store_true", help="ask Google as well: permissions, zones, bucket")
     prune = commands.add_parser(
         "prune",
         help="remove what no policy keeps any longer: logs, artifacts, workspaces",
@@ -156,7 +186,7 @@ def _run(parsed: argparse.Namespace, settings: Settings) -> int:
     if parsed.command == "doctor":
         from gradient_server import doctor
 
-        return doctor.run(settings, as_json=parsed.json)
+        return doctor.run(settings, as_json=parsed.json, tpu=parsed.tpu)
     if parsed.command == "prune":
         return _prune(parsed, settings)
     if parsed.command == "alive":
@@ -177,6 +207,10 @@ def _prune(parsed: argparse.Namespace, settings: Settings) -> int:
 
 
 def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
+    if parsed.command == "tpu-simulator":
+        from gradient_server import tpu_simulator
+
+        return tpu_simulator.run(parsed)
     from gradient_server import processes, secrets
     from gradient_server.tracing import traced
 
@@ -198,7 +232,9 @@ def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
     settings = settings.model_copy(update={"api": api})
     if parsed.command == "api":
         return processes.api(settings)
-    return processes.up(settings, parsed.name)
+    return (
+        processes.up_with_tpus(settings, parsed.name) if parsed.tpu_simulator else processes.up(settings, parsed.name)
+    )
 
 
 def _port(text: str) -> int:

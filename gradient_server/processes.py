@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from core import schema
 from core.bell import Bell
@@ -17,6 +18,9 @@ from core.patience import Patience
 from core.rings import Ring
 from core.settings import Settings
 from gradient_server.first_key import ensure_local_key
+
+if TYPE_CHECKING:
+    from gradient_server.simulator.world import World
 from service.deps import OpenStores
 from service.main import create_app
 from service.server import Server
@@ -48,6 +52,15 @@ def up(settings: Settings, name: str | None) -> int:
         thread.join()
         database.close()
     return 0
+
+
+def up_with_tpus(settings: Settings, name: str | None) -> int:
+    """The same, with a made-up cloud for TPU jobs, which ends with it."""
+    world: World = import_module("gradient_server.simulator.world").World().start()
+    try:
+        return up(world.settings(settings), name)
+    finally:
+        world.stop()
 
 
 def api(settings: Settings) -> int:
@@ -169,6 +182,7 @@ def _with_port(settings: Settings, listener: socket.socket) -> Settings:
 def _announce(settings: Settings, ticket: str) -> None:
     url = settings.public_url
     simulated = "\n  Machines   simulated: every machine type runs on this computer's CPU" * settings.machines.simulate
+    simulated += "\n  TPUs       simulated: API, bucket and device" * (settings.tpu.simulator is not None)
     _say(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from core import schema
-from core.artifacts import DirectoryStore
+from core.artifacts import ArtifactStore
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.joblogs import JobLogs
@@ -16,6 +16,7 @@ from core.prune import Report, Tally, prune
 from core.retention import Kind
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
+from stores import open_artifacts
 
 _KILO = 1000
 _ROW = "{:24} {:10} {:>8} {:>10}  {:20} {}"
@@ -28,7 +29,7 @@ class Stores:
     settings: Settings
     database: Database
     logs: JobLogs
-    artifacts: DirectoryStore
+    artifacts: ArtifactStore
     workspaces: WorkspaceStore
 
 
@@ -39,7 +40,7 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
         settings=settings,
         database=database,
         logs=JobLogs(settings.root / "logs"),
-        artifacts=DirectoryStore(settings.root / "artifacts"),
+        artifacts=open_artifacts(settings),
         workspaces=WorkspaceStore(settings.root / "workspaces"),
     )
     try:

@@ -5,7 +5,8 @@ from sqlalchemy import Column
 from sqlalchemy.schema import SchemaItem
 
 import core.credential_models
-import core.jobs.models  # noqa: F401 - the same
+import core.jobs.models
+import core.jobs.resources  # noqa: F401 - these imports register the tables
 from core import schema
 from core.db import Base, UtcDateTime
 

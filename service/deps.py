@@ -8,7 +8,7 @@ from fastapi import Depends
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
-from core.artifacts import DirectoryStore
+from core.artifacts import ArtifactStore
 from core.db import Database
 from core.images import ImageCatalogue
 from core.joblogs import JobLogs
@@ -19,9 +19,6 @@ from core.workspaces import WorkspaceStore
 from service.prometheus import Measures
 from service.sessions import Sessions
 from service.streams import Streams
-
-SIMULATOR = "mock"
-"""The backend that stands in for every machine where there is no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,7 @@ class OpenStores:
     images: ImageCatalogue
     workspaces: WorkspaceStore
     logs: JobLogs
-    artifacts: DirectoryStore
+    artifacts: ArtifactStore
     keys: KeyRing
     sessions: Sessions
     streams: Streams
@@ -58,7 +55,7 @@ class OpenStores:
 
     def backend_for(self, machine: MachineType) -> str:
         """The backend that runs jobs on this machine type."""
-        return SIMULATOR if self.settings.machines.simulate else machine.backend
+        return self.settings.backend_of(machine.backend)
 
 
 async def _stores(connection: HTTPConnection) -> OpenStores:

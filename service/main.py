@@ -9,7 +9,6 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from core.artifacts import DirectoryStore
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.images import ImageCatalogue
@@ -35,11 +34,13 @@ from service.routes import (
     projects,
     registries,
     secrets,
+    tpus,
     workspaces,
 )
 from service.sessions import Sessions, load_secret
 from service.streams import Streams
 from service.tracing import Traced
+from stores import open_artifacts
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         images=ImageCatalogue.load(override_path=settings.images.file),
         workspaces=WorkspaceStore(settings.root / "workspaces"),
         logs=JobLogs(settings.root / "logs", max_bytes=settings.logs.max_bytes),
-        artifacts=DirectoryStore(settings.root / "artifacts"),
+        artifacts=open_artifacts(settings),
         keys=KeyRing(database),
         sessions=Sessions(load_secret(settings.root / "session.key")),
         streams=streams,
@@ -114,6 +115,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         projects,
         secrets,
         registries,
+        tpus,
         workspaces,
         operations,
     )

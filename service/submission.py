@@ -18,8 +18,9 @@ from core.jobs.models import Job, Project
 from core.jobs.offers import Offers, offers
 from core.jobs.spec import MAX_NAME, JobSpec, check_label
 from core.machines import MachineType
+from core.settings import SIMULATOR
 from core.vault import Vault
-from service.deps import SIMULATOR, OpenStores
+from service.deps import OpenStores
 from service.image_choice import image_of, pinned_spec
 from service.uploads import Body
 from service.views import machine_type_view, resolved_view, submitted_view

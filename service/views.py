@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from core import retention
 from core.errors import SpecInvalid
-from core.jobs import queries
+from core.jobs import queries, resources
 from core.jobs.holds import ports_of
 from core.jobs.models import Attempt, Event, HeldPort, Job, Project
 from core.jobs.offers import Offers
@@ -19,7 +19,7 @@ from core.jobs.states import OWNED, REASONS, JobState, sentence
 from core.jobs.waiting import Waiting, said_at, waiting_of
 from core.machines import Catalogue, MachineType
 from core.retention import Kind, Removed
-from core.settings import RetentionSettings
+from core.settings import CLOUD_BACKENDS, RetentionSettings
 from service.deps import OpenStores
 from service.links import port_views
 from service.removed import removed_view
@@ -90,6 +90,7 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     removed = retention.removed(session, jobs)
     attempts = queries.present_attempts(session, jobs)
     ports = ports_of(session, jobs)
+    billed = resources.billed_seconds(session, [job for job in jobs if job.backend in CLOUD_BACKENDS])
     public_url, current = stores.settings.public_url, datetime.now(UTC)
     return [
         _job_view(
@@ -103,7 +104,7 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
             ),
             public_url,
             current,
-        )
+        ).model_copy(update={"cost": _cost(job, billed[job.id])} if job.id in billed else None)
         for job in jobs
     ]
 
@@ -147,7 +148,7 @@ def _job_view(job: Job, beside: _Beside, public_url: str, current: datetime) -> 
         finished_at=job.finished_at,
         duration_seconds=seconds,
         price_per_hour=job.price_per_hour,
-        cost=round((seconds or 0.0) * job.price_per_hour / 3600, 6),
+        cost=_cost(job, seconds or 0.0),
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
@@ -157,6 +158,11 @@ def _job_view(job: Job, beside: _Beside, public_url: str, current: datetime) -> 
         stop_requested=job.stop_requested_at is not None,
         url=f"{public_url}/ui/jobs/{job.id}",
     )
+
+
+def _cost(job: Job, seconds: float) -> float:
+    """US dollars for so long on its machine type."""
+    return round(seconds * job.price_per_hour / 3600, 6)
 
 
 class _SpecFields(TypedDict):

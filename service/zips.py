@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from zipstream import ZIP_DEFLATED, ZIP_STORED, ZipStream
 
-from core.artifacts import ArtifactFile, DirectoryStore
+from core.artifacts import ArtifactFile, ArtifactStore
 from core.errors import ArtifactNotFound
 
 _BLOCK = 256 * 1024
@@ -13,7 +13,7 @@ _UNSAFE = re.compile(r"[\\\x00-\x1f\x7f]")
 _PACKED_ALREADY = (".gz", ".zip", ".png", ".jpg", ".jpeg", ".webp", ".gif", ".keras", ".h5", ".npz", ".mp4", ".zst")
 
 
-def zip_blocks(store: DirectoryStore, job_id: str, attempt: int, folder: str) -> Iterator[bytes]:
+def zip_blocks(store: ArtifactStore, job_id: str, attempt: int, folder: str) -> Iterator[bytes]:
     """The bytes of a zip with all files of an attempt, below a folder of this name.
 
     One file is open at a time and one block in memory; only the list of names at the end grows with their number.
@@ -37,7 +37,7 @@ def safe_name(path: str) -> str:
     return "/".join(part for part in parts if part not in {"", ".", ".."})
 
 
-def _blocks(store: DirectoryStore, job_id: str, attempt: int, file: ArtifactFile) -> Iterator[bytes]:
+def _blocks(store: ArtifactStore, job_id: str, attempt: int, file: ArtifactFile) -> Iterator[bytes]:
     try:
         opened = store.open(job_id, attempt, file.path)
     except ArtifactNotFound:

@@ -13,13 +13,19 @@ from worker.workspace import Scratch
 class Place:
     """A backend and the folders that the worker would give it."""
 
-    def __init__(self, name, root, docker=None, **settings):
+    def __init__(self, name, root, docker=None, *, ledger=None, machine_type="CPU", **settings):
         self.name = name
-        self.settings = Settings(home=root, **({"docker": docker} if docker else {}), **settings)
-        self.backend = make_backend(name, self.settings)
+        self.machine_type = machine_type
+        self.settings = Settings(home=root, **settings, **({"docker": docker} if docker else {}))
+        self._ledger = ledger
+        self.backend = self.another()
         self.root = root
         self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
         self._made = []
+
+    def another(self):
+        """An instance of its own, as a worker that comes back has one."""
+        return make_backend(self.name, self.settings, self._ledger)
 
     def spec(self, command, *, attempt=1, **options):
         job_id = self.job_id
@@ -32,7 +38,7 @@ class Place:
             name=scratch.name,
             job_id=job_id,
             attempt=attempt,
-            machine_type="CPU",
+            machine_type=self.machine_type,
             command=command,
             env=env,
             workspace=scratch.workspace,
@@ -42,8 +48,8 @@ class Place:
             **{"container": None, "cpus": None, "memory_bytes": None, "cards": (), "stop_grace": 5} | options,
         )
 
-    def launch(self, spec, confirm=lambda: None):
-        handle = self.backend.launch(spec, confirm, lambda *_: None)
+    def launch(self, spec, confirm=lambda: None, progress=lambda *_: None):
+        handle = self.backend.launch(spec, confirm, progress)
         self._made.append(handle)
         return handle
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from browser import find_chromium
+from buckets import Gcs
 from deployment import Deployment
 from dockerserver import DockerServer, missing_for_docker
 from faults import table
@@ -24,6 +25,7 @@ from core.jobs.lifecycle import Submission
 from core.jobs.models import Job
 from core.jobs.spec import JobSpec
 from core.machines import Catalogue
+from gradient_server.simulator.gcs import GcsSimulator
 
 
 @functools.cache
@@ -241,3 +243,18 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     deployment = Deployment(tmp_path / "home")
     yield deployment
     deployment.stop()
+
+
+@pytest.fixture(scope="session")
+def gcs_simulator() -> Iterator[GcsSimulator]:
+    """One simulator of Cloud Storage a test process."""
+    simulator = GcsSimulator().start()
+    yield simulator
+    simulator.stop()
+
+
+@pytest.fixture
+def gcs(gcs_simulator: GcsSimulator) -> Iterator[Gcs]:
+    """The simulator, without faults but those that this test asks for."""
+    yield Gcs(gcs_simulator)
+    gcs_simulator.faults.mend()

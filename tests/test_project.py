@@ -16,7 +16,7 @@ from core.jobs.states import REASONS
 from core.settings import Settings
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("core", "service", "worker", "gradient_cli", "gradient_server", "migrations", "images")
+PACKAGES = ("core", "service", "stores", "worker", "gradient_cli", "gradient_server", "migrations", "images")
 SOURCES = (*PACKAGES, "tests", "bench", "examples", ".ci")
 MAX_LINES = 450
 MAX_FUNCTION_LINES = 40
@@ -24,7 +24,7 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("images/**/*.md"), *ROOT.glob("examples/**/*.md")]
 )
 CLI_COMMAND = re.compile(r"gradient-cli((?: [a-z]+(?:-[a-z]+)*)+)")
-SERVER_COMMAND = re.compile(r"gradient-server ([a-z]+)")
+SERVER_COMMAND = re.compile(r"gradient-server ([a-z]+(?:-[a-z]+)*)")
 MAKE_COMMAND = re.compile(r"(?:^|`)make ([a-z]+(?:-[a-z]+)*)", re.MULTILINE)
 
 
@@ -150,7 +150,8 @@ def test_documented_commands_of_the_client_exist():
 def _command_words(text):
     """The command at the beginning of what was written; arguments and prose follow it."""
     words = text.split()
-    lengths = {"jobs": 2, "projects": 2, "images": 2, "secrets": 2, "registries": 2, "machine-types": 1} | {
+    lengths = {"jobs": 2, "projects": 2, "images": 2, "secrets": 2, "registries": 2, "tpus": 2} | {
+        "machine-types": 1,
         "login": 1,
         "version": 1,
     }

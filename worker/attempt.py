@@ -27,6 +27,7 @@ from worker.backends.base import BackendError, Build, Handle, ImageKeeper, Launc
 from worker.building import BuildLog
 from worker.grants import Grants
 from worker.host import Host
+from worker.lost import lost
 from worker.signals import Detached, Signals
 from worker.tracing import AttemptSpans
 from worker.watch import ArtifactSync, MetricsSync, Outcome, Recorder, Watch, opened_log
@@ -242,7 +243,8 @@ class AttemptRun:
             return _Kept(
                 self.job.artifacts_state, log_bytes
             )  # it never began: what an earlier attempt left is still the latest
-        manifest = self._host.artifacts.close(self.job.id, self.job.attempt, self._scratch.artifacts)
+        left = self._scratch.artifacts
+        manifest = self._host.artifacts.close(self.job.id, self.job.attempt, left, lost=lost(left))
         state = manifest.state if manifest.files or manifest.skipped else "none"
         return _Kept(state, log_bytes, manifest.bytes)
 

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -14,7 +15,7 @@ import psutil
 from sqlalchemy.orm import Session
 
 from core.archives import ArchiveLimits
-from core.artifacts import DirectoryStore
+from core.artifacts import ArtifactStore
 from core.db import Database
 from core.joblogs import JobLogs
 from core.jobs.claims import Offer
@@ -22,8 +23,11 @@ from core.jobs.holds import PortRange
 from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
-from worker.backends import BACKENDS, make_backend
+from stores import open_artifacts
+from worker.backends import make_backend, offered
 from worker.backends.base import Backend, ImageKeeper
+from worker.ledger import DatabaseLedger
+from worker.tpu_buckets import buckets_of
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)
@@ -48,7 +52,7 @@ class Host:
     host: str
     workspaces: WorkspaceStore
     logs: JobLogs
-    artifacts: DirectoryStore
+    artifacts: ArtifactStore
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unready: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -64,7 +68,7 @@ class Host:
             host=host,
             workspaces=WorkspaceStore(root / "workspaces"),
             logs=JobLogs(root / "logs", max_bytes=settings.logs.max_bytes),
-            artifacts=DirectoryStore(root / "artifacts"),
+            artifacts=open_artifacts(settings),
         )
 
     @property
@@ -77,10 +81,15 @@ class Host:
         """What jobs share as `/storage`."""
         return self.settings.root / "storage"
 
+    @cached_property
+    def ledger(self) -> DatabaseLedger:
+        """Where what bills is written down."""
+        return DatabaseLedger(self.database, self.host)
+
     @property
     def offered(self) -> list[str]:
         """Names of the backends that this host runs, whether or not they are ready now."""
-        return ["mock"] if self.settings.machines.simulate else [name for name in BACKENDS if name != "mock"]
+        return offered(self.settings)
 
     def offer(self) -> Offer:
         """What this worker has for jobs now: of what it runs, what is ready.
@@ -152,7 +161,7 @@ class Host:
         named = self.settings.worker.machine_types
         if named is not None:
             return [catalogue.get(name) for name in named]
-        return [one for one in catalogue if self.settings.machines.simulate or one.backend in self.offered]
+        return [one for one in catalogue if self.settings.backend_of(one.backend) in self.offered]
 
     @property
     def limits(self) -> ArchiveLimits:
@@ -165,7 +174,7 @@ class Host:
         """The backend of this name, made when it is first asked for."""
         with self._lock:
             if name not in self._backends:
-                self._backends[name] = make_backend(name, self.settings)
+                self._backends[name] = make_backend(name, self.settings, self.ledger, buckets_of(self.settings))
             return self._backends[name]
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:

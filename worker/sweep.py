@@ -15,6 +15,7 @@ from core.jobs import holds, lifecycle, queries, repairs
 from core.jobs.models import Job
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import Backend, BackendError, Handle
+from worker.cloudsweep import CloudSweep
 from worker.host import Host
 from worker.keeping import Keeping
 from worker.tracing import AttemptSpans
@@ -39,6 +40,7 @@ class Sweep:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._keeping = Keeping(host)
+        self._strays_in_clouds = CloudSweep(host)
         self._lost_after = host.settings.worker.lost_after_seconds
         self._rung_again = host.settings.worker.rung_again_seconds
         self._trusted_at = time.monotonic() + self._lost_after
@@ -62,6 +64,7 @@ class Sweep:
             "images": self._prune_images(),
             "uploads": self._host.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
         }
+        repaired |= self._strays_in_clouds.run()
         if self._my_turn():
             repaired |= {
                 "lost_jobs": self._give_up_lost(),

@@ -294,6 +294,72 @@ _ALL = (
         "The machine's container engine did not answer: {detail}",
         retry=True,
     ),
+    Reason(
+        "tpu_capacity",
+        S.FAILED,
+        Fault.MACHINE,
+        "No TPU of this type was to be had: {detail}. Submit it again later, or have the operator name more zones.",
+        retry=True,
+    ),
+    Reason(
+        "tpu_denied",
+        S.FAILED,
+        Fault.SERVICE,
+        "Google refuses to make this TPU, and will until the operator changes something; "
+        "`gradient-server doctor --tpu` says what: {detail}",
+    ),
+    Reason(
+        "tpu_failed",
+        S.FAILED,
+        Fault.MACHINE,
+        "Google took the wish for a TPU, and failed later to make it: {detail}",
+        retry=True,
+    ),
+    Reason("tpu_api_away", S.FAILED, Fault.SERVICE, "Google's TPU API did not answer: {detail}", retry=True),
+    Reason(
+        "tpu_unreachable",
+        S.FAILED,
+        Fault.MACHINE,
+        "The TPU said that it is ready, but its port took no connection from the worker's machine. The operator looks "
+        "at firewall and network: {detail}",
+        retry=True,
+    ),
+    Reason("tpu_unhealthy", S.FAILED, Fault.MACHINE, "The TPU was ill, and was given back: {detail}", retry=True),
+    Reason(
+        "tpu_suspended",
+        S.FAILED,
+        Fault.MACHINE,
+        "The TPU was suspended while the job had it: {detail}. With --maxAttempts above 1 the job is tried again.",
+        retry=True,
+    ),
+    Reason(
+        "tpu_lost",
+        S.FAILED,
+        Fault.MACHINE,
+        "The TPU was stopped or deleted by somebody while the job had it: {detail}. With --maxAttempts above 1 the job "
+        "is tried again.",
+        retry=True,
+    ),
+    Reason("data_missing", S.FAILED, Fault.USER, "The data set that TPU_STAGE names is not there: {detail}"),
+    Reason(
+        "bucket_missing",
+        S.FAILED,
+        Fault.SERVICE,
+        "The bucket of the TPU's files is not there and could not be made: {detail}",
+    ),
+    Reason(
+        "bucket_refused",
+        S.FAILED,
+        Fault.SERVICE,
+        "The account that the TPU acts as may not write, read and delete in the bucket; `gradient-server doctor --tpu` "
+        "says which role it lacks: {detail}",
+    ),
+    Reason(
+        "bucket_region",
+        S.FAILED,
+        Fault.SERVICE,
+        "The bucket is not in the TPU's region, which would be slow and bill for every byte: {detail}",
+    ),
     Reason("launch_failed", S.FAILED, Fault.MACHINE, "The job could not be started: {detail}", retry=True),
     Reason(
         "never_started",

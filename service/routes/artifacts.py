@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import RedirectResponse, StreamingResponse
 
 from core.artifacts import ArtifactFile, OpenArtifact
 from core.jobs import queries
@@ -23,7 +23,12 @@ WhichAttempt = Annotated[
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["artifacts"])
 
-_BYTES = {**ranges.RESPONSES, 304: {"description": "The client has this version."}, **GONE}
+_BYTES = {
+    **ranges.RESPONSES,
+    307: {"description": "A browser gets it from the bucket, by a signed URL."},
+    304: {"description": "The client has this version."},
+    **GONE,
+}
 _ZIP: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
     **GONE,
@@ -75,6 +80,10 @@ def read_artifact(
     """One file; a part of it with Range. Its ETag is its sha256 once the job has ended."""
     job = queries.get(session, job_id)
     refuse_removed(session, job, Kind.ARTIFACTS)
+    if _is_browser(request) and not inline:
+        place = stores.artifacts.link(job.id, attempt or job.attempt, path, ranges.user_content(path))
+        if place is not None:
+            return RedirectResponse(place, 307, {"Cache-Control": "no-store"})
     opened = stores.artifacts.open(job.id, attempt or job.attempt, path)
     try:
         return _file(request, opened, path, inline=inline)
@@ -91,6 +100,11 @@ def read_zip(session: Reading, stores: Stores, job_id: str, attempt: WhichAttemp
     blocks = zip_blocks(stores.artifacts, job.id, attempt or job.attempt, job.id)
     headers = ranges.user_content(f"{job.id}.zip") | {"Content-Type": "application/zip"}
     return StreamingResponse(blocks, headers=headers)
+
+
+def _is_browser(request: Request) -> bool:
+    """Whether the caller follows redirections without sending its key along: a browser does, a program need not."""
+    return request.headers.get("sec-fetch-mode") == "navigate"
 
 
 def _view(file: ArtifactFile) -> ArtifactView:

@@ -21,8 +21,16 @@ def source(tmp_path):
 
 
 @pytest.fixture
-def store(tmp_path):
+def directory(tmp_path):
     return DirectoryStore(tmp_path / "store")
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def store(request, tmp_path):
+    """Every store there is; what a test asks of it, it asks of all."""
+    if request.param == "directory":
+        return request.getfixturevalue("directory")
+    return request.getfixturevalue("gcs").store(tmp_path)
 
 
 @pytest.fixture
@@ -219,6 +227,7 @@ def test_killed_between_any_steps_the_next_close_completes(store, source, monkey
         left = steps
         with suppress(KeyboardInterrupt):
             store.close(JOB, 1, source)
+        left = 0  # only closing is killed
         assert store.list(JOB, 1).state != "complete" or kept(store) == expected
     monkeypatch.undo()
     assert_true(store, store.close(JOB, 1, source))
@@ -301,10 +310,10 @@ def test_limits_leave_out_what_is_too_much_and_say_so(tmp_path, source):
     assert any("13 files are over the limit of 10 files" in skipped.why for skipped in manifest.skipped)
 
 
-def test_the_manifest_on_disk_is_json_lines_sorted_by_path(store, source, tmp_path):
+def test_the_manifest_on_disk_is_json_lines_sorted_by_path(directory, source, tmp_path):
     write(source / "b", b"bb")
     write(source / "a\nnew", b"a")
-    store.close(JOB, 1, source)
+    directory.close(JOB, 1, source)
     (path,) = (tmp_path / "store").rglob("manifest.jsonl")
     header, *lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert (header["version"], header["state"], header["files"], header["bytes"]) == (1, "complete", 2, 3)

@@ -27,6 +27,7 @@ TABLES = {
     "registries",
     "removals",
     "repairs",
+    "resources",
     "schema_info",
     "secrets",
     "turns",

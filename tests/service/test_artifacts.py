@@ -8,7 +8,18 @@ from urllib.parse import quote
 import pytest
 from serving import a_job
 
+from core.settings import ArtifactSettings
 from service.zips import safe_name
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def settings(request, settings):
+    """Every store there is: what users see does not tell them apart."""
+    if request.param == "directory":
+        return settings
+    gcs = request.getfixturevalue("gcs")
+    kept_in = ArtifactSettings(url=f"gs://{gcs.new_bucket()}/artifacts")
+    return settings.model_copy(update={"gcs": gcs.settings, "artifacts": kept_in})
 
 
 @pytest.fixture

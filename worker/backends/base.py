@@ -252,6 +252,20 @@ class ImageKeeper(Protocol):
         """
 
 
+class CloudBackend(Backend, Protocol):
+    """A backend whose machines are made in a cloud, and bill until somebody deletes them."""
+
+    def remove_strays(self, owned: Callable[[str, int], bool]) -> int:
+        """Delete what is there of ours and no job's, found by what was written down and by its labels.
+
+        Args:
+            owned: Whether a worker runs this attempt of this job.
+
+        Returns:
+            How much was deleted, or found to be gone.
+        """
+
+
 def read_control(control: Path, name: str) -> str | None:
     """The first line of a small file that the wrapper wrote; None if it is not there (yet), or not whole.
 

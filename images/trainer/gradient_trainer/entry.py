@@ -1,14 +1,19 @@
 """`train()`: a training as a Python call."""
 
 import functools
-import importlib
 import inspect
+import os
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
+from .apart import train_apart
+from .heavy import run_evaluation, run_training
 from .options import TrainOptions
-from .quiet import quiet_tensorflow
+from .reach import reach_tpu
 from .registry import DATASETS, MODELS
 from .result import TrainResult
 from .stopping import StopRequest
@@ -21,23 +26,24 @@ Fields = ParamSpec("Fields")
 
 
 def run(options: TrainOptions) -> TrainResult:
-    """Carry out a training; TensorFlow is imported here and not before.
+    """Carry out a training.
 
     Raises:
         TrainerError: It cannot start or go on; the message says why and what to do.
         TrainingStopped: SIGTERM or SIGINT ended it, after its checkpoint was written.
     """
     began = time.perf_counter()
-    with StopRequest() as stop:
+    with StopRequest() as stop, ExitStack() as files:
+        reach_tpu(os.environ, options.connect_timeout)
         MODELS.check(options.model)
         data: DataSet = DATASETS.get(options.data)(options.data_places())
-        output = options.output_folder()
+        url = options.output_url()
+        output = Path(files.enter_context(tempfile.TemporaryDirectory())) if url else options.output_folder()
         # Said before TensorFlow is imported, which takes seconds in which nothing else would be seen.
         say(_described(data))
-        with quiet_tensorflow():
-            training = importlib.import_module("gradient_trainer.training")
-        result: TrainResult = training.Training(options, data, output, stop).run(began)
-        return result
+        if options.evaluate_apart:
+            return run_evaluation(train_apart(options, output, url, stop), data, output, url, began)
+        return run_training(options, data, output, url, stop, began)
 
 
 def _described(data: "DataSet") -> str:

@@ -5,6 +5,8 @@ TrainerError
 │   ├── UnknownNameError    no such model or data set
 │   ├── DataSetError        a data set is missing or cannot be read
 │   └── OtherTrainingError  the output folder holds checkpoints of a different training
+├── DeviceUnreachable       no TPU answers where one should be; exit code 75, "try again later"
+├── BucketError             outputs cannot be copied to Cloud Storage; exit code 1
 └── DivergedError           the loss is no longer a number; exit code 1
 TrainingStopped             a signal asked for the end; a SystemExit with 128 + its number
 """
@@ -34,6 +36,16 @@ class DataSetError(OptionsError):
 
 class OtherTrainingError(OptionsError):
     """The checkpoints in the output folder belong to a training with other options."""
+
+
+class DeviceUnreachable(TrainerError):
+    """The TPU that the environment names does not answer, or is none."""
+
+    exit_code = 75
+
+
+class BucketError(TrainerError):
+    """Cloud Storage does not take outputs, or does not give back earlier ones."""
 
 
 class DivergedError(TrainerError):

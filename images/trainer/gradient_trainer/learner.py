@@ -1,5 +1,6 @@
 """A model with its optimizer: the part of a training that computes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,41 +20,57 @@ Labels = npt.NDArray[np.int32]
 
 
 class Learner:
-    """Trains a model step by step and evaluates it.
+    """Trains a model step by step and evaluates it, each batch divided over the replicas of a strategy.
 
     Args:
-        model: Takes float32 images in 0..255, returns logits.
+        build: Makes the model, which takes float32 images in 0..255 and returns logits.
+        strategy: Says on what it computes; batches have to be multiples of its replicas.
         peak_rate: The highest learning rate.
         total_steps: Steps of the whole training; the learning rate reaches zero there.
     """
 
-    def __init__(self, model: keras.Model, peak_rate: float, total_steps: int) -> None:
-        self.model = model
-        self._schedule = one_cycle(peak_rate, total_steps)
-        self._optimizer = keras.optimizers.Adam(self._schedule)
-        self._optimizer.build(model.trainable_variables)
+    def __init__(
+        self,
+        build: Callable[[], keras.Model],
+        strategy: tf.distribute.Strategy,
+        peak_rate: float,
+        total_steps: int,
+    ) -> None:
+        self._strategy = strategy
+        with strategy.scope():
+            self.model = build()
+            self._schedule = one_cycle(peak_rate, total_steps)
+            self._optimizer = keras.optimizers.Adam(self._schedule)
+            self._optimizer.build(self.model.trainable_variables)
         self._losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
-        self._mean_loss = keras.metrics.Mean()
-        self._mean_accuracy = keras.metrics.Mean()
+        self._seen: list[tf.Tensor] = []
         self._train_step = tf.function(self._compute_train_step)
         self._evaluate_step = tf.function(self._compute_evaluate_step)
 
     def train(self, images: Images, labels: Labels) -> None:
         """Do one step on a batch; every batch has to have the same shape."""
-        self._train_step(tf.constant(images), tf.constant(labels))
+        self._seen.append(self._train_step(self._divided(images), self._divided(labels)))
 
     def averages(self) -> tuple[float, float]:
         """Loss and accuracy, averaged over the steps since the last call."""
-        loss, accuracy = float(self._mean_loss.result()), float(self._mean_accuracy.result())
-        self._mean_loss.reset_state()
-        self._mean_accuracy.reset_state()
-        return loss, accuracy
+        loss, accuracy = np.mean([values.numpy() for values in self._seen], axis=0)
+        self._seen.clear()
+        return float(loss), float(accuracy)
+
+    def _divided(self, whole: npt.NDArray[Any]) -> Any:  # noqa: ANN401 - TensorFlow's values by replica have no public type
+        """An array as one part for each replica."""
+        parts = np.split(whole, self._strategy.num_replicas_in_sync)
+
+        def part(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
+            return tf.constant(parts[context.replica_id_in_sync_group])
+
+        return self._strategy.experimental_distribute_values_from_function(part)
 
     def evaluate(self, images: Images, labels: Labels, examples: Indices, batch_size: int) -> tuple[float, float]:
         """Loss and accuracy on the given examples, each counted once."""
         sums = np.zeros(2)
         for batch, weights in padded(examples, batch_size):
-            inputs = (tf.constant(images[batch]), tf.constant(labels[batch]), tf.constant(weights))
+            inputs = (self._divided(each) for each in (images[batch], labels[batch], weights))
             sums += self._evaluate_step(*inputs).numpy()
         loss, accuracy = sums / len(examples)
         return float(loss), float(accuracy)
@@ -64,7 +81,7 @@ class Learner:
 
     def arrays(self) -> Arrays:
         """Every variable, those of the optimizer and of random layers included, by name."""
-        return {name: variable.numpy() for name, variable in self._variables().items()}
+        return {name: keras.ops.convert_to_numpy(variable) for name, variable in self._variables().items()}
 
     def load(self, arrays: Arrays) -> None:
         """Set every variable.
@@ -87,16 +104,25 @@ class Learner:
         # Two layers of a model may share a name, hence the number.
         return {f"{number:04d}/{variable.path}": variable for number, variable in enumerate(every)}
 
-    def _compute_train_step(self, images: tf.Tensor, labels: tf.Tensor) -> None:
+    def _compute_train_step(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        parts = self._strategy.run(self._train_part, (images, labels))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None)
+
+    def _train_part(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        # Gradients are summed over the replicas: each contributes its share of the mean over the whole batch.
+        replicas = self._strategy.num_replicas_in_sync
         with tf.GradientTape() as tape:
             logits = self.model(tf.cast(images, tf.float32), training=True)
-            loss = tf.reduce_mean(self._losses(labels, logits)) + sum(self.model.losses)
+            loss = (tf.reduce_mean(self._losses(labels, logits)) + sum(self.model.losses)) / replicas
         weights = self.model.trainable_variables
         self._optimizer.apply(tape.gradient(loss, weights), weights)
-        self._mean_loss.update_state(loss)
-        self._mean_accuracy.update_state(_recognized(labels, logits))
+        return tf.stack([loss, tf.reduce_mean(_recognized(labels, logits)) / replicas])
 
     def _compute_evaluate_step(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        parts = self._strategy.run(self._evaluate_part, (images, labels, weights))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, parts, axis=None)
+
+    def _evaluate_part(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         logits = self.model(tf.cast(images, tf.float32), training=False)
         of_each = tf.stack([self._losses(labels, logits), _recognized(labels, logits)])
         return tf.reduce_sum(of_each * weights, axis=1)

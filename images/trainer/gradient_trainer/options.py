@@ -47,10 +47,27 @@ class TrainOptions:
         default=True,
         metadata=_flag("how", "", "the same seed gives the same numbers, bit for bit; switched off it may be faster"),
     )
+    scale_by_replicas: bool = field(
+        default=False,
+        metadata=_flag("how", "", "multiply batch size and learning rate by the number of devices in use"),
+    )
+    evaluate_apart: bool = field(
+        default=False,
+        metadata=_flag(
+            "how", "", "test the trained model in a fresh process, when the training's memory is free again"
+        ),
+    )
+    connect_timeout: float = field(
+        default=60.0, metadata=_flag("how", "SECONDS", "how long the TPU of $TPU_GRPC_URL may take to answer")
+    )
     data_dir: str | Path | None = field(default=None, metadata=_flag("where", "DIR", "look for data sets here first"))
     output: str | Path | None = field(
         default=None,
-        metadata=_flag("where", "DIR", "where outputs go ($GRADIENT_ARTIFACTS_DIR, else /artifacts, else ./artifacts)"),
+        metadata=_flag(
+            "where",
+            "DIR",
+            "where outputs go, also gs://… ($TPU_MODEL_DIR if that is; else $GRADIENT_ARTIFACTS_DIR, ./artifacts)",
+        ),
     )
     restart: bool = field(
         default=False, metadata=_flag("where", "", "begin anew, even if the output folder holds checkpoints")
@@ -65,6 +82,7 @@ class TrainOptions:
         for name in counts:
             self._require(name, "must be 1 or more", holds=getattr(self, name) >= 1)
         self._require("learning_rate", "must be above 0, such as 0.001", holds=0 < self.learning_rate < math.inf)
+        self._require("connect_timeout", "must be above 0", holds=0 < self.connect_timeout < math.inf)
         self._require("validation_split", "must lie between 0 and 1, such as 0.05", holds=0 < self.validation_split < 1)
         self._require("seed", f"must lie between 0 and {MAX_SEED}", holds=0 <= self.seed <= MAX_SEED)
 
@@ -76,6 +94,25 @@ class TrainOptions:
         """The options as plain JSON values, by field name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+    def scaled(self, replicas: int) -> tuple[int, float]:
+        """Batch size and peak learning rate for so many replicas.
+
+        Raises:
+            OptionsError: The batch cannot be divided by them.
+        """
+        factor = replicas if self.scale_by_replicas else 1
+        batch_size = self.batch_size * factor
+        if batch_size % replicas:
+            raise OptionsError(
+                f"--batch-size {batch_size} cannot be divided over {replicas} devices; choose a multiple of {replicas}"
+            )
+        return batch_size, self.learning_rate * factor
+
+    def output_url(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """The `gs://…` that receives every output; None where outputs stay on this machine."""
+        chosen = str(self.output or environ.get("TPU_MODEL_DIR") or "")
+        return chosen if chosen.startswith("gs://") else None
 
     def output_folder(self, environ: Mapping[str, str] = os.environ, default: Path = Path("/artifacts")) -> Path:
         """Make and return the folder that receives every output.

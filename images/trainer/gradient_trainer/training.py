@@ -1,5 +1,6 @@
 """One training, from its options to its result. The only module that puts all the others together."""
 
+import functools
 import math
 import os
 import time
@@ -12,13 +13,16 @@ import tensorflow as tf
 from .batches import Batches, hold_out
 from .checkpoints import Checkpoint, CheckpointFolder
 from .datasets import DataSet
+from .destination import Destination
+from .devices import find_devices
 from .errors import DivergedError, OtherTrainingError, TrainingStopped
 from .learner import Learner
 from .metrics import MetricsFile
 from .options import TrainOptions
-from .pace import WARM_UP_STEPS, Pace
+from .pace import Pace
 from .records import Records
 from .registry import MODELS
+from .report import pace_words, summarize, write_result
 from .result import TrainResult
 from .stopping import StopRequest
 from .terminal import say
@@ -31,18 +35,29 @@ class Training:
         options: What was asked for.
         data: The examples.
         output: The folder for everything that is written.
+        destination: Where that is copied to.
         stop: Says whether to end early.
+
+    Raises:
+        DeviceUnreachable: The TPU that the environment names does not answer.
+        OptionsError: A batch cannot be divided over the devices.
     """
 
-    def __init__(self, options: TrainOptions, data: DataSet, output: Path, stop: StopRequest) -> None:
+    def __init__(
+        self, options: TrainOptions, data: DataSet, output: Path, destination: Destination, stop: StopRequest
+    ) -> None:
         self._options, self._data, self._output, self._stop = options, data, output, stop
+        self._destination = destination
         self._prepare_runtime()
+        self._devices = find_devices()
+        self._batch_size, self._peak_rate = options.scaled(self._devices.replicas)
         kept, self._held_out = hold_out(len(data.x_train), options.validation_split)
-        self._batches = Batches(kept, options.batch_size, options.seed)
+        self._batches = Batches(kept, self._batch_size, options.seed)
         self._epochs = options.epochs or data.epochs
         self._total_steps = self._epochs * self._batches.per_epoch
-        model = MODELS.get(options.model)(data.image_shape, data.classes)
-        self._learner = Learner(model, options.learning_rate, self._total_steps)
+        build = functools.partial(MODELS.get(options.model), data.image_shape, data.classes)
+        self._learner = Learner(build, self._devices.strategy, self._peak_rate, self._total_steps)
+        destination.fetch("checkpoints")
         self._checkpoints = CheckpointFolder(output / "checkpoints")
         self._pace = Pace()
         self._step = self._saved_step = self._resumed_from = 0
@@ -76,13 +91,19 @@ class Training:
 
     def _announce(self) -> None:
         options = self._options
-        say(f"model     {options.model}: {self._learner.model.count_params():,} parameters, on {_device()}")
+        say(f"model     {options.model}: {self._learner.model.count_params():,} parameters, on {self._devices.name}")
+        if self._devices.replicas > 1:
+            how = "scaled by them" if options.scale_by_replicas else "as given"
+            say(
+                f"replicas  {self._devices.replicas}: {self._batch_size // self._devices.replicas} examples of a step "
+                f"each; batch size {self._batch_size} and learning rate {self._peak_rate:g}, {how}"
+            )
         say(
             f"training  {self._epochs} {'epoch' if self._epochs == 1 else 'epochs'} of {self._batches.per_epoch} "
-            f"steps of {options.batch_size} examples, {len(self._held_out):,} examples kept aside to validate; "
+            f"steps of {self._batch_size} examples, {len(self._held_out):,} examples kept aside to validate; "
             f"seed {options.seed}"
         )
-        say(f"output    {self._output}")
+        self._destination.announce()
 
     def _identity(self) -> dict[str, str | int | float]:
         options = self._options
@@ -90,7 +111,7 @@ class Training:
             "model": options.model,
             "data": self._data.name,
             "training examples": len(self._data.x_train),
-            "batch-size": options.batch_size,
+            "batch-size": self._batch_size,
             "validation-split": options.validation_split,
             "seed": options.seed,
         }
@@ -148,7 +169,7 @@ class Training:
                 f"the loss became {loss} at step {self._step}; try a lower --learning-rate "
                 f"than {self._options.learning_rate}, and --restart"
             )
-        examples_per_second = steps_per_second and steps_per_second * self._options.batch_size
+        examples_per_second = steps_per_second and steps_per_second * self._batch_size
         self._records.write(
             self._step,
             {
@@ -161,7 +182,7 @@ class Training:
         )
         say(
             f"step {self._step}/{self._total_steps}  epoch {self._epoch()}/{self._epochs}  "
-            f"loss {loss:.4f}  accuracy {accuracy:.4f}  {_pace_words(steps_per_second, examples_per_second)}"
+            f"loss {loss:.4f}  accuracy {accuracy:.4f}  {pace_words(steps_per_second, examples_per_second)}"
         )
 
     def _epoch(self) -> int:
@@ -170,7 +191,7 @@ class Training:
     def _validate(self) -> tuple[float, float]:
         self._leave_if_asked()
         data = self._data
-        loss, accuracy = self._learner.evaluate(data.x_train, data.y_train, self._held_out, self._options.batch_size)
+        loss, accuracy = self._learner.evaluate(data.x_train, data.y_train, self._held_out, self._batch_size)
         self._records.write(self._step, {"val_loss": loss, "val_accuracy": accuracy})
         say(f"epoch {self._epoch()}/{self._epochs}  val_loss {loss:.4f}  val_accuracy {accuracy:.4f}")
         return loss, accuracy
@@ -180,6 +201,7 @@ class Training:
             return
         self._checkpoints.save(Checkpoint(self._step, self._learner.arrays(), self._identity()))
         self._saved_step = self._step
+        self._destination.publish()
 
     def _leave_if_asked(self) -> None:
         if self._stop.signal is None:
@@ -194,9 +216,7 @@ class Training:
 
     def _finish(self, validation: tuple[float, float], began: float) -> TrainResult:
         data, options = self._data, self._options
-        everyone = np.arange(len(data.x_test))
-        loss, accuracy = self._learner.evaluate(data.x_test, data.y_test, everyone, options.batch_size)
-        self._records.write(self._step, {"test_loss": loss, "test_accuracy": accuracy})
+        loss, accuracy = (None, None) if options.evaluate_apart else self._test()
         steps_per_second = self._pace.overall
         self._save_model()
         result = TrainResult(
@@ -207,57 +227,34 @@ class Training:
             resumed_from_step=self._resumed_from,
             test_loss=loss,
             test_accuracy=accuracy,
-            test_examples=len(everyone),
+            test_examples=len(data.x_test),
             val_loss=validation[0],
             val_accuracy=validation[1],
             steps_per_second=steps_per_second,
-            examples_per_second=steps_per_second and steps_per_second * options.batch_size,
+            examples_per_second=steps_per_second and steps_per_second * self._batch_size,
             seconds=time.perf_counter() - began,
-            device=_device(),
-            output=self._output,
+            device=self._devices.name,
+            replicas=self._devices.replicas,
+            batch_size=self._batch_size,
+            learning_rate=self._peak_rate,
+            output=self._destination.shown,
             options=options.as_json(),
         )
-        _write_whole(self._output / "result.json", result.as_json() + "\n")
-        _summarize(result)
+        if not options.evaluate_apart:
+            write_result(result, self._output)
+        self._destination.publish()
+        if not options.evaluate_apart:
+            summarize(result)
         return result
+
+    def _test(self) -> tuple[float, float]:
+        data = self._data
+        everyone = np.arange(len(data.x_test))
+        loss, accuracy = self._learner.evaluate(data.x_test, data.y_test, everyone, self._batch_size)
+        self._records.write(self._step, {"test_loss": loss, "test_accuracy": accuracy})
+        return loss, accuracy
 
     def _save_model(self) -> None:
         partial = self._output / "partial.keras"
         self._learner.model.save(partial)
         partial.replace(self._output / "model.keras")
-
-
-def _device() -> str:
-    accelerators = [device for kind in ("GPU", "TPU") for device in tf.config.list_physical_devices(kind)]
-    if not accelerators:
-        # Not every system can tell on which of its cores this process may run.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return f"{cores} CPU cores"
-    details = tf.config.experimental.get_device_details(accelerators[0])
-    return str(details.get("device_name", accelerators[0].name))
-
-
-def _pace_words(steps_per_second: float | None, examples_per_second: float | None) -> str:
-    if steps_per_second is None or examples_per_second is None:
-        return "(warming up)"
-    return f"{steps_per_second:.1f} steps/s  {examples_per_second:,.0f} examples/s"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def _summarize(result: TrainResult) -> None:
-    say("")
-    say(f"test accuracy  {result.test_accuracy:.2%} of {result.test_examples:,} images")
-    say(f"test loss      {result.test_loss:.4f}")
-    if result.steps_per_second is None:
-        say(f"pace           not measured: no step after the first {WARM_UP_STEPS} of this run")
-    else:
-        pace = _pace_words(result.steps_per_second, result.examples_per_second)
-        say(f"pace           {pace}, without the first {WARM_UP_STEPS} steps, checkpoints and evaluation")
-    say(f"time           {result.seconds:.1f} s")
-    say(f"outputs        {result.output}: model.keras, result.json, checkpoints/, tensorboard/")
-    say(f"RESULT {result.as_json()}")

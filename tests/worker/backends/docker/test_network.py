@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 
 import pytest
+from deployment import wait_until
 from dockerserver import SHELL
 from outside import FETCH, METADATA, OUTSIDE, PRIVATE, Outside
 

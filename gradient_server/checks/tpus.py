@@ -1,0 +1,183 @@
+"""What TPU jobs need of Google: credentials, permissions, zones that offer what the machine types are, a bucket."""
+
+from collections.abc import Callable, Iterator
+
+from core.errors import GradientError
+from core.machines import Catalogue, MachineType
+from core.settings import Settings
+from gradient_server.checks.finding import Finding, ok, problem, warning
+from worker.backends.tpu import verdict
+from worker.backends.tpu.api import ApiAway, ApiRefused, TpuApi
+from worker.backends.tpu.buckets import JobBucket, region_of
+from worker.backends.tpu.starting import runtime_of
+
+_ROLES = "roles/tpu.admin, and roles/iam.serviceAccountUser on the account that nodes act as"
+_NOBODY = "doctor"
+"""Stands for a job where the bucket is tried."""
+
+
+def check(settings: Settings, open_bucket: Callable[[str], JobBucket] | None = None) -> Iterator[Finding]:
+    """Everything, in the order in which it should be mended; asks Google, makes nothing that bills.
+
+    Args:
+        settings: The service's.
+        open_bucket: The bucket of a region; None: jobs have none.
+    """
+    tpu = settings.tpu
+    if tpu.backend is None:
+        yield warning(
+            "tpu",
+            "No Google Cloud project is set: TPU types are simulated, or not offered.",
+            "Set GRADIENT_TPU__PROJECT and GRADIENT_TPU__ZONES; or try it with `gradient-server tpu-simulator`.",
+        )
+        return
+    api = TpuApi(tpu)
+    try:
+        api.connect()
+    except (ApiAway, ApiRefused) as error:
+        yield problem(
+            "tpu",
+            f"There are no credentials for Google Cloud ({error}).",
+            "Give this machine a service account, or point GOOGLE_APPLICATION_CREDENTIALS at a key file.",
+        )
+        return
+    where = f"simulator at {tpu.simulator}" if tpu.simulator else f"project {tpu.project}"
+    yield ok("tpu", f"TPUs are sought in the {where}.")
+    yield from _zones(settings, api)
+    yield from _pool(settings, api)
+    yield from _buckets(settings, open_bucket)
+    yield ok(
+        "tpu-quota",
+        "Google's TPU API tells no quota; a job whose quota is used up ends with tpu_capacity and Google's words. The "
+        "console lists quotas under IAM & Admin, Quotas, service tpu.googleapis.com.",
+    )
+
+
+def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
+    """Every zone may be asked, and offers what is sought there."""
+    wanted = [one for one in _types(settings) if settings.tpu.way_of(one.name) != "pool"]
+    if not settings.tpu.zones and wanted:
+        names = ", ".join(one.name for one in wanted)
+        yield problem(
+            "tpu-zones", f"No zone is named to make {names} in.", 'Set GRADIENT_TPU__ZONES=["us-central1-b"], say.'
+        )
+    offered: dict[str, set[str]] = {}
+    for zone in settings.tpu.zones:
+        try:
+            api.nodes(zone)
+            api.queued_resources(zone)
+            offered[zone] = api.accelerator_types(zone)
+            runtimes = api.runtime_versions(zone)
+        except (ApiAway, ApiRefused) as error:
+            yield _refused(zone, error)
+            continue
+        yield ok("tpu-access", f"{zone}: nodes and queued resources may be listed.")
+        yield from _runtimes(settings, zone, [one for one in wanted if one.tpu_type in offered[zone]], runtimes)
+    for machine in wanted:
+        yield from _offered(machine, offered)
+
+
+def _refused(zone: str, error: ApiAway | ApiRefused) -> Finding:
+    if isinstance(error, ApiAway):
+        return problem(
+            "tpu-access",
+            f"{zone}: the TPU API does not answer: {error}",
+            "Look at this machine's way to tpu.googleapis.com (proxy, firewall), and at status.cloud.google.com.",
+        )
+    return problem(
+        "tpu-access",
+        f"{zone}: the TPU API refuses: {error.detail}",
+        f"Enable tpu.googleapis.com in the project, and give the worker's account {_ROLES}.",
+    )
+
+
+def _runtimes(settings: Settings, zone: str, machines: list[MachineType], there: set[str]) -> Iterator[Finding]:
+    for machine in machines:
+        wanted = runtime_of(machine, settings.tpu)
+        if wanted not in there:
+            yield problem(
+                "tpu-runtime",
+                f"{zone} has no runtime version {wanted}, which {machine.name} is made with.",
+                f'Set GRADIENT_TPU__RUNTIMES={{"{machine.name}": "…"}} to one of those that '
+                f"`gcloud compute tpus tpu-vm versions list --zone {zone}` shows.",
+            )
+
+
+def _offered(machine: MachineType, offered: dict[str, set[str]]) -> Iterator[Finding]:
+    if not offered:
+        return
+    zones = [zone for zone, types in offered.items() if machine.tpu_type in types]
+    if zones:
+        yield ok("tpu-offer", f"{machine.name} ({machine.tpu_type}) is offered in {', '.join(zones)}.")
+    else:
+        yield warning(
+            "tpu-offer",
+            f"{machine.name} ({machine.tpu_type}) is offered in none of {', '.join(offered)}.",
+            "Name a zone that has it in GRADIENT_TPU__ZONES (cloud.google.com/tpu/docs/regions-zones), or take no jobs "
+            "of that type.",
+        )
+
+
+def _pool(settings: Settings, api: TpuApi) -> Iterator[Finding]:
+    """Every node of a pool is there, is what its machine type says, and is well."""
+    types = {one.name: one.tpu_type for one in _types(settings)}
+    for machine, names in settings.tpu.pool.items():
+        if machine not in types:
+            yield problem(
+                "tpu-pool",
+                f"GRADIENT_TPU__POOL names nodes for {machine!r}, which is no TPU type.",
+                f"Take one of {', '.join(types)}.",
+            )
+            continue
+        for name in names:
+            yield _pool_node(api, name, machine, str(types[machine]))
+
+
+def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
+    zone, slash, node_id = name.partition("/")
+    fix = f"Mend GRADIENT_TPU__POOL, or the node: gcloud compute tpus tpu-vm describe {node_id} --zone {zone}"
+    if not slash:
+        return problem("tpu-pool", f"{name!r} names no zone.", "Write it as ZONE/NAME, us-central1-b/my-tpu.")
+    try:
+        node = api.node(zone, node_id) or api.old_node(zone, node_id)
+    except (ApiAway, ApiRefused) as error:
+        return _refused(zone, error)
+    if node is None:
+        return problem("tpu-pool", f"There is no node {name}.", fix)
+    if node.accelerator_type not in {"", wanted}:
+        return problem("tpu-pool", f"{name} is a {node.accelerator_type}, and {machine} a {wanted}.", fix)
+    trouble = verdict.lost(node) or verdict.ill(node)
+    if trouble is not None:
+        return warning("tpu-pool", f"{trouble.detail}.", fix)
+    return ok("tpu-pool", f"{name} is {node.state}.")
+
+
+def _buckets(settings: Settings, open_bucket: Callable[[str], JobBucket] | None) -> Iterator[Finding]:
+    """Every region's bucket is there, in the region, and open to the account that TPUs act as."""
+    if open_bucket is None:
+        return
+    names = [*settings.tpu.zones, *(name.partition("/")[0] for pool in settings.tpu.pool.values() for name in pool)]
+    for region in dict.fromkeys(map(region_of, names)):
+        try:
+            bucket = open_bucket(region)
+            bucket.prepare(_NOBODY)
+            found = bucket.probe(settings.tpu.service_account)
+            bucket.remove(_NOBODY)
+        except GradientError as error:
+            yield problem(
+                "tpu-bucket",
+                f"The bucket for {region}: {error.message}",
+                "The sentence says what; the worker's account needs roles/storage.admin on the bucket, the TPU's "
+                "account is given roles/storage.objectUser by the worker.",
+            )
+        else:
+            said = getattr(found, "statement", "")
+            proved = bool(getattr(found, "proved", True))
+            fix = "Set GRADIENT_TPU__SERVICE_ACCOUNT, and give the worker roles/iam.serviceAccountTokenCreator on it."
+            text = f"The bucket for {region} can be used. {said}"
+            yield ok("tpu-bucket", text) if proved else warning("tpu-bucket", text, fix)
+
+
+def _types(settings: Settings) -> list[MachineType]:
+    catalogue = Catalogue.load(override_path=settings.machines.file)
+    return [one for one in catalogue if one.backend == "tpu"]

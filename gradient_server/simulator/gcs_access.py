@@ -1,0 +1,160 @@
+"""Who a request comes from and what they may: access tokens, impersonation, access boundaries, bucket policies.
+
+Whoever brings a token that the simulator did not issue, or none, is the operator and may everything.
+"""
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gradient_server.simulator.gcs_objects import Bucket, Refused
+
+OPERATOR = "operator"
+_MANAGED = "cloud-tpu.iam.gserviceaccount.com"
+_READ, _LIST = "storage.objects.get", "storage.objects.list"
+_OBJECTS = {_READ, _LIST, "storage.objects.create", "storage.objects.delete", "storage.objects.update"}
+_ROLES = {
+    "roles/storage.objectViewer": {_READ, _LIST},
+    "roles/storage.objectCreator": {"storage.objects.create"},
+    "roles/storage.objectUser": _OBJECTS,
+    "roles/storage.objectAdmin": _OBJECTS,
+    "roles/storage.admin": {*_OBJECTS, "storage.buckets.get"},
+    "roles/storage.legacyBucketReader": {_LIST, "storage.buckets.get"},
+}
+_STARTS = re.compile(r"""resource\.name\.startsWith\(\s*['"]([^'"]*)['"]\s*\)""")
+_LISTS = re.compile(r"""objectListPrefix['"]\s*,\s*['"]{2}\s*\)\.startsWith\(\s*['"]([^'"]*)['"]\s*\)""")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks.
+
+    Attributes:
+        account: E-mail address of the service account; `operator` for whoever runs this.
+        boundary: Rules that a downscoped token is limited to; None: it is not.
+        expires_at: Unix time.
+    """
+
+    account: str = OPERATOR
+    boundary: tuple[Mapping[str, Any], ...] | None = None
+    expires_at: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One thing that somebody wants to do.
+
+    Attributes:
+        permission: Such as `storage.objects.get`.
+        name: Of the object; for a listing its prefix.
+    """
+
+    permission: str
+    name: str = ""
+
+
+class Tokens:
+    """Issues tokens and says whose they are."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._issued: dict[str, Caller] = {}
+        self.unimpersonable: set[str] = set()
+        """Accounts that nobody may act as, beside those that Google keeps for itself."""
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Whom a header `Authorization` stands for.
+
+        Raises:
+            Refused: 401: the token has expired.
+        """
+        token = (authorization or "").removeprefix("Bearer ")
+        with self._lock:
+            caller = self._issued.get(token, Caller())
+        if caller.expires_at <= time.time():
+            raise Refused(401, "authError", "Invalid Credentials: the access token has expired.")
+        return caller
+
+    def impersonate(self, asking: Caller, account: str, lifetime: float) -> dict[str, Any]:
+        """A token to act as another account, as iamcredentials' generateAccessToken makes it.
+
+        Raises:
+            Refused: 403: nobody may act as this account.
+        """
+        if asking.account != OPERATOR or account.endswith(_MANAGED) or account in self.unimpersonable:
+            raise Refused(
+                403, "forbidden", f"Permission 'iam.serviceAccounts.getAccessToken' denied on resource {account}."
+            )
+        token = self._issue(Caller(account, None, time.time() + lifetime))
+        until = datetime.now(UTC) + timedelta(seconds=lifetime)
+        return {"accessToken": token, "expireTime": until.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+    def downscope(self, subject: str, rules: list[Mapping[str, Any]], lifetime: float = 3600.0) -> dict[str, Any]:
+        """The token service's exchange of a token for one with an access boundary."""
+        caller = self.caller(subject)
+        until = min(caller.expires_at, time.time() + lifetime)
+        token = self._issue(Caller(caller.account, tuple(rules), until))
+        return {
+            "access_token": token,
+            "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
+            "token_type": "Bearer",
+            "expires_in": int(until - time.time()),
+        }
+
+    def _issue(self, caller: Caller) -> str:
+        token = f"ya29.{secrets.token_urlsafe(24)}"
+        with self._lock:
+            self._issued[token] = caller
+        return token
+
+
+def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
+    """Refuse what a caller may not do.
+
+    Raises:
+        Refused: 403.
+    """
+    allowed = caller.account == OPERATOR or _by_policy(caller.account, bucket, access)
+    if caller.boundary is not None:
+        allowed = allowed and any(_in_rule(rule, bucket.name, access) for rule in caller.boundary)
+    if not allowed:
+        raise Refused(
+            403,
+            "forbidden",
+            f"{caller.account} does not have {access.permission} access to the Google Cloud Storage object.",
+        )
+
+
+def _by_policy(account: str, bucket: Bucket, access: Access) -> bool:
+    return any(
+        access.permission in _ROLES.get(binding["role"], ())
+        and f"serviceAccount:{account}" in binding["members"]
+        and _holds(binding.get("condition"), bucket.name, access)
+        for binding in bucket.policy.get("bindings", ())
+    )
+
+
+def _in_rule(rule: Mapping[str, Any], bucket: str, access: Access) -> bool:
+    if rule["availableResource"] != f"//storage.googleapis.com/projects/_/buckets/{bucket}":
+        return False
+    roles = [permission.removeprefix("inRole:") for permission in rule["availablePermissions"]]
+    granted = any(access.permission in _ROLES.get(role, ()) for role in roles)
+    return granted and _holds(rule.get("availabilityCondition"), bucket, access)
+
+
+def _holds(condition: Mapping[str, Any] | None, bucket: str, access: Access) -> bool:
+    """Whether a condition holds. Only what is written with startsWith is understood; anything else does not."""
+    if condition is None:
+        return True
+    expression = condition["expression"]
+    resource = f"projects/_/buckets/{bucket}"
+    if access.permission != _LIST:
+        resource += f"/objects/{access.name}"
+    elif any(access.name.startswith(prefix) for prefix in _LISTS.findall(expression)):
+        return True
+    return any(resource.startswith(prefix) for prefix in _STARTS.findall(expression))

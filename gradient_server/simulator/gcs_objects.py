@@ -1,0 +1,314 @@
+"""The buckets and objects of the Cloud Storage simulator, in memory."""
+
+import base64
+import hashlib
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import google_crc32c
+
+CHUNK = 256 * 1024
+"""What an unfinished upload keeps is a multiple of this, as at Google."""
+
+
+class Refused(Exception):
+    """A request that is answered with an error.
+
+    Attributes:
+        status: HTTP status.
+        reason: Google's word for it.
+        message: A sentence.
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredObject:
+    """One object; a change makes another one."""
+
+    bucket: str
+    name: str
+    content: bytes
+    generation: int
+    metageneration: int = 1
+    created: datetime
+    updated: datetime
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What the client may set: contentType, metadata, cacheControl and the like."""
+
+    @property
+    def crc32c(self) -> str:
+        """Checksum as the API writes it."""
+        return crc32c(self.content)
+
+    @property
+    def md5(self) -> str:
+        """Digest as the API writes it."""
+        return base64.b64encode(hashlib.md5(self.content, usedforsecurity=False).digest()).decode()
+
+    def resource(self, base: str) -> dict[str, Any]:
+        """The object as the API shows it.
+
+        Args:
+            base: Address of the API, such as `http://127.0.0.1:9000`.
+        """
+        path = f"/b/{self.bucket}/o/{quote(self.name, safe='')}"
+        return {
+            "contentType": "application/octet-stream",
+            **self.fields,
+            "kind": "storage#object",
+            "id": f"{self.bucket}/{self.name}/{self.generation}",
+            "selfLink": f"{base}/storage/v1{path}",
+            "mediaLink": f"{base}/download/storage/v1{path}?generation={self.generation}&alt=media",
+            "name": self.name,
+            "bucket": self.bucket,
+            "generation": str(self.generation),
+            "metageneration": str(self.metageneration),
+            "size": str(len(self.content)),
+            "crc32c": self.crc32c,
+            "md5Hash": self.md5,
+            "etag": f"{self.generation}-{self.metageneration}",
+            "storageClass": "STANDARD",
+            "timeCreated": _time(self.created),
+            "updated": _time(self.updated),
+        }
+
+
+@dataclass
+class Bucket:
+    """One bucket with its objects by name."""
+
+    name: str
+    fields: dict[str, Any]
+    created: datetime
+    policy: dict[str, Any] = field(default_factory=lambda: {"version": 3, "bindings": []})
+    objects: dict[str, StoredObject] = field(default_factory=dict)
+
+    def resource(self, base: str) -> dict[str, Any]:
+        """The bucket as the API shows it."""
+        location = str(self.fields.get("location") or "US").upper()
+        multi = location in {"US", "EU", "ASIA"}
+        return {
+            **self.fields,
+            "kind": "storage#bucket",
+            "id": self.name,
+            "name": self.name,
+            "selfLink": f"{base}/storage/v1/b/{self.name}",
+            "projectNumber": "1",
+            "metageneration": "1",
+            "location": location,
+            "locationType": "multi-region" if multi else "region",
+            "storageClass": "STANDARD",
+            "timeCreated": _time(self.created),
+            "updated": _time(self.created),
+        }
+
+
+@dataclass
+class Upload:
+    """A resumable upload that is not finished."""
+
+    id: str
+    bucket: str
+    name: str
+    fields: dict[str, Any]
+    conditions: Mapping[str, str]
+    content: bytearray = field(default_factory=bytearray)
+
+
+class Buckets:
+    """Every bucket, and the uploads under way. Each call is one step: nobody sees half of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._buckets: dict[str, Bucket] = {}
+        self._uploads: dict[str, Upload] = {}
+        self._generation = 1_700_000_000_000_000
+
+    def create(self, name: str, fields: dict[str, Any]) -> Bucket:
+        """A new bucket.
+
+        Raises:
+            Refused: 409: there is one of this name.
+        """
+        with self._lock:
+            if name in self._buckets:
+                raise Refused(409, "conflict", f"Your previous request to create the named bucket {name!r} succeeded.")
+            self._buckets[name] = Bucket(name, fields, datetime.now(UTC))
+            return self._buckets[name]
+
+    def bucket(self, name: str) -> Bucket:
+        """The bucket of this name.
+
+        Raises:
+            Refused: 404: there is none.
+        """
+        with self._lock:
+            if name not in self._buckets:
+                raise Refused(404, "notFound", f"The specified bucket does not exist: {name}.")
+            return self._buckets[name]
+
+    def all(self) -> list[Bucket]:
+        """The buckets by name."""
+        with self._lock:
+            return [self._buckets[name] for name in sorted(self._buckets)]
+
+    def drop(self, name: str, *, force: bool = False) -> None:
+        """Remove a bucket.
+
+        Raises:
+            Refused: 404: there is none; 409: something lies in it.
+        """
+        with self._lock:
+            if self.bucket(name).objects and not force:
+                raise Refused(409, "conflict", "The bucket you tried to delete is not empty.")
+            del self._buckets[name]
+
+    def get(self, bucket: str, name: str, conditions: Mapping[str, str] | None = None) -> StoredObject:
+        """One object.
+
+        Raises:
+            Refused: 404: there is none; 304 or 412: the conditions do not hold.
+        """
+        with self._lock:
+            found = self.bucket(bucket).objects.get(name)
+            wanted = (conditions or {}).get("generation")
+            if found is None or (wanted is not None and wanted != str(found.generation)):
+                raise Refused(404, "notFound", f"No such object: {bucket}/{name}")
+            _check(found, conditions or {}, reading=True)
+            return found
+
+    def names(self, bucket: str) -> list[StoredObject]:
+        """The objects of a bucket in order of their names' bytes, as the API lists them."""
+        with self._lock:
+            return sorted(self.bucket(bucket).objects.values(), key=lambda found: found.name.encode())
+
+    def put(
+        self, bucket: str, name: str, content: bytes, fields: Mapping[str, Any], conditions: Mapping[str, str]
+    ) -> StoredObject:
+        """Store an object.
+
+        Raises:
+            Refused: 400: the name is none, or the content is not what its checksum says; 412: conditions.
+        """
+        _check_name(name)
+        expected = fields.get("crc32c")
+        if expected is not None and expected != crc32c(content):
+            raise Refused(400, "invalid", f"Provided CRC32C {expected} doesn't match calculated {crc32c(content)}.")
+        with self._lock:
+            objects = self.bucket(bucket).objects
+            _check(objects.get(name), conditions)
+            self._generation += 1
+            now = datetime.now(UTC)
+            kept = {key: value for key, value in fields.items() if key in _SETTABLE}
+            objects[name] = StoredObject(
+                bucket=bucket,
+                name=name,
+                content=content,
+                generation=self._generation,
+                created=now,
+                updated=now,
+                fields=kept,
+            )
+            return objects[name]
+
+    def update(self, found: StoredObject, fields: Mapping[str, Any]) -> StoredObject:
+        """Change what a client may set."""
+        kept = {**found.fields, **{key: value for key, value in fields.items() if key in _SETTABLE}}
+        changed = StoredObject(
+            bucket=found.bucket,
+            name=found.name,
+            content=found.content,
+            generation=found.generation,
+            metageneration=found.metageneration + 1,
+            created=found.created,
+            updated=datetime.now(UTC),
+            fields=kept,
+        )
+        with self._lock:
+            self.bucket(found.bucket).objects[found.name] = changed
+        return changed
+
+    def delete(self, bucket: str, name: str, conditions: Mapping[str, str]) -> None:
+        """Remove an object.
+
+        Raises:
+            Refused: 404: there is none; 412: the conditions do not hold.
+        """
+        with self._lock:
+            found = self.get(bucket, name, {key: conditions[key] for key in conditions if key == "generation"})
+            _check(found, conditions)
+            del self.bucket(bucket).objects[name]
+
+    def begin(self, bucket: str, name: str, fields: dict[str, Any], conditions: Mapping[str, str]) -> Upload:
+        """Begin a resumable upload."""
+        _check_name(name)
+        with self._lock:
+            _check(self.bucket(bucket).objects.get(name), conditions)
+            upload = Upload(uuid.uuid4().hex, bucket, name, fields, conditions)
+            self._uploads[upload.id] = upload
+            return upload
+
+    def upload(self, upload_id: str) -> Upload:
+        """An upload under way.
+
+        Raises:
+            Refused: 404: there is none, or it is finished.
+        """
+        with self._lock:
+            if upload_id not in self._uploads:
+                raise Refused(404, "notFound", "No such upload.")
+            return self._uploads[upload_id]
+
+    def finish(self, upload: Upload) -> StoredObject:
+        """Make an object of what was uploaded."""
+        with self._lock:
+            self._uploads.pop(upload.id, None)
+            return self.put(upload.bucket, upload.name, bytes(upload.content), upload.fields, upload.conditions)
+
+    def cancel(self, upload_id: str) -> None:
+        """Forget an upload."""
+        with self._lock:
+            self._uploads.pop(upload_id, None)
+
+
+_SETTABLE = {"contentType", "contentEncoding", "contentDisposition", "contentLanguage", "cacheControl", "metadata"}
+_CONDITIONS = {
+    "ifGenerationMatch": ("generation", True),
+    "ifGenerationNotMatch": ("generation", False),
+    "ifMetagenerationMatch": ("metageneration", True),
+    "ifMetagenerationNotMatch": ("metageneration", False),
+}
+_MAX_NAME_BYTES = 1024
+
+
+def crc32c(content: bytes) -> str:
+    """The checksum of a content as the API writes it: big-endian, base64."""
+    return base64.b64encode(google_crc32c.value(content).to_bytes(4, "big")).decode()
+
+
+def _check(found: StoredObject | None, conditions: Mapping[str, str], *, reading: bool = False) -> None:
+    for name, (attribute, equal) in _CONDITIONS.items():
+        if name in conditions:
+            value = 0 if found is None else getattr(found, attribute)
+            if (int(conditions[name]) == value) is not equal:
+                status = 304 if reading and not equal else 412
+                raise Refused(status, "conditionNotMet", "At least one of the pre-conditions did not hold.")
+
+
+def _check_name(name: str) -> None:
+    # What Google refuses; everything else is a name, however odd.
+    if not name or len(name.encode()) > _MAX_NAME_BYTES or "\n" in name or "\r" in name or name in {".", ".."}:
+        raise Refused(400, "invalid", f"Disallowed name for an object: {name!r}")
+
+
+def _time(at: datetime) -> str:
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

@@ -1,0 +1,141 @@
+"""Everything that a TPU job meets of Google, made up on this computer: TPU API, Cloud Storage, and a device."""
+
+import contextlib
+import importlib.util
+import json
+import logging
+import socket
+import threading
+from typing import Protocol, Self
+
+from core.errors import GradientError
+from core.settings import Settings
+from gradient_server.simulator.cloud import Cloud
+from gradient_server.simulator.device import DeviceServer
+from gradient_server.simulator.gcs import GcsSimulator
+from gradient_server.simulator.tpu import TpuSimulator
+
+logger = logging.getLogger(__name__)
+
+ZONE = "us-central1-b"
+_LOCAL = "127.0.0.1"
+
+
+class PortTaken(GradientError):
+    """Something else listens at a port of the simulation."""
+
+
+class _Device(Protocol):
+    port: int
+
+    def start(self) -> object: ...
+
+    def stop(self) -> None: ...
+
+
+class Port:
+    """A device that takes connections and does nothing else: for computers without TensorFlow."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._listener = socket.create_server((_LOCAL, port))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="tpu-device", daemon=True)
+
+    def start(self) -> Self:
+        """Take connections."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Take no more."""
+        # Closing alone does not wake who waits for a connection.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._listener.accept()[0].close()
+
+
+class World:
+    """See the module.
+
+    Args:
+        port: Of the TPU API; 0: any free one. So are the other two.
+        storage_port: Of Cloud Storage.
+        device_port: Of the device.
+        create_seconds: What it takes until a node is READY.
+        room: Nodes that there is room for at once.
+
+    Raises:
+        PortTaken: One of the ports is.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        storage_port: int = 0,
+        device_port: int = 0,
+        create_seconds: float = 0.0,
+        room: int = 100,
+    ) -> None:
+        self._stopping = False
+        self.trains = importlib.util.find_spec("tensorflow") is not None
+        made = contextlib.ExitStack()  # of what has to be put away again if the rest cannot be had
+        try:
+            self.storage = GcsSimulator(storage_port)
+            made.callback(self.storage.stop)
+            environment = self.storage.environment()
+            self.device: _Device = DeviceServer(device_port, 8, environment) if self.trains else Port(device_port)
+            made.callback(self.device.stop)
+            cloud = Cloud(device=(_LOCAL, self.device.port), create_seconds=create_seconds, room=room)
+            self.tpus = TpuSimulator(port, cloud)
+        except OSError as error:
+            made.close()
+            ports = ", ".join(str(one) for one in (port, storage_port, device_port) if one)
+            raise PortTaken(
+                f"Cannot listen on {_LOCAL} at every one of the ports {ports} ({error.strerror}). Choose others with "
+                "--port, --storage-port and --device-port; 0 is any free one.",
+                field="port",
+            ) from error
+
+    def start(self) -> Self:
+        """Answer from now on; the device comes up by itself, which takes TensorFlow a while."""
+        self.storage.start()
+        self.tpus.start()
+        threading.Thread(target=self._bring_up, name="tpu-device-start", daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        """Answer no more, and forget everything."""
+        self._stopping = True
+        self.tpus.stop()
+        self.device.stop()
+        self.storage.stop()
+
+    def _bring_up(self) -> None:
+        try:
+            self.device.start()
+        except GradientError as error:
+            if not self._stopping:
+                logger.error("tpu_device_not_started", extra={"why": error.message})  # noqa: TRY400 - it says it all
+
+    def environment(self) -> dict[str, str]:
+        """The settings that lead a worker here."""
+        return {
+            "GRADIENT_TPU__SIMULATOR": self.tpus.address,
+            "GRADIENT_TPU__ZONES": json.dumps([ZONE]),
+            "GRADIENT_TPU__RUNNER": "process",
+            "GRADIENT_TPU__POLL_SECONDS": "0.5",
+            "GRADIENT_GCS__ENDPOINT": self.storage.url,
+            "GRADIENT_GCS__CA": str(self.storage.ca),
+        }
+
+    def settings(self, settings: Settings) -> Settings:
+        """The settings of a process that is to use this."""
+        quick = {"simulator": self.tpus.address, "zones": [ZONE], "runner": "process", "poll_seconds": 0.5}
+        gcs = settings.gcs.model_copy(update={"endpoint": self.storage.url, "ca": self.storage.ca})
+        return settings.model_copy(update={"tpu": settings.tpu.model_copy(update=quick), "gcs": gcs})

@@ -1,0 +1,86 @@
+"""What a training computes on: found by looking, and said."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from .errors import DeviceUnreachable
+
+_WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What was found.
+
+    Attributes:
+        strategy: How TensorFlow spreads a step over it.
+        name: For the user.
+        kind: `tpu`, `simulated-tpu`, `gpus`, `gpu` or `cpu`.
+    """
+
+    strategy: tf.distribute.Strategy
+    name: str
+    kind: str
+
+    @property
+    def replicas(self) -> int:
+        """Into how many parts a batch is divided."""
+        return int(self.strategy.num_replicas_in_sync)
+
+
+def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
+    """The TPU that the environment names; else this machine's cards, all of them; else its CPU.
+
+    Args:
+        environ: `TPU_GRPC_URL` names a TPU on the network, which is known to listen (`reach.py`); `TPU_NAME=local`
+            says that this machine is one.
+
+    Raises:
+        DeviceUnreachable: What is there is no TPU.
+    """
+    if environ.get("TPU_GRPC_URL"):
+        return _tpu(environ["TPU_GRPC_URL"], environ["TPU_GRPC_URL"])
+    if environ.get("TPU_NAME") == "local":
+        return _tpu("local", "this machine")
+    cards = tf.config.list_physical_devices("GPU")
+    for card in cards:
+        tf.config.experimental.set_memory_growth(card, enable=True)
+    if len(cards) > 1:
+        return Devices(tf.distribute.MirroredStrategy(), f"{len(cards)} x {_card_name(cards[0])}", "gpus")
+    if cards:
+        return Devices(tf.distribute.get_strategy(), _card_name(cards[0]), "gpu")
+    # Not every system can tell on which of its cores this process may run.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Devices(tf.distribute.get_strategy(), f"{cores} CPU cores", "cpu")
+
+
+def _tpu(address: str, shown: str) -> Devices:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
+        if address != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return Devices(tf.distribute.TPUStrategy(resolver), f"TPU at {shown}", "tpu")
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        simulated = _simulated()
+        if simulated is None:
+            raise DeviceUnreachable(
+                f"there is no TPU behind {shown}: {str(error).splitlines()[0][:200]}; on a TPU VM the program needs "
+                "tensorflow-tpu in the same version as the TPU's runtime"
+            ) from error
+        names = [device.name for device in simulated]
+        strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
+        return Devices(strategy, f"simulated TPU at {shown}: {len(names)} CPU devices", "simulated-tpu")
+
+
+def _simulated() -> list[tf.config.LogicalDevice] | None:
+    """The devices of a TPU's stand-in. A real host has one CPU device; several are there to be counted as cores."""
+    there = [device for device in tf.config.list_logical_devices("CPU") if f"/job:{_WORKER}/" in device.name]
+    return there if len(there) > 1 else None
+
+
+def _card_name(card: tf.config.PhysicalDevice) -> str:
+    return str(tf.config.experimental.get_device_details(card).get("device_name", card.name))

@@ -1,0 +1,20 @@
+"""Stores that live elsewhere than on this machine's disk, and the choice between them by settings."""
+
+from importlib import import_module
+
+from core.artifacts import ArtifactStore, DirectoryStore
+from core.settings import Settings
+
+
+def open_artifacts(settings: Settings) -> ArtifactStore:
+    """The store of artifacts that the settings name: a folder of this machine, or a bucket.
+
+    Raises:
+        StoreUnavailable: Google's libraries or credentials for it are not there.
+    """
+    directory = DirectoryStore(settings.root / "artifacts")
+    if settings.artifacts.url is None:
+        return directory
+    # Loaded only where it is used: Google's libraries take a second, and need not be installed elsewhere.
+    store: ArtifactStore = import_module("stores.gcs.artifacts").BucketStore.of(settings, directory)
+    return store

@@ -1,0 +1,250 @@
+"""Artifacts in a bucket of Cloud Storage.
+
+Layout: `<prefix>/<job id>/<attempt>/` with `files/` (the objects), `listing.jsonl` (while the job runs) and
+`manifest.jsonl` (written once, last). A folder of this machine stands before it: the job's files are mirrored into
+that by hard link, under the rules that hold for any folder a job writes to, and sent from there. It is emptied when
+the manifest is in the bucket.
+"""
+
+import io
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from google.api_core.exceptions import PreconditionFailed
+from google.cloud import storage
+
+from core.artifact_paths import not_found, resolve
+from core.artifact_survey import Skipped
+from core.artifacts import DirectoryStore, Manifest, OpenArtifact, Page, SyncResult, page_of
+from core.errors import JobNotFound
+from core.manifests import ArtifactFile, FileList, write_list
+from core.settings import Settings
+from stores.gcs.client import answering, open_client
+from stores.gcs.links import signed_url
+from stores.gcs.lists import LISTING, MANIFEST, Lists
+from stores.gcs.sending import Sender, object_name, remove_all
+from stores.gcs.transfer import RemoteFile
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class BucketStore:
+    """Artifacts in a bucket.
+
+    What is not in the bucket is looked for in the folder: what was kept before the bucket was, stays readable.
+
+    Args:
+        bucket: Where they are kept.
+        prefix: What the names of all objects begin with; empty, or ends with a slash.
+        staging: Holds an attempt's files until its manifest is in the bucket.
+        cache: A folder for copies of lists, and for what is known to be sent.
+        parallel: Files sent or removed at once.
+        direct_seconds: How long addresses work that lead to the bucket; None: none are given out.
+    """
+
+    def __init__(
+        self,
+        bucket: storage.Bucket,
+        prefix: str,
+        *,
+        staging: DirectoryStore,
+        cache: Path,
+        parallel: int = 8,
+        direct_seconds: float | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._staging = staging
+        self._ledgers = cache / "sent"
+        self._lists = Lists(bucket, cache / "lists")
+        self._parallel = parallel
+        self._direct_seconds = direct_seconds
+
+    @classmethod
+    def of(cls, settings: Settings, staging: DirectoryStore) -> "BucketStore":
+        """The store that the settings name.
+
+        Raises:
+            StoreUnavailable: There are no credentials for it.
+        """
+        name, _, prefix = (settings.artifacts.url or "").removeprefix("gs://").partition("/")
+        return cls(
+            open_client(settings.gcs).bucket(name),
+            f"{prefix.strip('/')}/" if prefix.strip("/") else "",
+            staging=staging,
+            cache=settings.root / "cache" / "artifacts",
+            parallel=settings.gcs.parallel,
+            direct_seconds=settings.artifacts.direct_seconds if settings.artifacts.direct else None,
+        )
+
+    def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
+        """Makes the bucket hold what the job's folder holds now.
+
+        Raises:
+            OSError: The folder that stands before the bucket cannot be written.
+            StoreUnavailable: The bucket does not answer. Trying again goes on from there.
+        """
+        if manifest := self._manifest(job_id, attempt):
+            return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
+        staged = self._staging.sync(job_id, attempt, source, final=final)
+        sender = self._sender(job_id, attempt)
+        # What is stored may still be rewritten by the job, so that no sha256 is promised yet.
+        kept = [file._replace(sha256=None) for file in sender.push(self._staging.walk(job_id, attempt))]
+        listing = Manifest("partial", len(kept), sum(file.size for file in kept), staged.skipped)
+        self._put_list(job_id, attempt, LISTING, listing, kept)
+        sender.drop(kept)
+        return SyncResult(listing.files, listing.bytes, listing.skipped)
+
+    def close(self, job_id: str, attempt: int, source: Path, *, lost: Sequence[Skipped] = ()) -> Manifest:
+        """Syncs a last time, hashes every file, and writes the manifest once all of them are in the bucket.
+
+        Raises:
+            OSError: The folder that stands before the bucket cannot be written.
+            StoreUnavailable: The bucket does not answer. Trying again goes on from there.
+        """
+        manifest = self._manifest(job_id, attempt)
+        if manifest is None:
+            manifest = self._staging.close(job_id, attempt, source, lost=lost)
+            sender = self._sender(job_id, attempt)
+            kept = sender.push(self._staging.walk(job_id, attempt), final=True)
+            self._put_list(job_id, attempt, MANIFEST, manifest, kept)
+            sender.drop(kept)
+        self._tidy(job_id, attempt)
+        return manifest
+
+    def list(
+        self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
+    ) -> Page:
+        """A page of files whose public path starts with `prefix`, after path `after`; as of the last sync.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            return self._staging.list(job_id, attempt, prefix=prefix, after=after, limit=limit)
+        with opened:
+            return page_of(opened, prefix, after, limit)
+
+    def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
+        """Opens one file by its public path; its bytes are fetched as they are read.
+
+        Raises:
+            ArtifactNotFound: There is no such file, or the path could not be one's.
+            StoreUnavailable: The bucket does not answer.
+        """
+        resolve(path)
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            return self._staging.open(job_id, attempt, path)
+        with opened:
+            entry = opened.get(path)
+        blob = None if entry is None else self._blob(job_id, attempt, path)
+        if entry is None or blob is None:
+            raise not_found(path)
+        # One generation and no other: a file that is replaced while it is read would be half of each.
+        pinned = self._bucket.blob(blob.name, generation=blob.generation)
+        file = cast("BinaryIO", io.BufferedReader(RemoteFile(pinned, blob.size)))
+        return OpenArtifact(file, blob.size, entry.sha256, entry.mtime_ms)
+
+    def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
+        """All files in order of path; as of the last sync while the attempt is not closed.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            yield from self._staging.walk(job_id, attempt)
+            return
+        with opened:
+            yield from opened.files()
+
+    def remove(self, job_id: str) -> None:
+        """Deletes what all attempts of a job left; deleting nothing is success.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        base = self._base(job_id)
+        with answering("listing what is to be removed"):
+            blobs = list(self._bucket.list_blobs(prefix=base))
+        remove_all(blobs, self._parallel)
+        self._staging.remove(job_id)
+        for ledger in self._ledgers.glob(f"{job_id}-*.jsonl"):
+            ledger.unlink(missing_ok=True)
+
+    def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
+        """An address that leads to one closed file in the bucket; None where there are none.
+
+        Raises:
+            ArtifactNotFound: There is no such file.
+            StoreUnavailable: The bucket does not answer.
+        """
+        opened = None if self._direct_seconds is None else self._files(job_id, attempt)
+        if opened is None or self._direct_seconds is None:
+            return None
+        with opened:
+            entry = opened.get(path)
+        if entry is None:
+            raise not_found(path)
+        if entry.sha256 is None:
+            return None
+        blob = self._bucket.blob(object_name(self._base(job_id, attempt), path))
+        return signed_url(blob, self._direct_seconds, headers)
+
+    def _base(self, job_id: str, attempt: int | None = None) -> str:
+        if not _JOB_ID.fullmatch(job_id):
+            raise JobNotFound(job_id)
+        return f"{self._prefix}{job_id}/" + ("" if attempt is None else f"{attempt}/")
+
+    def _files(self, job_id: str, attempt: int) -> FileList | None:
+        return self._lists.open(self._base(job_id, attempt))
+
+    def _manifest(self, job_id: str, attempt: int) -> Manifest | None:
+        opened = self._lists.manifest(self._base(job_id, attempt))
+        if opened is None:
+            return None
+        with opened:
+            return opened.manifest
+
+    def _blob(self, job_id: str, attempt: int, path: str) -> storage.Blob | None:
+        name = object_name(self._base(job_id, attempt), path)
+        with answering(f"looking for {name!r}"):
+            return self._bucket.get_blob(name)
+
+    def _sender(self, job_id: str, attempt: int) -> Sender:
+        return Sender(
+            bucket=self._bucket,
+            base=self._base(job_id, attempt),
+            staged=lambda path: self._staging.open(job_id, attempt, path),
+            ledger=self._ledger(job_id, attempt),
+            parallel=self._parallel,
+        )
+
+    def _ledger(self, job_id: str, attempt: int) -> Path:
+        return self._ledgers / f"{job_id}-{attempt}.jsonl"
+
+    def _put_list(
+        self, job_id: str, attempt: int, name: str, manifest: Manifest, files: Sequence[ArtifactFile]
+    ) -> None:
+        blob = self._bucket.blob(self._base(job_id, attempt) + name)
+        with tempfile.TemporaryDirectory(prefix="gradient-list-") as folder:
+            path = Path(folder) / name
+            write_list(path, manifest, files, durable=False)
+            with answering(f"writing {blob.name!r}"):
+                try:
+                    # A manifest is written once and never changed.
+                    once = {"if_generation_match": 0} if name == MANIFEST else {}
+                    blob.upload_from_filename(str(path), content_type="application/x-ndjson", checksum="crc32c", **once)
+                except PreconditionFailed:
+                    return  # a repeat of ours whose answer was lost
+
+    def _tidy(self, job_id: str, attempt: int) -> None:
+        """What the manifest makes needless goes; a repeat finds what a crash left."""
+        remove_all([self._bucket.blob(self._base(job_id, attempt) + LISTING)], self._parallel)
+        self._staging.discard(job_id, attempt)
+        self._ledger(job_id, attempt).unlink(missing_ok=True)

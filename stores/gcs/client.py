@@ -1,0 +1,93 @@
+"""Cloud Storage as the settings name it: Google's, or a simulator of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import google.auth
+import google.auth.credentials
+from google.api_core.exceptions import GoogleAPIError
+from google.auth.exceptions import GoogleAuthError
+from google.auth.transport.requests import AuthorizedSession
+from google.cloud import storage
+from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+from requests import RequestException, Session
+from requests.adapters import HTTPAdapter
+
+from core.errors import StoreUnavailable
+from core.settings import GcsSettings
+
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+_SIMULATED_PROJECT = "simulated"
+_MOST_CONNECTIONS = 64
+FAILURES = (GoogleAPIError, GoogleAuthError, InvalidResponse, DataCorruption, RequestException)
+"""What a call may raise that did not do what was asked."""
+
+
+@contextmanager
+def answering(what: str) -> Iterator[None]:
+    """Say in our own words that Cloud Storage does not do what it is asked.
+
+    Raises:
+        StoreUnavailable: With what was tried and why it failed.
+    """
+    try:
+        yield
+    except FAILURES as error:
+        raise StoreUnavailable(f"Cloud Storage: {what} failed: {error}") from error
+
+
+def open_session(settings: GcsSettings) -> Session:
+    """A session for what speaks to Google directly (tokens); where there is a simulator, it stands in for Google."""
+    session = Session()
+    if settings.endpoint is not None:
+        session.proxies = {"https": settings.endpoint}
+        session.verify = str(settings.ca) if settings.ca is not None else True
+        session.trust_env = False
+    return session
+
+
+def open_credentials(settings: GcsSettings) -> google.auth.credentials.Credentials:
+    """Our own credentials: what the environment offers, or for a simulator any.
+
+    Raises:
+        StoreUnavailable: The environment offers none.
+    """
+    if settings.endpoint is not None:
+        return _Simulated()  # type: ignore[no-untyped-call]  # google-auth leaves constructors without types
+    with answering("looking for credentials"):
+        found, _ = google.auth.default(scopes=SCOPES)
+        return found
+
+
+def open_client(
+    settings: GcsSettings, credentials: google.auth.credentials.Credentials | None = None
+) -> storage.Client:
+    """A client for many threads.
+
+    Args:
+        settings: Where Cloud Storage is.
+        credentials: Whom it acts as; default: ourselves.
+
+    Raises:
+        StoreUnavailable: There are no credentials.
+    """
+    credentials = credentials or open_credentials(settings)
+    session = AuthorizedSession(
+        credentials, auth_request=google.auth.transport.requests.Request(open_session(settings))
+    )
+    session.trust_env = settings.endpoint is None
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(pool_maxsize=_MOST_CONNECTIONS))
+    project = settings.project or (_SIMULATED_PROJECT if settings.endpoint is not None else None)
+    options = {} if settings.endpoint is None else {"api_endpoint": settings.endpoint}
+    with answering("opening"):
+        return storage.Client(project=project, credentials=credentials, client_options=options, _http=session)
+
+
+class _Simulated(google.auth.credentials.Credentials):
+    """Credentials that a simulator takes for its operator's."""
+
+    def refresh(self, request: object) -> None:
+        """Take a token that nobody issued."""
+        del request
+        self.token = _SIMULATED_PROJECT

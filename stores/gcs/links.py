@@ -1,0 +1,45 @@
+"""Addresses that let whoever has them fetch one object, for a while."""
+
+from datetime import timedelta
+
+import google.auth.credentials
+import google.auth.transport.requests
+from google.cloud import storage
+
+from stores.gcs.client import answering
+
+
+def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str]) -> str | None:
+    """An address of an object that needs no credentials.
+
+    Args:
+        blob: The object.
+        seconds: How long the address works.
+        headers: `Content-Type` and `Content-Disposition` of the answer.
+
+    Returns:
+        The address; None where our credentials cannot sign.
+
+    Raises:
+        StoreUnavailable: Google was asked to sign and did not.
+    """
+    credentials = blob.client._credentials  # noqa: SLF001 - the client has no other way to ask for them
+    signer: dict[str, str] = {}
+    if not isinstance(credentials, google.auth.credentials.Signing):
+        account = getattr(credentials, "service_account_email", None)
+        if account is None:
+            return None
+        # A machine's own account has no key here: Google signs for it.
+        if not credentials.valid:
+            with answering("a token to sign with"):
+                credentials.refresh(google.auth.transport.requests.Request())
+        signer = {"service_account_email": account, "access_token": credentials.token}
+    with answering("signing an address"):
+        url: str = blob.generate_signed_url(
+            version="v4",
+            expiration=timedelta(seconds=seconds),
+            response_type=headers["Content-Type"],
+            response_disposition=headers["Content-Disposition"],
+            **signer,
+        )
+    return url

@@ -1,0 +1,145 @@
+"""Sends what is staged of one attempt, several files at once, and remembers what was sent."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from google.api_core.exceptions import NotFound
+from google.cloud import storage
+
+from core.artifacts import OpenArtifact
+from core.errors import ArtifactNotFound, StoreUnavailable
+from core.manifests import ArtifactFile, FileList, Manifest, write_list
+from stores.gcs.client import answering
+from stores.gcs.transfer import Changed, send
+
+_TRIES = 3
+_MAX_NAME_BYTES = 1024
+
+
+def object_name(base: str, path: str) -> str:
+    """The object of a public path.
+
+    A public path holds no `%0A` and no `%0D`, so no two paths get one name.
+    """
+    name = f"{base}files/" + path.replace("\n", "%0A").replace("\r", "%0D")
+    if len(name.encode()) > _MAX_NAME_BYTES:
+        return f"{base}long/{hashlib.sha256(path.encode()).hexdigest()}"
+    return name
+
+
+@dataclass(frozen=True)
+class Sender:
+    """One attempt on its way into a bucket.
+
+    Attributes:
+        bucket: Where to.
+        base: What its objects' names begin with.
+        staged: Opens a staged file by its public path.
+        ledger: Remembers what was sent, over restarts; without it everything is sent again.
+        parallel: Files at once.
+    """
+
+    bucket: storage.Bucket
+    base: str
+    staged: Callable[[str], OpenArtifact]
+    ledger: Path
+    parallel: int
+
+    def push(self, files: Iterable[ArtifactFile], *, final: bool = False) -> list[ArtifactFile]:
+        """Send what is new or changed.
+
+        Args:
+            files: All that is staged; with their sha256 if that was taken.
+            final: The job has ended: a file that cannot be sent as it is said to be is an error.
+
+        Returns:
+            What the bucket holds now, in order of path, each with the sha256 of what was sent.
+
+        Raises:
+            StoreUnavailable: The bucket does not take all of it; the next call goes on from there.
+        """
+        sent = {file.path: file for file in self._sent()}
+        wanted = {file.path: file for file in files}
+        due = [file for file in wanted.values() if not _is_sent(file, sent.get(file.path))]
+        failed: list[StoreUnavailable] = []
+        try:
+            with ThreadPoolExecutor(self.parallel, thread_name_prefix="send") as pool:
+                for file, outcome in zip(due, pool.map(partial(self._try, final=final), due), strict=True):
+                    if isinstance(outcome, StoreUnavailable):
+                        failed.append(outcome)
+                    elif outcome is not None:
+                        sent[file.path] = outcome
+        finally:
+            self._remember(sent.values())
+        if failed:
+            raise failed[0]
+        return sorted(file for path, file in sent.items() if path in wanted)
+
+    def drop(self, kept: Iterable[ArtifactFile]) -> None:
+        """Remove objects that were sent earlier and are no longer wanted; to be called once no list names them.
+
+        Raises:
+            StoreUnavailable: The bucket does not remove them.
+        """
+        sent = {file.path: file for file in self._sent()}
+        wanted = {file.path for file in kept}
+        stale = [self.bucket.blob(object_name(self.base, path)) for path in sent.keys() - wanted]
+        if stale:
+            remove_all(stale, self.parallel)
+            self._remember(file for path, file in sent.items() if path in wanted)
+
+    def _try(self, file: ArtifactFile, *, final: bool) -> ArtifactFile | StoreUnavailable | None:
+        """Send one file; None if it is not there as it should be, which the next time may change."""
+        blob = self.bucket.blob(object_name(self.base, file.path))
+        for _ in range(_TRIES if final else 1):
+            try:
+                with self.staged(file.path).file as opened:
+                    sha256 = send(blob, opened)
+            except (Changed, ArtifactNotFound):
+                continue
+            except StoreUnavailable as error:
+                return error
+            if file.sha256 in {None, sha256}:
+                return file._replace(sha256=sha256)
+        return StoreUnavailable(f"{file.path!r} changed after the job had ended.") if final else None
+
+    def _sent(self) -> list[ArtifactFile]:
+        try:
+            with FileList(self.ledger) as ledger:
+                return list(ledger.files())
+        except FileNotFoundError:
+            return []
+
+    def _remember(self, sent: Iterable[ArtifactFile]) -> None:
+        self.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files = sorted(sent)
+        header = Manifest("partial", len(files), sum(file.size for file in files), ())
+        write_list(self.ledger, header, files, durable=False)
+
+
+def _is_sent(file: ArtifactFile, sent: ArtifactFile | None) -> bool:
+    if sent is None or (file.size, file.mtime_ms) != (sent.size, sent.mtime_ms):
+        return False
+    # A program can rewrite a file and put its time back; only the sha256 tells, which is taken at the end.
+    return file.sha256 in {None, sent.sha256}
+
+
+def remove_all(blobs: Iterable[storage.Blob], parallel: int) -> None:
+    """Remove objects; removing the missing is success.
+
+    Raises:
+        StoreUnavailable: The bucket does not remove them.
+    """
+    with answering("removing"), ThreadPoolExecutor(parallel, thread_name_prefix="remove") as pool:
+        for _ in pool.map(_remove, blobs):
+            pass
+
+
+def _remove(blob: storage.Blob) -> None:
+    with suppress(NotFound):
+        blob.delete()

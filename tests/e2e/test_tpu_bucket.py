@@ -1,0 +1,109 @@
+"""A TPU job's place in Cloud Storage: there before anything bills, brought home at the end, and gone."""
+
+import json
+import sys
+
+import pytest
+from clouds import simulated, tpu_settings
+from deployment import Deployment, wait_until
+
+from gradient_server.simulator.gcs import GcsSimulator
+
+WRITE = """
+import os
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+
+for name in ("TPU_MODEL_DIR", "TPU_DATA_DIR"):
+    place = os.environ[name].removeprefix("gs://")
+    bucket, _, prefix = place.partition("/")
+    client = storage.Client(project="p", credentials=AnonymousCredentials())
+    client._http.headers["Authorization"] = "Bearer " + os.environ["GRADIENT_BUCKET_TOKEN"]
+    bucket = client.bucket(bucket)
+    if name == "TPU_MODEL_DIR":
+        bucket.blob(prefix + "/ckpt/weights").upload_from_string(b"weights")
+        print("written", place)
+    else:
+        print("read", sorted(blob.name for blob in bucket.list_blobs(prefix=prefix + "/") if blob.size))
+"""
+
+
+@pytest.fixture
+def storage():
+    simulator = GcsSimulator().start()
+    yield simulator
+    simulator.stop()
+
+
+@pytest.fixture
+def simulator():
+    with simulated() as running:
+        yield running
+
+
+@pytest.fixture
+def deploy(simulator, storage, tmp_path):
+    made = []
+
+    def start(**settings):
+        tpu = {
+            f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
+            for name, value in tpu_settings(simulator, call_seconds=30.0).items()
+        }
+        gcs = {"GRADIENT_GCS__ENDPOINT": storage.url, "GRADIENT_GCS__CA": str(storage.ca)}
+        deployment = Deployment(tmp_path / "home", **tpu, **gcs, **settings)
+        made.append(deployment)
+        deployment.start_up()
+        return deployment
+
+    yield start
+    for deployment in made:
+        deployment.stop()
+
+
+def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_is_empty(deploy, simulator, storage):
+    service = deploy()
+    (service.home / "storage" / "datasets").mkdir(parents=True, exist_ok=True)
+    (service.home / "storage" / "datasets" / "digits").write_bytes(b"0123")
+    (service.home / "write.py").write_text(WRITE)
+    job_id = service.submit(
+        f"{sys.executable} {service.home / 'write.py'}",
+        machineType="TPU",
+        envVars={"TPU_STAGE": "/storage/datasets/digits"},
+    )
+    job = service.wait_ended(job_id)
+    said = service.raw_log(job_id).decode()
+    assert job["state"] == "Stopped", said
+    assert f"/jobs/{job_id}/model" in said
+    assert f"read ['jobs/{job_id}/data/digits']" in said
+    assert service.artifact(job_id, "ckpt/weights") == b"weights"
+    assert [file["path"] for file in service.artifacts(job_id)["files"]] == ["ckpt/weights"]
+    wait_until(lambda: simulator.cloud.left() == ([], []), "the TPU to be gone")
+    assert storage.objects() == []
+
+
+def test_a_bucket_that_is_missing_is_found_before_anything_bills(deploy, simulator, storage):
+    service = deploy(GRADIENT_BUCKET__NAME="nobodys-bucket")
+    job = service.wait_ended(service.submit("true", machineType="TPU"))
+    assert (job["state"], job["reason"]) == ("Error", "bucket_missing")
+    assert "nobodys-bucket" in job["message"]
+    assert simulator.cloud.record == []
+    assert storage.objects() == []
+
+
+def test_a_bucket_in_another_region_is_found_before_anything_bills(deploy, simulator, storage):
+    storage.buckets.create("far-away", {"location": "EUROPE-WEST4"})
+    service = deploy(GRADIENT_BUCKET__NAME="far-away")
+    job = service.wait_ended(service.submit("true", machineType="TPU"))
+    assert job["reason"] == "bucket_region"
+    assert simulator.cloud.record == []
+
+
+@pytest.mark.parametrize("named", ["/storage/nothing", "../../etc", "data"])
+def test_a_data_set_that_is_not_there_is_the_users_to_mend(deploy, simulator, named):
+    job = (service := deploy()).wait_ended(
+        service.submit("true", machineType="TPU", envVars={"TPU_STAGE": named}, maxAttempts=3)
+    )
+    assert (job["reason"], job["attempt"]) == ("data_missing", 1)
+    assert named in job["message"]
+    assert simulator.cloud.record == []

@@ -1,0 +1,125 @@
+"""TPU jobs from the client to a simulated cloud and back, by a service in processes of its own."""
+
+import json
+import os
+import subprocess
+
+import grpc
+import pytest
+from clouds import NOTHING, ZONES, simulated, tpu_settings
+from deployment import CLI, Deployment, wait_until
+
+from gradient_server.simulator.faults import HANG, Fault
+
+
+@pytest.fixture
+def simulator():
+    with simulated(create_seconds=0.3) as running:
+        yield running
+
+
+@pytest.fixture
+def service(simulator, tmp_path):
+    made = tpu_settings(simulator, call_seconds=30.0)
+    settings = {
+        f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
+        for name, value in made.items()
+    }
+    deployment = Deployment(tmp_path / "home", GRADIENT_WORKER__SWEEP_SECONDS="0.5", **settings)
+    deployment.start_up()
+    yield deployment
+    deployment.stop()
+
+
+def nothing_left(simulator):
+    wait_until(lambda: simulator.cloud.left() == NOTHING, "everything to be gone")
+    return True
+
+
+def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, simulator, tmp_path):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
+    create = ["jobs", "create", "--machineType", "TPU", "--workspace", "none"]
+    command = 'echo "at $TPU_GRPC_URL"; echo model >"$GRADIENT_ARTIFACTS_DIR/model"; sleep 1; exit 3'
+    done = subprocess.run(
+        [CLI, *create, "--command", command], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    address, port = simulator.cloud.device
+    assert done.stdout == f"at grpc://{address}:{port}\n"
+    [job] = service.request("GET", "/jobs").json()["jobs"]
+    assert (job["state"], job["backend"], job["simulated"]) == ("Failed", "tpu-simulator", True)
+    assert service.artifact(job["id"], "model") == b"model\n"
+    said = [event for event in service.events(job["id"]) if event["kind"] == "phase"]
+    assert [event["phase"] for event in said if event["phase"] == "provisioning"]
+    assert nothing_left(simulator)
+    assert simulator.cloud.record == [
+        ("created", f"queuedResources/gj-{job['id']}-1"),
+        ("created", f"nodes/gj-{job['id']}-1"),
+        ("deleted", f"nodes/gj-{job['id']}-1"),
+        ("deleted", f"queuedResources/gj-{job['id']}-1"),
+    ]
+    assert job["cost"] == pytest.approx(4.5 / 3600 * 1.5, rel=0.8), "it bills from READY to its deletion"
+
+
+def test_whose_a_tpu_is_and_what_it_costs_is_listed(service, simulator):
+    job_id = service.submit("sleep 600", machineType="TPU")
+    wait_until(lambda: service.job(job_id)["state"] == "Running", "the job to run")
+    [tpu] = service.request("GET", "/tpus").json()["tpus"]
+    assert (tpu["jobId"], tpu["zone"], tpu["way"]) == (job_id, ZONES[0], "queued")
+    assert (tpu["state"], tpu["health"]) == ("READY", "HEALTHY")
+    first = wait_until(lambda: service.job(job_id)["cost"], "it to cost something")
+    wait_until(lambda: service.request("GET", "/tpus").json()["tpus"][0]["cost"] > first, "it to cost more")
+    service.request("POST", f"/jobs/{job_id}/stop")
+    assert service.wait_ended(job_id)["state"] == "Cancelled"
+    assert nothing_left(simulator)
+    wait_until(lambda: service.request("GET", "/tpus").json() == {"tpus": []}, "the record to say so")
+
+
+def test_a_job_that_waits_says_why_and_can_be_stopped(service, simulator):
+    simulator.cloud.room = 0
+    job_id = service.submit("true", machineType="TPU")
+    wait_until(lambda: "WAITING_FOR_RESOURCES since" in (service.job(job_id)["phaseDetail"] or ""), "the reason")
+    assert service.job(job_id)["state"] == "Pending"
+    assert service.job(job_id)["cost"] == 0
+    service.request("POST", f"/jobs/{job_id}/stop")
+    assert service.wait_ended(job_id)["state"] == "Cancelled"
+    assert nothing_left(simulator)
+
+
+@pytest.mark.faults
+def test_a_worker_killed_between_create_and_store_loses_no_tpu(service, simulator):
+    """The wish reached the cloud, the answer reached nobody: the next worker finds it by the name in the record."""
+    simulator.inject("CreateQueuedResource", Fault(seconds=HANG, done=True))
+    job_id = service.submit("echo ran", machineType="TPU")
+    wait_until(lambda: simulator.cloud.left()[1], "the queued resource")
+    service._processes[-1].kill()
+    service.start_up()
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["attempt"], service.raw_log(job_id)) == ("Stopped", 1, b"ran\n")
+    assert nothing_left(simulator)
+    assert [name for what, name in simulator.cloud.record if what == "created"] == [
+        f"queuedResources/gj-{job_id}-1",
+        f"nodes/gj-{job_id}-1",
+    ]
+
+
+@pytest.mark.faults
+def test_a_preempted_job_is_tried_again_without_using_up_its_attempts(service, simulator):
+    command = '[ "$GRADIENT_ATTEMPT" = 2 ] || sleep 600'
+    job_id = service.submit(command, machineType="TPU", maxAttempts=2)
+    wait_until(lambda: service.job(job_id)["state"] == "Running", "the job to run")
+    simulator.cloud.preempt(f"gj-{job_id}-1")
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["attempt"]) == ("Stopped", 2)
+    [again] = [event for event in service.events(job_id) if event["kind"] == "requeued"]
+    assert again["reason"] == "preempted"
+    assert nothing_left(simulator)
+
+
+@pytest.mark.faults
+def test_an_api_that_is_away_at_the_end_delays_and_loses_nothing(service, simulator):
+    job_id = service.submit("echo done >$GRADIENT_ARTIFACTS_DIR/done", machineType="TPU")
+    simulator.inject("DeleteQueuedResource", Fault(grpc.StatusCode.UNAVAILABLE, "not now"))
+    job = service.wait_ended(job_id)
+    assert (job["state"], service.artifact(job_id, "done")) == ("Stopped", b"done\n")
+    assert nothing_left(simulator)

@@ -1,0 +1,29 @@
+"""A backend over a simulated cloud, with nothing left in it at the end."""
+
+import pytest
+from backendplace import Place
+from clouds import NOTHING, MemoryLedger, simulated, tpu_settings
+
+
+@pytest.fixture
+def simulator():
+    with simulated() as running:
+        yield running
+
+
+@pytest.fixture
+def have(simulator, tmp_path):
+    """Makes places; what they still hold at the end is given back, as a worker's teardown does, and nothing is left."""
+    places = []
+
+    def make(**options):
+        settings = tpu_settings(simulator, **options)
+        place = Place("tpu", tmp_path, tpu=settings, ledger=MemoryLedger(), machine_type="TPU")
+        places.append(place)
+        return place
+
+    yield make
+    simulator.heal()
+    for place in places:
+        place.clear()
+    assert simulator.cloud.left() == NOTHING

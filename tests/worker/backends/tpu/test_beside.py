@@ -1,0 +1,83 @@
+"""What runs beside the device, and what a new node is told to do."""
+
+import subprocess
+import sys
+
+import pytest
+from backendplace import Place
+from clouds import NOTHING, MemoryLedger, tpu_settings
+
+from core.machines import Catalogue
+from core.settings import Settings, TpuSettings
+from worker.backends import LibraryMissing, make_backend, offered
+from worker.backends.tpu.starting import wish_for
+
+
+@pytest.fixture
+def beside(simulator, docker_server, tmp_path):
+    settings = {"tpu": tpu_settings(simulator, runner="docker"), "docker": docker_server.settings()}
+    place = Place("tpu", tmp_path, ledger=MemoryLedger(), machine_type="TPU", **settings)
+    yield place
+    place.clear()
+
+
+def test_a_container_finds_the_device_and_both_are_gone_afterwards(beside, simulator, docker_server):
+    handle = beside.launch(spec := beside.spec('echo "$TPU_GRPC_URL in $PWD"; exit 4'))
+    assert beside.backend.capabilities.containers
+    assert beside.wait(handle).code == 4
+    address, port = simulator.cloud.device
+    assert beside.output(spec).decode() == f"grpc://{address}:{port} in /paperspace\n"
+    beside.backend.destroy(handle)
+    with docker_server.client() as client:
+        assert client.containers(all=True, filters={"label": [f"gradient.job={beside.job_id}"]}) == []
+    assert simulator.cloud.left() == NOTHING
+
+
+def test_a_container_that_cannot_be_started_gives_the_device_back(beside, simulator):
+    with pytest.raises(Exception, match="image_pull"):
+        beside.launch(beside.spec("true", container="gradient-test:none"))
+    assert simulator.cloud.left() == NOTHING
+    assert [what for what, _ in simulator.cloud.record].count("created") == 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "runtime", "tpu_type"),
+    [("TPU", "tpu-ubuntu2204-base", "v2-8"), ("TPU v5e", "v2-alpha-tpuv5-lite", "v5litepod-8")],
+)
+def test_a_node_is_made_as_its_type_needs_it(have, machine, runtime, tpu_type):
+    spec = have().spec("true")
+    wish = wish_for(spec, Catalogue.load().get(machine), TpuSettings(), "g1")
+    assert (wish.runtime, wish.accelerator_type) == (runtime, tpu_type)
+    named = wish_for(spec, Catalogue.load().get(machine), TpuSettings(runtimes={machine: "mine"}), "g1")
+    assert named.runtime == "mine"
+
+
+def test_the_start_up_script_is_whole_and_valid(have):
+    wish = wish_for(have().spec("true"), Catalogue.load().get("TPU"), TpuSettings(tensorflow="2.20.1"), "g1")
+    assert "tensorflow-tpu==2.20.1" in wish.startup
+    assert "@" not in wish.startup
+    assert subprocess.run(["bash", "-n"], input=wish.startup, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("tpu", "simulate", "names", "of_tpus"),
+    [
+        ({}, True, ["mock"], "mock"),
+        ({}, False, ["docker"], "tpu"),
+        ({"project": "p"}, False, ["docker", "tpu"], "tpu"),
+        ({"simulator": "h:1"}, True, ["mock", "tpu-simulator"], "tpu-simulator"),
+    ],
+)
+def test_which_backend_tpu_jobs_have(tpu, simulate, names, of_tpus):
+    settings = Settings(tpu=tpu, machines={"simulate": simulate})
+    assert offered(settings) == names
+    assert settings.backend_of("tpu") == of_tpus
+    assert settings.backend_of("docker") == ("mock" if simulate else "docker")
+
+
+def test_without_googles_library_it_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("worker.backends.tpu.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(LibraryMissing, match=r"gradient-jobs\[tpu\]"):
+        make_backend("tpu", Settings())

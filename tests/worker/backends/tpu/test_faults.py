@@ -1,0 +1,374 @@
+"""What a cloud can do to a job, and what is left billing afterwards: nothing."""
+
+import sys
+import time
+
+import grpc
+import pytest
+from clouds import NOTHING, ZONES, refused
+from deployment import wait_until
+
+from gradient_server.simulator.cloud import DENIED, Health, NodeState
+from gradient_server.simulator.faults import HANG, Fault
+from worker.backends.base import BackendError
+
+
+def running(place, command="echo up; sleep 600", **options):
+    spec = place.spec(command, **options)
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec).startswith(b"up"), "the job to run")
+    return handle
+
+
+def ended(place, handle):
+    exit_ = wait_until(lambda: place.backend.poll(handle), "the job to end")
+    place.backend.destroy(handle)
+    return exit_.reason
+
+
+def node_id(place):
+    return f"gj-{place.job_id}-1"
+
+
+WAYS = pytest.mark.parametrize("way", ["node", "queued"])
+
+
+@WAYS
+def test_a_job_finds_its_device_and_nothing_is_left_of_it(have, simulator, way):
+    place = have(way=way)
+    spec = place.spec('echo "$TPU_NAME $TPU_GRPC_URL"')
+    handle = place.launch(spec)
+    assert place.wait(handle).code == 0
+    address, port = simulator.cloud.device
+    assert place.output(spec).decode() == f"{node_id(place)} grpc://{address}:{port}\n"
+    (node,) = simulator.cloud.nodes(f"projects/simulated/locations/{ZONES[0]}")
+    assert dict(node.labels) == {"gradient-jobs": "gtest", "gradient-job": place.job_id, "gradient-attempt": "1"}
+    assert node.accelerator_type == "v2-8"
+    place.backend.destroy(handle)
+    assert simulator.cloud.left() == NOTHING
+    place.backend.destroy(handle)
+
+
+def test_what_bills_is_written_down_before_it_is_asked_for(have, simulator):
+    place = have(way="node")
+    ledger, before = place._ledger, []
+    intend = ledger.intend
+    ledger.intend = lambda *args, **options: (before.append(list(simulator.cloud.record)), intend(*args, **options))[1]
+    place.launch(place.spec("true"))
+    assert before == [[]]
+    assert ledger.billed() == [f"{ZONES[0]}/{node_id(place)}"]
+
+
+def test_without_room_for_a_node_the_next_zone_is_tried(have, simulator):
+    simulator.cloud.capacity[ZONES[0]] = 0
+    place = have(way="node")
+    said = []
+    place.launch(place.spec("true"), progress=lambda phase, words: said.append((phase, words)))
+    assert simulator.cloud.left()[0] == [f"projects/simulated/locations/{ZONES[1]}/nodes/{node_id(place)}"]
+    assert any(f"tried {ZONES[0]}: There is no more capacity" in words for _, words in said)
+
+
+def test_without_room_anywhere_it_says_so(have, simulator):
+    simulator.cloud.room = 0
+    reason, detail = refused(have(way="node"))
+    assert reason == "tpu_capacity"
+    assert all(zone in detail for zone in ZONES)
+    assert simulator.cloud.record == []
+
+
+def test_without_room_it_queues_says_so_and_goes_on(have, simulator):
+    simulator.cloud.capacity[ZONES[0]] = 0
+    place, said = have(zones=ZONES[:1]), []
+
+    def progress(_, words):
+        said.append(words)
+        if "WAITING_FOR_RESOURCES since" in words:
+            simulator.cloud.capacity[ZONES[0]] = 1
+
+    handle = place.launch(place.spec("exit 3"), progress=progress)
+    assert place.wait(handle).code == 3
+    assert any(f"queued resource {ZONES[0]}/{node_id(place)}: WAITING_FOR_RESOURCES since" in one for one in said)
+
+
+def test_a_queue_that_brings_nothing_in_time_is_left(have, simulator):
+    simulator.cloud.room = 0
+    reason, detail = refused(have(wait_seconds=0.4))
+    assert (reason, simulator.cloud.left()) == ("tpu_capacity", NOTHING)
+    assert "not had within" in detail
+    assert [made for made, _ in simulator.cloud.record] == ["created", "deleted"] * 2, "both zones were queued in"
+
+
+@WAYS
+def test_a_stop_while_it_waits_deletes_the_request(have, simulator, way):
+    simulator.cloud.create_seconds = 600
+    place = have(way=way)
+
+    def progress(*_):
+        if simulator.cloud.left() != NOTHING:
+            raise BackendError("stopped_by_user", "before it was started")
+
+    with pytest.raises(BackendError, match="stopped_by_user"):
+        place.backend.launch(place.spec("true"), lambda: None, progress)
+    (owned,) = place.backend.list_owned()
+    place.backend.destroy(owned)
+    assert simulator.cloud.left() == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (grpc.StatusCode.INTERNAL, "tpu_failed"),
+        (grpc.StatusCode.FAILED_PRECONDITION, "tpu_denied"),
+    ],
+)
+@WAYS
+def test_an_operation_that_fails_late(have, simulator, way, code, reason):
+    simulator.cloud.late_errors.append((code, "it did not work out"))
+    assert refused(have(way=way)) == (reason, "it did not work out")
+    assert simulator.cloud.left() == NOTHING
+
+
+def test_an_operation_that_finds_no_room_late_has_the_next_zone_tried(have, simulator):
+    simulator.cloud.late_errors.append((grpc.StatusCode.RESOURCE_EXHAUSTED, "no more room"))
+    place = have(way="node")
+    place.launch(place.spec("true"))
+    assert [made for made, _ in simulator.cloud.record] == ["created", "deleted", "created"]
+
+
+def test_a_kind_of_node_that_google_offers_no_more_is_refused_in_its_words(have, simulator):
+    simulator.cloud.deny_tpu_node = True
+    assert refused(have(way="node")) == ("tpu_denied", DENIED)
+
+
+@WAYS
+def test_a_missing_permission_is_told_at_once(have, simulator, way):
+    simulator.inject("*", Fault(grpc.StatusCode.PERMISSION_DENIED, "Permission 'tpu.nodes.create' denied", times=0))
+    reason, detail = refused(have(way=way))
+    assert (reason, detail) == ("tpu_denied", "Permission 'tpu.nodes.create' denied")
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+@WAYS
+def test_an_api_that_is_away_for_a_while_is_waited_for(have, simulator, way, code):
+    rate = "RATE_LIMIT_EXCEEDED" if code is grpc.StatusCode.RESOURCE_EXHAUSTED else ""
+    simulator.inject("*", Fault(code, "later", rate, times=5))
+    place = have(way=way)
+    assert place.wait(place.launch(place.spec("exit 4"))).code == 4
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(grpc.StatusCode.UNAVAILABLE, "gone to lunch", times=0),
+        Fault(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests", "RATE_LIMIT_EXCEEDED", times=0),
+        Fault(seconds=HANG, times=0),
+    ],
+)
+def test_an_api_that_stays_away_ends_the_start(have, simulator, fault):
+    simulator.inject("*", fault)
+    began = time.monotonic()
+    assert refused(have(patience_seconds=0.3, call_seconds=0.3))[0] == "tpu_api_away"
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("fault", [Fault(grpc.StatusCode.UNAVAILABLE, done=True), Fault(seconds=HANG, done=True)])
+@pytest.mark.parametrize(("way", "method"), [("node", "CreateNode"), ("queued", "CreateQueuedResource")])
+def test_what_was_made_though_the_answer_was_lost_is_taken(have, simulator, way, method, fault):
+    simulator.inject(method, fault)
+    place = have(way=way, call_seconds=0.5)
+    assert place.wait(place.launch(place.spec("true"))).code == 0
+    made = [name for what, name in simulator.cloud.record if what == "created"]
+    assert len(made) == len(set(made)), "nothing was made twice"
+
+
+def test_a_slow_api_is_borne(have, simulator):
+    simulator.inject("*", Fault(seconds=0.2, times=0))
+    place = have()
+    assert place.wait(place.launch(place.spec("exit 5"))).code == 5
+
+
+@WAYS
+def test_whoever_comes_after_a_crash_goes_on_with_the_same_device(have, simulator, way):
+    simulator.cloud.create_seconds = 0.3
+    place = have(way=way)
+
+    class Crash(Exception):
+        pass
+
+    def progress(*_):
+        if simulator.cloud.left() != NOTHING:
+            raise Crash
+
+    spec = place.spec("true")
+    with pytest.raises(Crash):
+        place.backend.launch(spec, lambda: None, progress)
+    heir = place.another()
+    handle = heir.launch(spec, lambda: None, lambda *_: None)
+    assert wait_until(lambda: heir.poll(handle), "the job to end").code == 0
+    heir.destroy(handle)
+    made = [name for what, name in simulator.cloud.record if what == "created"]
+    assert made == list(dict.fromkeys(made))
+
+
+def test_a_ready_node_that_stays_ill_is_given_back(have, simulator):
+    place = have(way="node")
+
+    def progress(*_):
+        if simulator.cloud.left() != NOTHING:
+            simulator.cloud.set_health(node_id(place), Health.UNHEALTHY_MAINTENANCE, "in the shop")
+
+    with pytest.raises(BackendError) as raised:
+        place.backend.launch(place.spec("true"), lambda: None, progress)
+    assert raised.value.reason == "tpu_unhealthy"
+    assert "READY, but UNHEALTHY_MAINTENANCE: in the shop" in raised.value.detail
+    assert simulator.cloud.left() == NOTHING
+
+
+def test_a_closed_port_is_found_before_the_job_starts(have, simulator):
+    simulator.cloud.device = ("127.0.0.1", 9)  # of a service that nobody runs
+    place = have()
+    spec = place.spec("echo ran")
+    reason, detail = refused(place, spec)
+    assert reason == "tpu_unreachable"
+    assert detail.startswith("grpc://127.0.0.1:9: ")
+    assert place.output(spec) == b""
+    assert simulator.cloud.left() == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda cloud, name: cloud.preempt(name), "preempted"),
+        (lambda cloud, name: cloud.set_state(name, NodeState.STOPPED), "tpu_lost"),
+        (lambda cloud, name: cloud.set_health(name, Health.UNHEALTHY_TENSORFLOW), "tpu_unhealthy"),
+        (lambda cloud, name: cloud.suspend(name, by_user=False), "tpu_suspended"),
+        (lambda cloud, name: cloud.suspend(name, by_user=True), "tpu_suspended"),
+    ],
+)
+def test_a_job_whose_device_is_lost_is_ended_with_the_reason(have, simulator, harm, reason):
+    place = have()
+    handle = running(place)
+    assert place.backend.poll(handle) is None
+    harm(simulator.cloud, node_id(place))
+    assert ended(place, handle) == reason
+    assert simulator.cloud.left() == NOTHING
+
+
+def test_spot_capacity_that_google_takes_back_is_preempted(have, simulator):
+    place = have(spot=True)
+    handle = running(place)
+    simulator.cloud.suspend(node_id(place), by_user=False)
+    assert ended(place, handle) == "preempted"
+
+
+def test_a_job_that_fails_because_its_device_is_lost_is_not_blamed(have, simulator):
+    """It hears of it from the broken connection, before the worker looks."""
+    place = have(watch_seconds=600.0)
+    spec = place.spec('echo up; while [ ! -e "$PWD/broken" ]; do sleep 0.05; done; exit 1')
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "the job to run")
+    simulator.cloud.preempt(node_id(place))
+    (spec.workspace / "broken").touch()
+    assert ended(place, handle) == "preempted"
+
+
+def test_a_job_that_fails_by_itself_is(have):
+    place = have()
+    handle = place.launch(place.spec("exit 9"))
+    exit_ = place.wait(handle)
+    assert (exit_.code, exit_.reason) == (9, None)
+
+
+def test_a_job_that_does_not_hear_is_killed_after_its_grace(have, simulator):
+    place = have()
+    program = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    handle = running(place, f'exec {sys.executable} -c "{program}"', stop_grace=0.3)
+    simulator.cloud.preempt(node_id(place))
+    assert ended(place, handle) == "preempted"
+
+
+def test_another_worker_knows_why_the_job_was_ended(have, simulator):
+    place = have()
+    handle = running(place)
+    simulator.cloud.preempt(node_id(place))
+    wait_until(lambda: place.backend.poll(handle), "the job to end")
+    simulator.inject("*", Fault(grpc.StatusCode.UNAVAILABLE, times=0))
+    assert place.another().poll(handle).reason == "preempted"
+
+
+def test_an_api_that_is_away_says_nothing_of_a_running_job(have, simulator):
+    place = have(call_seconds=0.3)
+    handle = running(place, 'echo up; while [ ! -e "$PWD/end" ]; do sleep 0.05; done; exit 6')
+    simulator.inject("*", Fault(seconds=HANG, times=0))
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        began = time.monotonic()
+        assert place.backend.poll(handle) is None
+        assert time.monotonic() - began < 0.25, "whoever watches is not kept waiting"
+        time.sleep(0.05)
+    (place.spec("").workspace / "end").touch()
+    exit_ = place.wait(handle)
+    assert (exit_.code, exit_.reason) == (6, None)
+
+
+def test_a_teardown_is_repeated_until_the_cloud_takes_it(have, simulator):
+    place = have(way="node")
+    handle = place.launch(place.spec("true"))
+    simulator.inject("DeleteNode", Fault(grpc.StatusCode.UNAVAILABLE, "not now"))
+    with pytest.raises(BackendError, match="tpu_api_away"):
+        place.backend.destroy(handle)
+    place.backend.destroy(handle)
+    assert simulator.cloud.left() == NOTHING
+
+
+def test_a_teardown_that_stays_refused_is_left_to_the_sweep(have, simulator):
+    place = have(way="node", patience_seconds=0.0)
+    handle = place.launch(place.spec("true"))
+    simulator.inject("DeleteNode", Fault(grpc.StatusCode.PERMISSION_DENIED, "no"))
+    place.backend.destroy(handle)
+    assert len(simulator.cloud.left()[0]) == 1
+    assert place.backend.remove_strays(lambda *_: False) == 1
+    assert simulator.cloud.left() == NOTHING
+
+
+def test_the_sweep_leaves_what_a_job_owns(have, simulator):
+    place = have()
+    place.launch(place.spec("sleep 600"))
+    assert place.backend.remove_strays(lambda job_id, attempt: (job_id, attempt) == (place.job_id, 1)) == 0
+    assert simulator.cloud.left() != NOTHING
+
+
+@pytest.mark.parametrize(("way", "count"), [("node", 1), ("queued", 1)])
+def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(have, simulator, way, count):
+    place = have(way=way)
+    place.launch(place.spec("true"))
+    place._ledger._rows.clear()
+    assert place.backend.remove_strays(lambda *_: False) == count
+    assert simulator.cloud.left() == NOTHING
+
+
+def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(have, simulator):
+    place = have(stray_seconds=600.0)
+    place.launch(place.spec("true"))
+    forgotten = list(place._ledger._rows)
+    place._ledger._rows.clear()
+    assert place.backend.remove_strays(lambda *_: False) == 0, "it is young"
+    place = have()
+    place._ledger.installation = lambda: "another"
+    assert place.backend.remove_strays(lambda *_: False) == 0, "it is another service's"
+    assert simulator.cloud.left() != NOTHING
+    place._ledger._rows = forgotten
+
+
+def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(have, simulator):
+    """A zone's node was given back, the next zone had one; and the first deletion came to nothing."""
+    simulator.cloud.late_errors.append((grpc.StatusCode.RESOURCE_EXHAUSTED, "no more room"))
+    place = have(way="node")
+    place.launch(place.spec("sleep 600"))
+    first = f"projects/simulated/locations/{ZONES[0]}"
+    simulator.cloud.create_node(first, node_id(place), None)
+    row = place._ledger._rows[0]
+    row["gone"], row["deleting"] = False, True
+    assert place.backend.remove_strays(lambda *_: True) == 0
+    assert simulator.cloud.nodes(first) == []
+    assert len(simulator.cloud.left()[0]) == 1, "the job's own stays"

@@ -1,0 +1,100 @@
+"""A pool of nodes that are there: jobs take them in turn and leave them running."""
+
+import dataclasses
+import threading
+
+import grpc
+import pytest
+from backendplace import Place
+from clouds import ZONES, refused
+
+from gradient_server.simulator.cloud import Health, NodeState
+from gradient_server.simulator.faults import Fault
+from worker.backends.base import BackendError
+
+
+@pytest.fixture
+def pool(simulator):
+    """Two nodes that somebody made by hand."""
+    parent = f"projects/simulated/locations/{ZONES[0]}"
+    for name in ("mine", "yours"):
+        simulator.cloud.create_node(parent, name, None)
+    yield [f"{ZONES[0]}/mine", f"{ZONES[0]}/yours"]
+    for name in ("mine", "yours"):
+        simulator.cloud.delete_node(f"{parent}/nodes/{name}")
+
+
+@pytest.fixture
+def with_pool(have, pool):
+    return lambda **options: have(way="pool", pool={"TPU": pool}, **options)
+
+
+def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):
+    place = with_pool(wait_seconds=0.3)
+    first, second = (
+        Place("tpu", tmp_path / str(number), tpu=place.settings.tpu, ledger=place._ledger, machine_type="TPU")
+        for number in range(2)
+    )
+    command = 'echo "$TPU_NAME"; sleep 600'
+    handles = [one.launch(one.spec(command)) for one in (first, second)]
+    assert [handle["device"]["name"].partition("/")[2] for handle in handles] == ["mine", "yours"]
+    reason, detail = refused(place)
+    assert reason == "tpu_capacity"
+    assert "2 of the pool's 2 TPUs are other jobs'" in detail
+    first.backend.destroy(handles[0])
+    assert place.launch(place.spec("true"))["device"]["name"].endswith("/mine")
+    second.clear()
+
+
+def test_a_node_of_a_pool_is_not_deleted(with_pool, simulator):
+    place = with_pool()
+    handle = place.launch(place.spec("true"))
+    place.backend.destroy(handle)
+    assert place.backend.list_owned() == []
+    assert place.backend.remove_strays(lambda *_: False) == 0
+    assert len(simulator.cloud.left()[0]) == 2
+
+
+def test_an_ill_node_of_a_pool_is_passed_over(with_pool, simulator):
+    simulator.cloud.set_health("mine", Health.UNHEALTHY_TENSORFLOW)
+    place = with_pool()
+    assert place.launch(place.spec("true"))["device"]["name"].endswith("/yours")
+
+
+def test_a_pool_without_a_node_of_use_says_what_is_wrong_with_each(with_pool, simulator):
+    simulator.cloud.set_health("mine", Health.UNHEALTHY_TENSORFLOW)
+    simulator.cloud.set_state("yours", NodeState.STOPPED)
+    reason, detail = refused(with_pool())
+    assert reason == "tpu_unhealthy"
+    assert "mine is READY, but UNHEALTHY_TENSORFLOW" in detail
+    assert "yours is STOPPED" in detail
+
+
+def test_a_node_that_only_the_older_api_knows_is_used(with_pool, simulator):
+    simulator.inject("GetNode", Fault(grpc.StatusCode.NOT_FOUND, "of another architecture"))
+    place = with_pool()
+    assert place.launch(place.spec("true"))["device"]["name"].endswith("/mine")
+    assert simulator.calls.count("GetNode") == 1, "the first one never reached the cloud"
+
+
+def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
+    place = with_pool(wait_seconds=0.2)
+    taken, barrier = [], threading.Barrier(6)
+
+    def take(number):
+        one = Place("tpu", tmp_path / str(number), tpu=place.settings.tpu, ledger=place._ledger, machine_type="TPU")
+        spec = dataclasses.replace(one.spec("sleep 600"), stop_grace=0)
+        barrier.wait()
+        try:
+            taken.append((one, one.launch(spec)))
+        except BackendError:
+            return
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(handle["device"]["name"] for _, handle in taken) == sorted(place.settings.tpu.pool["TPU"])
+    for one, handle in taken:
+        one.backend.destroy(handle)

@@ -1,0 +1,318 @@
+"""Google's TPU API as the backend sees it: answers, refusals, or nobody there.
+
+The client's many exceptions become two, and its messages a few plain values. Every call has a time limit: the library
+itself has none. Nodes that only the older API knows are read, never made.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, TypeVar
+
+import grpc
+from google.api_core import exceptions
+from google.auth.exceptions import GoogleAuthError
+from google.cloud import tpu_v1, tpu_v2
+from google.longrunning import operations_pb2
+from google.rpc import code_pb2, status_pb2
+
+from core.settings import TpuSettings
+
+T = TypeVar("T")
+
+TPU_PORT = 8470
+CAPACITY, DENIED, FAILED = "tpu_capacity", "tpu_denied", "tpu_failed"
+_RATE_LIMIT = "RATE_LIMIT_EXCEEDED"
+_AWAY = (
+    exceptions.ServerError,  # 500, 503, 504
+    exceptions.Unknown,
+    exceptions.RetryError,
+    exceptions.Aborted,
+    exceptions.Cancelled,
+    GoogleAuthError,  # the account's server could not be asked
+)
+_CAPACITY_CODES = frozenset({code_pb2.RESOURCE_EXHAUSTED, code_pb2.DEADLINE_EXCEEDED})
+_DENIED_CODES = frozenset(
+    {code_pb2.PERMISSION_DENIED, code_pb2.FAILED_PRECONDITION, code_pb2.INVALID_ARGUMENT, code_pb2.UNAUTHENTICATED}
+)
+
+
+class ApiAway(Exception):
+    """The API does not answer, or asks to come back later: what was asked for may have been done or not."""
+
+
+class ApiRefused(Exception):
+    """The API answered that it will not.
+
+    Attributes:
+        reason: CAPACITY: another zone or time may do; DENIED: nothing will until somebody changes something; FAILED:
+            it tried and could not.
+        detail: The API's words.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node as the API tells of it; states and health by the API's names."""
+
+    zone: str
+    id: str
+    state: str
+    health: str
+    health_detail: str
+    endpoints: tuple[tuple[str, int], ...]
+    labels: dict[str, str]
+    accelerator_type: str
+    spot: bool
+    created: float
+
+    @property
+    def url(self) -> str:
+        """Where its device is, for TensorFlow; the first address is the one to contact first."""
+        return ",".join(f"grpc://{address}:{port}" for address, port in self.endpoints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """A queued resource as the API tells of it."""
+
+    zone: str
+    id: str
+    state: str
+    by_user: bool
+    """A user, not Google, brought it into this state."""
+    error: ApiRefused | None
+    labels: dict[str, str]
+    spot: bool
+    created: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A node to be made."""
+
+    id: str
+    accelerator_type: str
+    runtime: str
+    labels: dict[str, str]
+    startup: str
+
+
+class TpuApi:
+    """See the module; any thread may use it.
+
+    Every method raises ApiAway and ApiRefused.
+    """
+
+    def __init__(self, settings: TpuSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._project = settings.project or "simulated"
+
+    def connect(self) -> None:
+        """Have a client, with credentials; asks nothing yet."""
+        self._asked(lambda: self._v2)
+
+    def node(self, zone: str, node_id: str) -> Node | None:
+        """The node of this name; None if there is none."""
+        name = f"{self._zone(zone)}/nodes/{node_id}"
+        found = self._found(lambda: self._v2.get_node(name=name, timeout=self._timeout))
+        return None if found is None else _node(found)
+
+    def old_node(self, zone: str, node_id: str) -> Node | None:
+        """The same, where only the API of the TPU Node architecture knows it."""
+        name = f"{self._zone(zone)}/nodes/{node_id}"
+        found = self._found(lambda: self._v1.get_node(name=name, timeout=self._timeout))
+        return None if found is None else _node(found)
+
+    def nodes(self, zone: str) -> list[Node]:
+        """All nodes of a zone."""
+        listed = self._asked(lambda: list(self._v2.list_nodes(parent=self._zone(zone), timeout=self._timeout)))
+        return [_node(one) for one in listed]
+
+    def create_node(self, zone: str, wish: Wish) -> str | None:
+        """Make a node; the operation's name, or None: there is one of this name."""
+        asked = tpu_v2.CreateNodeRequest(parent=self._zone(zone), node_id=wish.id, node=self._message(wish))
+        return self._made(lambda: self._v2.create_node(asked, timeout=self._timeout))
+
+    def delete_node(self, zone: str, node_id: str) -> bool:
+        """Have a node deleted; False if there is none."""
+        name = f"{self._zone(zone)}/nodes/{node_id}"
+        return self._found(lambda: self._v2.delete_node(name=name, timeout=self._timeout)) is not None
+
+    def queued(self, zone: str, queued_id: str) -> Queued | None:
+        """The queued resource of this name; None if there is none."""
+        name = f"{self._zone(zone)}/queuedResources/{queued_id}"
+        found = self._found(lambda: self._v2.get_queued_resource(name=name, timeout=self._timeout))
+        return None if found is None else _queued(found)
+
+    def queued_resources(self, zone: str) -> list[Queued]:
+        """All queued resources of a zone."""
+        parent = self._zone(zone)
+        listed = self._asked(lambda: list(self._v2.list_queued_resources(parent=parent, timeout=self._timeout)))
+        return [_queued(one) for one in listed]
+
+    def create_queued(self, zone: str, wish: Wish, valid_seconds: float) -> str | None:
+        """Queue for a node; the operation's name, or None: there is such a queued resource."""
+        parent = self._zone(zone)
+        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=parent, node_id=wish.id, node=self._message(wish))
+        wanted = tpu_v2.QueuedResource(
+            tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]),
+            queueing_policy=tpu_v2.QueuedResource.QueueingPolicy(valid_until_duration=timedelta(seconds=valid_seconds)),
+        )
+        if self._settings.spot:
+            wanted.spot = tpu_v2.QueuedResource.Spot()
+        asked = tpu_v2.CreateQueuedResourceRequest(parent=parent, queued_resource_id=wish.id, queued_resource=wanted)
+        return self._made(lambda: self._v2.create_queued_resource(asked, timeout=self._timeout))
+
+    def delete_queued(self, zone: str, queued_id: str) -> bool:
+        """Have a queued resource and its node deleted; False if there is none."""
+        name = f"{self._zone(zone)}/queuedResources/{queued_id}"
+        asked = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
+        return self._found(lambda: self._v2.delete_queued_resource(asked, timeout=self._timeout)) is not None
+
+    def check_operation(self, name: str) -> bool:
+        """Whether an operation is over; raises what it failed with. One that is forgotten is over."""
+        # The client's own method of this name has no type and takes any; the transport's is what futures use too.
+        operations = self._v2.transport.operations_client
+        found: operations_pb2.Operation | None = self._found(
+            lambda: operations.get_operation(name, timeout=self._timeout)
+        )
+        if found is None:
+            return True
+        if found.done and found.HasField("error"):
+            raise _refusal_of(found.error)
+        return bool(found.done)
+
+    def accelerator_types(self, zone: str) -> set[str]:
+        """The TPU types that a zone offers."""
+        parent = self._zone(zone)
+        listed = self._asked(lambda: list(self._v2.list_accelerator_types(parent=parent, timeout=self._timeout)))
+        return {one.type_ for one in listed}
+
+    def runtime_versions(self, zone: str) -> set[str]:
+        """The runtime versions that a zone offers."""
+        parent = self._zone(zone)
+        listed = self._asked(lambda: list(self._v2.list_runtime_versions(parent=parent, timeout=self._timeout)))
+        return {one.version for one in listed}
+
+    @property
+    def _timeout(self) -> float:
+        return self._settings.call_seconds
+
+    @cached_property
+    def _v2(self) -> tpu_v2.TpuClient:
+        return tpu_v2.TpuClient(**_transport(tpu_v2.TpuClient, self._settings.simulator))
+
+    @cached_property
+    def _v1(self) -> tpu_v1.TpuClient:
+        return tpu_v1.TpuClient(**_transport(tpu_v1.TpuClient, self._settings.simulator))
+
+    def _zone(self, zone: str) -> str:
+        return f"projects/{self._project}/locations/{zone}"
+
+    def _message(self, wish: Wish) -> tpu_v2.Node:
+        settings = self._settings
+        node = tpu_v2.Node(
+            accelerator_type=wish.accelerator_type,
+            runtime_version=wish.runtime,
+            labels=wish.labels,
+            metadata={"startup-script": wish.startup},
+            network_config=tpu_v2.NetworkConfig(
+                network=settings.network or "",
+                subnetwork=settings.subnetwork or "",
+                enable_external_ips=settings.external_ips,
+            ),
+        )
+        if settings.service_account:
+            node.service_account = tpu_v2.ServiceAccount(
+                email=settings.service_account, scope=["https://www.googleapis.com/auth/cloud-platform"]
+            )
+        if settings.spot:
+            node.scheduling_config = tpu_v2.SchedulingConfig(spot=True)
+        return node
+
+    def _made(self, action: Callable[[], Any]) -> str | None:
+        try:
+            return str(self._asked(action).operation.name)
+        except exceptions.AlreadyExists:
+            return None
+
+    def _found(self, action: Callable[[], T]) -> T | None:
+        try:
+            return self._asked(action)
+        except exceptions.NotFound:
+            return None
+
+    def _asked(self, action: Callable[[], T]) -> T:
+        """Ask; what is there already and what is not is left to the caller."""
+        try:
+            return action()
+        except (exceptions.AlreadyExists, exceptions.NotFound):
+            raise
+        except exceptions.TooManyRequests as error:  # 429: no capacity or quota; or called too often
+            if error.reason == _RATE_LIMIT:
+                raise ApiAway(error.message) from error
+            raise ApiRefused(CAPACITY, error.message) from error
+        except _AWAY as error:
+            raise ApiAway(str(error)) from error
+        except exceptions.GoogleAPICallError as error:
+            raise ApiRefused(DENIED, error.message) from error
+
+
+def _transport(client: Any, simulator: str | None) -> dict[str, Any]:  # noqa: ANN401 - the two clients share no class
+    """What makes a client talk to a simulator: plain HTTP/2 without credentials, which its options cannot say."""
+    if simulator is None:
+        return {}
+    return {"transport": client.get_transport_class("grpc")(channel=grpc.insecure_channel(simulator))}
+
+
+def _node(message: Any) -> Node:  # noqa: ANN401 - of either API
+    _, _, _, zone, _, node_id = message.name.split("/")
+    scheduling = message.scheduling_config
+    return Node(
+        zone=zone,
+        id=node_id,
+        state=message.state.name.removeprefix("STATE_"),
+        health=message.health.name.removeprefix("HEALTH_"),
+        health_detail=message.health_description,
+        endpoints=tuple((one.ip_address, int(one.port or TPU_PORT)) for one in message.network_endpoints),
+        labels=dict(message.labels),
+        accelerator_type=message.accelerator_type,
+        spot=bool(scheduling.preemptible or getattr(scheduling, "spot", False)),
+        created=_seconds(message),
+    )
+
+
+def _queued(message: tpu_v2.QueuedResource) -> Queued:
+    _, _, _, zone, _, queued_id = message.name.split("/")
+    state = message.state
+    specs: Iterable[Any] = message.tpu.node_spec
+    return Queued(
+        zone=zone,
+        id=queued_id,
+        state=state.state.name,
+        by_user=state.state_initiator.name == "USER",
+        error=_refusal_of(state.failed_data.error) if state.state.name == "FAILED" else None,
+        labels={key: value for spec in specs for key, value in spec.node.labels.items()},
+        spot="spot" in message,
+        created=_seconds(message),
+    )
+
+
+def _seconds(message: Any) -> float:  # noqa: ANN401 - a node or a queued resource
+    return float(message.create_time.timestamp()) if message.create_time else 0.0
+
+
+def _refusal_of(status: status_pb2.Status) -> ApiRefused:
+    """What an operation ended with, told as if its call had been refused."""
+    if status.code in _CAPACITY_CODES:
+        return ApiRefused(CAPACITY, status.message)
+    return ApiRefused(DENIED if status.code in _DENIED_CODES else FAILED, status.message)

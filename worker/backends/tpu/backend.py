@@ -1,0 +1,227 @@
+"""The TPU backend: gets a device, runs the job beside it, and gives the device back.
+
+The job's process is another backend's: a container, or a plain process where the TPU is simulated. What this one adds
+is the device, its address in the job's environment, and a look at the device now and then.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from core.machines import Catalogue
+from core.settings import Settings
+from worker.backends.base import (
+    Backend,
+    BackendError,
+    Capabilities,
+    Exit,
+    Handle,
+    LaunchSpec,
+    Progress,
+    note_control,
+    read_control,
+)
+from worker.backends.tpu.api import ApiAway, ApiRefused, TpuApi
+from worker.backends.tpu.buckets import Homecoming, OpenBucket, Places
+from worker.backends.tpu.ledger import Entry, Ledger
+from worker.backends.tpu.removal import Removal
+from worker.backends.tpu.seeking import Device, Seeker
+from worker.backends.tpu.starting import reachable, wish_for
+from worker.backends.tpu.strays import Owned, Strays
+from worker.backends.tpu.verdict import Trouble
+from worker.backends.tpu.watching import Watching
+
+logger = logging.getLogger(__name__)
+
+_TAKEN = "device_lost"
+"""The control file that says why the job was ended: its device was lost."""
+
+
+class TpuBackend:
+    """See the module. One instance serves all attempt threads of a worker.
+
+    Args:
+        settings: The service's.
+        ledger: Where what bills is written down.
+        runner: Runs the job's own process, on this host.
+        buckets: Where jobs have their places in Cloud Storage; None: they have none.
+    """
+
+    def __init__(self, settings: Settings, ledger: Ledger, runner: Backend, buckets: OpenBucket | None = None) -> None:
+        self._all_settings = settings
+        self._settings = settings.tpu
+        self._buckets = buckets
+        self._homecoming = Homecoming(buckets, settings)
+        self._catalogue = Catalogue.load(override_path=settings.machines.file)
+        self._attempts = settings.root / "attempts"
+        self._ledger = ledger
+        self._runner = runner
+        self._api = TpuApi(settings.tpu)
+        self._removal = Removal(self._api, ledger)
+        self._strays = Strays(self._api, ledger, settings.tpu)
+        self._watching = Watching(self._api, ledger, settings.tpu)
+        self._lock = threading.Lock()
+        self._kill_at: dict[str, float] = {}
+        self._refused_since: dict[int, float] = {}
+        self.capabilities = Capabilities(
+            simulated=settings.tpu.simulator is not None,
+            containers=runner.capabilities.containers,
+            mounts=runner.capabilities.mounts,
+        )
+
+    def unready(self) -> str | None:
+        """See `Backend.unready`."""
+        if not self._settings.zones and not self._settings.pool:
+            return "No TPU can be sought: set GRADIENT_TPU__ZONES, or name nodes in GRADIENT_TPU__POOL."
+        try:
+            self._api.connect()
+        except (ApiAway, ApiRefused) as error:
+            return (
+                f"Google's TPU API cannot be used ({error}). Give this worker credentials: a service account of its "
+                "machine, or GOOGLE_APPLICATION_CREDENTIALS; `gradient-server doctor --tpu` says more."
+            )
+        return self._runner.unready()
+
+    def cards(self) -> tuple[str, ...] | None:
+        """See `Backend.cards`: a TPU is no card of this host."""
+        return None
+
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
+        """See `Backend.launch`. Nothing bills before the lease was checked."""
+        confirm()
+        machine = self._catalogue.get(spec.machine_type)
+        wish = wish_for(spec, machine, self._settings, self._ledger.installation())
+
+        def say(words: str) -> None:
+            progress("provisioning", words)
+
+        places = Places(self._buckets, spec, self._all_settings, progress)
+        device = Seeker(self._api, self._ledger, self._settings, places.have).seek(spec, wish, say)
+        try:
+            reachable(device.node, self._settings, say)
+            env = _address(device) | places.environment(device.entry.zone)
+            inner = self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)
+        except BackendError as error:
+            confirm()  # only who holds the job may take its device away
+            self._give_back(device.entry, str(error))
+            raise
+        return {
+            "version": 1,
+            "name": spec.name,
+            "job_id": spec.job_id,
+            "attempt": spec.attempt,
+            "control": str(spec.control),
+            "runner": inner,
+            "device": asdict(device.entry),
+            "stop_grace": spec.stop_grace,
+        }
+
+    def poll(self, handle: Handle) -> Exit | None:
+        """See `Backend.poll`. A job whose device is lost is ended: it would wait for an answer for ever."""
+        ended = self._runner.poll(handle["runner"])
+        entry = Entry(**handle["device"])
+        failed = ended is not None and ended.code != 0
+        trouble = _taken(handle) or self._watching.trouble(entry, last=failed)
+        if ended is None:
+            self._homecoming.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
+        if trouble is None:
+            return ended
+        if ended is None:
+            self._end(handle, trouble)
+            return None
+        return Exit(ended.code, trouble.reason, trouble.detail) if failed else ended
+
+    def stop(self, handle: Handle, *, grace: bool) -> None:
+        """See `Backend.stop`."""
+        self._runner.stop(handle["runner"], grace=grace)
+
+    def sample(self, handle: Handle) -> dict[str, float]:
+        """See `Backend.sample`: the host's side of the job; what its device does is not told."""
+        return self._runner.sample(handle["runner"])
+
+    def destroy(self, handle: Handle) -> None:
+        """See `Backend.destroy`: the process first, so that nothing uses the device any more."""
+        inner = handle.get("runner") or self._inner(handle["name"])
+        if inner is not None:
+            self._runner.destroy(inner)
+        entries = self._ledger.of_attempt(handle["job_id"], handle["attempt"])
+        for entry in entries:
+            if not entry.over:
+                self._remove(entry)
+            self._watching.forget(entry)
+        with self._lock:
+            self._kill_at.pop(handle["name"], None)
+        # Last, since it may take long: the device bills no more.
+        self._homecoming.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
+
+    def list_owned(self) -> list[Handle]:
+        """See `Backend.list_owned`: processes, and devices that no process uses (yet)."""
+        found: dict[str, Handle] = {}
+        for inner in self._runner.list_owned():
+            found[inner["name"]] = inner | {"runner": inner}
+        for entry in self._ledger.here():
+            name = f"{entry.job_id}-{entry.attempt}"
+            control = str(self._attempts / name / "control")
+            bare = {"version": 1, "name": name, "job_id": entry.job_id, "attempt": entry.attempt, "control": control}
+            found.setdefault(name, bare)
+        return list(found.values())
+
+    def remove_strays(self, owned: Owned) -> int:
+        """See `CloudBackend.remove_strays`."""
+        return self._strays.remove(owned)
+
+    def _artifacts(self, handle: Handle) -> Path:
+        return self._attempts / str(handle["name"]) / "artifacts"
+
+    def _inner(self, name: str) -> Handle | None:
+        return next((inner for inner in self._runner.list_owned() if inner["name"] == name), None)
+
+    def _remove(self, entry: Entry) -> None:
+        """Have a device deleted; what stays refused for long is left to the sweep: the job's outputs must not wait."""
+        try:
+            self._removal.remove(entry)
+        except (ApiAway, ApiRefused) as error:
+            with self._lock:
+                since = self._refused_since.setdefault(entry.id, time.monotonic())
+            if time.monotonic() - since < self._settings.patience_seconds:
+                raise BackendError("tpu_api_away", f"{entry.name} could not be deleted: {error}") from error
+            logger.exception("tpu_left_to_the_sweep", extra={"resource": entry.name})
+        with self._lock:
+            self._refused_since.pop(entry.id, None)
+
+    def _give_back(self, entry: Entry, why: str) -> None:
+        try:
+            self._removal.remove(entry, why)
+        except (ApiAway, ApiRefused) as error:  # the teardown tries again
+            logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
+
+    def _end(self, handle: Handle, trouble: Trouble) -> None:
+        """Ask the job to end, once; end it when its grace is over."""
+        name = handle["name"]
+        with self._lock:
+            kill_at = self._kill_at.get(name)
+            if kill_at is None:
+                self._kill_at[name] = time.monotonic() + handle["stop_grace"]
+        if kill_at is None:
+            logger.warning("tpu_lost", extra={"reason": trouble.reason, "detail": trouble.detail})
+            note_control(Path(handle["control"]), _TAKEN, trouble.reason)
+            self._runner.stop(handle["runner"], grace=True)
+        elif time.monotonic() >= kill_at:
+            self._runner.stop(handle["runner"], grace=False)
+
+
+_LOST = frozenset({"preempted", "tpu_suspended", "tpu_unhealthy", "tpu_lost"})
+
+
+def _taken(handle: Handle) -> Trouble | None:
+    """What an earlier worker ended the job for. The job can write there too: only what it may be is believed."""
+    reason = read_control(Path(handle["control"]), _TAKEN)
+    return Trouble(reason, f"{handle['device']['name']} was lost") if reason in _LOST else None
+
+
+def _address(device: Device) -> dict[str, str]:
+    """How a job finds its device: resolved here, since TensorFlow's own way needs rights that the job has not."""
+    return {"TPU_NAME": device.node.id, "TPU_GRPC_URL": device.node.url}

@@ -1,0 +1,206 @@
+"""The part of a TPU job that lies in Cloud Storage: its place is made before anything bills, and brought home after."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from core.errors import GradientError, StoreUnavailable
+from core.settings import Settings
+from worker.backends.base import BackendError, LaunchSpec, Progress
+
+logger = logging.getLogger(__name__)
+
+STAGE = "TPU_STAGE"
+"""The job's variable that names a data set to copy to the bucket: `/storage/…`, or a path in the workspace."""
+
+_THREADS = 4
+
+
+class Paths(Protocol):
+    """Where a job's files are in the bucket."""
+
+    @property
+    def model_dir(self) -> str:
+        """`gs://…` that the job writes its model to."""
+
+    @property
+    def data_dir(self) -> str:
+        """`gs://…` that the job's data is at."""
+
+    @property
+    def credentials(self) -> Mapping[str, str] | None:
+        """Variables of the job's environment that let it in, for this prefix and a short time; None: it needs none."""
+
+
+class JobBucket(Protocol):
+    """The bucket of a region's jobs.
+
+    What will not change by itself is a GradientError with a `reason` out of REASONS and a `detail`; StoreUnavailable
+    may be over in a moment.
+    """
+
+    def prepare(self, job_id: str) -> Paths:
+        """Have the bucket, and the job's prefix in it."""
+
+    def probe(self, service_account: str | None) -> object:
+        """Make sure that the TPU's account can write, read and delete there; what was proved is in `statement`."""
+
+    def stage(self, job_id: str, source: Path) -> object:
+        """Copy a data set into the job's data folder."""
+
+    def mirror(self, job_id: str, into: Path) -> object:
+        """Copy what is new in the model folder."""
+
+    def complete(self, job_id: str, into: Path) -> object:
+        """Copy all that is missing of the model folder."""
+
+    def remove(self, job_id: str) -> None:
+        """Delete the job's prefix, if that is the policy."""
+
+
+OpenBucket = Callable[[str], JobBucket]
+"""The bucket for jobs whose TPU is in this region (`us-central1`)."""
+
+
+def region_of(zone: str) -> str:
+    """The region of a zone: `us-central1` of `us-central1-b`."""
+    return zone.rpartition("-")[0]
+
+
+class Places:
+    """The places in buckets of one attempt that is being started, one a region that a TPU is sought in."""
+
+    def __init__(self, opened: OpenBucket | None, spec: LaunchSpec, settings: Settings, progress: Progress) -> None:
+        self._open = opened
+        self._spec = spec
+        self._account = settings.tpu.service_account
+        self._progress = progress
+        self._paths: dict[str, Paths] = {}
+
+    def have(self, zone: str) -> None:
+        """Have the job's place in the bucket of a zone's region, and make sure that the TPU will be let in.
+
+        Raises:
+            BackendError: That cannot be.
+        """
+        region = region_of(zone)
+        if self._open is None or region in self._paths:
+            return
+        self._progress("provisioning", f"preparing the bucket in {region}")
+        source = _data_set(self._spec)
+        bucket: JobBucket | None = None
+        try:
+            bucket = self._open(region)
+            paths = bucket.prepare(self._spec.job_id)
+            proved = bucket.probe(self._account)
+            logger.info("bucket_probed", extra={"region": region, "found": getattr(proved, "statement", None)})
+            if source is not None:
+                self._progress("provisioning", f"copying {source.name} to the bucket in {region}")
+                bucket.stage(self._spec.job_id, source)
+        except StoreUnavailable as error:
+            raise BackendError("tpu_api_away", error.message) from error
+        except GradientError as error:
+            if bucket is not None:
+                _removed(bucket, self._spec.job_id)
+            raise BackendError(getattr(error, "reason", "bucket_refused"), error.message) from error
+        self._paths[region] = paths
+
+    def environment(self, zone: str) -> dict[str, str]:
+        """What a job finds in its environment, its TPU being in this zone."""
+        paths = self._paths.get(region_of(zone))
+        if paths is None:
+            return {}
+        return {"TPU_MODEL_DIR": paths.model_dir, "TPU_DATA_DIR": paths.data_dir, **(paths.credentials or {})}
+
+
+class Homecoming:
+    """Brings what jobs leave in buckets to their artifacts, while they run and at their end."""
+
+    def __init__(self, opened: OpenBucket | None, settings: Settings) -> None:
+        self._open = opened
+        self._seconds = settings.worker.sync_seconds
+        self._patience = settings.tpu.patience_seconds
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bucket-mirror")
+        self._lock = threading.Lock()
+        self._under_way: dict[str, tuple[float, Future[None] | None]] = {}
+        self._refused_since: dict[str, float] = {}
+
+    def mirror(self, job_id: str, zone: str, artifacts: Path) -> None:
+        """Have what is new copied, now and then, apart from who asks."""
+        if self._open is None:
+            return
+        current = time.monotonic()
+        with self._lock:
+            last, running = self._under_way.get(job_id, (current, None))
+            if current - last >= self._seconds and (running is None or running.done()):
+                last, running = current, self._pool.submit(self._mirror, self._open, job_id, zone, artifacts)
+            self._under_way[job_id] = last, running
+
+    def complete(self, job_id: str, zones: list[str], artifacts: Path) -> None:
+        """Copy all that is missing, then remove the job's prefixes.
+
+        Args:
+            job_id: Whose.
+            zones: Where a TPU was sought for it; it had one in the last of them, if at all.
+            artifacts: Folder for what it leaves; one that is gone is not made again.
+
+        Raises:
+            BackendError: It may be done in a moment.
+        """
+        with self._lock:
+            _, running = self._under_way.pop(job_id, (0.0, None))
+        if self._open is None or not zones:
+            return
+        if running is not None:
+            running.result()
+        try:
+            for region in dict.fromkeys(map(region_of, zones)):
+                bucket = self._open(region)
+                if artifacts.is_dir():
+                    bucket.complete(job_id, artifacts)
+                bucket.remove(job_id)
+        except (GradientError, OSError) as error:
+            since = self._refused_since.setdefault(job_id, time.monotonic())
+            passing = isinstance(error, StoreUnavailable | OSError)
+            if passing and time.monotonic() - since < self._patience:
+                raise BackendError("tpu_api_away", f"outputs are still in the bucket: {error}") from error
+            logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
+        self._refused_since.pop(job_id, None)
+
+    def _mirror(self, opened: OpenBucket, job_id: str, zone: str, artifacts: Path) -> None:
+        try:
+            opened(region_of(zone)).mirror(job_id, artifacts)
+        except (GradientError, OSError):
+            logger.warning("bucket_not_mirrored", exc_info=True, extra={"job_id": job_id})
+        except Exception:  # in a pool's thread nobody else would hear of it
+            logger.exception("bucket_mirror_failed", extra={"job_id": job_id})
+
+
+def _data_set(spec: LaunchSpec) -> Path | None:
+    """The data set that the job wants in the bucket.
+
+    Raises:
+        BackendError: It is not there, or outside of what is the job's.
+    """
+    named = spec.env.get(STAGE)
+    if not named:
+        return None
+    shared = named.startswith("/storage/")
+    root = (spec.storage if shared else spec.workspace).resolve()
+    path = (root / named.removeprefix("/storage/")).resolve()
+    if not path.is_relative_to(root) or not path.exists():
+        where = "the shared storage" if shared else "the workspace"
+        raise BackendError("data_missing", f"{STAGE}={named}: there is no such file or folder in {where}")
+    return path
+
+
+def _removed(bucket: JobBucket, job_id: str) -> None:
+    """Leave nothing of a place that turned out to be of no use."""
+    try:
+        bucket.remove(job_id)
+    except GradientError:
+        logger.info("bucket_not_emptied", exc_info=True)  # it could not be used in the first place

@@ -1,0 +1,275 @@
+"""Gets a TPU for an attempt: looks, asks, waits, says what it waits for, and tries the next zone.
+
+What is there is looked for before anything is asked for, so that whoever comes after a crash goes on where it was.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from core.settings import TpuSettings
+from worker.backends.base import BackendError, LaunchSpec
+from worker.backends.tpu import verdict
+from worker.backends.tpu.api import CAPACITY, ApiAway, ApiRefused, Node, TpuApi, Wish
+from worker.backends.tpu.ledger import POOL, Entry, Ledger
+from worker.backends.tpu.removal import Removal
+from worker.backends.tpu.verdict import Trouble
+from worker.backends.tpu.ways import AtOnce, InTurn, Look, Way
+
+logger = logging.getLogger(__name__)
+
+_BAD_NODE_LOOKS = 12
+"""Looks after which a pool's node that was of no use is asked about again."""
+
+Say = Callable[[str], None]
+"""Told what is waited for; raises if the start has to be given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A TPU that is the attempt's."""
+
+    entry: Entry
+    node: Node
+
+
+class _NextZone(Exception):
+    """This zone has nothing for the job."""
+
+
+class Patience:
+    """How long an API that does not answer is borne, since it last answered."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._answered = time.monotonic()
+
+    def answered(self) -> None:
+        """It answers."""
+        self._answered = time.monotonic()
+
+    def away(self, error: ApiAway) -> None:
+        """It does not; raises when that is too long."""
+        logger.info("tpu_api_away", extra={"error": str(error)})
+        if time.monotonic() - self._answered >= self._seconds:
+            raise BackendError("tpu_api_away", str(error)) from error
+
+
+class Seeker:
+    """Seeks one device for one attempt.
+
+    Args:
+        api: Google's.
+        ledger: Where what bills is written down.
+        settings: How it is sought.
+        ready: Makes sure that a job can use a device in this zone, before one is asked for; raises BackendError.
+    """
+
+    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings, ready: Callable[[str], None]) -> None:
+        self._api = api
+        self._ledger = ledger
+        self._settings = settings
+        self._ready = ready
+        self._removal = Removal(api, ledger)
+
+    def seek(self, spec: LaunchSpec, wish: Wish, say: Say) -> Device:
+        """Get a device.
+
+        Args:
+            spec: The attempt.
+            wish: The node, where one is to be made.
+            say: Told what is waited for.
+
+        Raises:
+            BackendError: There is none to be had.
+        """
+        before = self._ledger.of_attempt(spec.job_id, spec.attempt)
+        waited = max((entry.age for entry in before), default=0.0)
+        until = time.monotonic() + self._settings.wait_seconds - waited
+        way = self._settings.way_of(spec.machine_type)
+        if way == "pool":
+            return _Pool(self._api, self._ledger, self._settings, self._ready).take(spec, until, say)
+        making: Way = AtOnce(self._api) if way == "node" else InTurn(self._api)
+        passed = {entry.zone for entry in before if entry.over}
+        tried: list[str] = []
+        left = [zone for zone in self._settings.zones if zone not in passed]
+        while left:
+            zone = left.pop(0)
+            self._ready(zone)
+            share = (until - time.monotonic()) / (len(left) + 1)
+            search = _Search(self._removal, self._ledger, self._settings, making, _adding(say, tried))
+            try:
+                return search.run(spec, wish, zone, share)
+            except _NextZone as error:
+                tried.append(f"{zone}: {error}")
+        raise BackendError(CAPACITY, "; ".join(tried) or "every zone was tried")
+
+
+def _adding(say: Say, tried: list[str]) -> Say:
+    """What is said, with what was tried before."""
+    return lambda words: say(f"{words}; tried {'; '.join(tried)}" if tried else words)
+
+
+class _Search:
+    """Seeks in one zone."""
+
+    def __init__(self, removal: Removal, ledger: Ledger, settings: TpuSettings, way: Way, say: Say) -> None:
+        self._removal = removal
+        self._ledger = ledger
+        self._settings = settings
+        self._way = way
+        self._say = say
+        self._state = ""
+        self._since = ""
+        self._ill_since: float | None = None
+
+    def run(self, spec: LaunchSpec, wish: Wish, zone: str, seconds: float) -> Device:
+        until = time.monotonic() + seconds
+        name = f"{zone}/{wish.id}"
+        entry = self._ledger.intend(self._way.kind, name, job_id=spec.job_id, attempt=spec.attempt)
+        if entry is None:
+            raise BackendError("internal_error", f"{name} is another attempt's")
+        patience = Patience(self._settings.patience_seconds)
+        while True:
+            self._report(entry)
+            try:
+                entry, node = self._step(entry, wish, until)
+            except ApiAway as error:
+                patience.away(error)
+            except ApiRefused as error:
+                self._give_back(entry, error.detail)
+                if error.reason == CAPACITY:
+                    raise _NextZone(error.detail) from error
+                raise BackendError(error.reason, error.detail) from error
+            else:
+                patience.answered()
+                if node is not None:
+                    return Device(entry, node)
+            if time.monotonic() >= until:
+                self._give_back(entry, "not had in time")
+                raise _NextZone(f"not had within {max(0.0, seconds):.0f} s")
+            time.sleep(self._settings.poll_seconds)
+
+    def _step(self, entry: Entry, wish: Wish, until: float) -> tuple[Entry, Node | None]:
+        """One look; and one wish, if nothing is there."""
+        look = self._way.look(entry)
+        if not look.there:
+            operation = self._way.make(entry.zone, wish, max(60.0, until - time.monotonic()))
+            self._ledger.note(entry, state="requested", operation=operation)
+            return replace(entry, operation=operation), None
+        self._see(entry, look)
+        if look.trouble is not None:
+            self._give_back(entry, look.trouble.detail)
+            raise BackendError(look.trouble.reason, look.trouble.detail)
+        return entry, self._well(entry, look.node)
+
+    def _well(self, entry: Entry, node: Node | None) -> Node | None:
+        """The node, if a job can run on it; one that stays ill is given back."""
+        if node is None or verdict.usable(node):
+            return node
+        trouble = verdict.ill(node)
+        if trouble is None or node.state != verdict.READY:
+            self._ill_since = None
+            return None
+        self._ill_since = self._ill_since or time.monotonic()
+        if time.monotonic() - self._ill_since >= self._settings.unhealthy_seconds:
+            self._give_back(entry, trouble.detail)
+            raise BackendError(trouble.reason, trouble.detail)
+        return None
+
+    def _see(self, entry: Entry, look: Look) -> None:
+        health = look.node.health if look.node is not None else None
+        state = look.state if health in {None, "UNSPECIFIED", "HEALTHY"} else f"{look.state}, {health}"
+        if state != self._state:
+            self._state, self._since = state, f"{datetime.now(UTC):%H:%M:%S} UTC"
+            self._ledger.note(entry, state=look.state, health=health, bills=look.state == verdict.READY)
+
+    def _report(self, entry: Entry) -> None:
+        since = f"{self._state} since {self._since}" if self._state else "is asked for"
+        self._say(f"{self._way.words} {entry.name}: {since}")
+
+    def _give_back(self, entry: Entry, why: str) -> None:
+        try:
+            self._removal.remove(entry, why)
+        except (ApiAway, ApiRefused) as error:  # the ledger still has it: the teardown and the sweep go on trying
+            logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
+
+
+class _Pool:
+    """Nodes that are there, which jobs take in turn."""
+
+    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings, ready: Callable[[str], None]) -> None:
+        self._api = api
+        self._ledger = ledger
+        self._settings = settings
+        self._ready = ready
+
+    def take(self, spec: LaunchSpec, until: float, say: Say) -> Device:
+        names = self._settings.pool.get(spec.machine_type, [])
+        if not names:
+            raise BackendError("tpu_denied", f"GRADIENT_TPU__POOL names no node for {spec.machine_type}")
+        patience = Patience(self._settings.patience_seconds)
+        troubles: dict[str, Trouble] = {}
+        ask_again = 0.0
+        while True:
+            if time.monotonic() >= ask_again:
+                troubles.clear()
+                ask_again = time.monotonic() + _BAD_NODE_LOOKS * self._settings.poll_seconds
+            try:
+                device = self._first(spec, [name for name in names if name not in troubles], troubles)
+                patience.answered()
+            except ApiAway as error:
+                patience.away(error)
+                device = None
+            if device is not None:
+                return device
+            self._wait(troubles, len(names), until)
+            say(_waiting(troubles, len(names)))
+            time.sleep(self._settings.poll_seconds)
+
+    def _first(self, spec: LaunchSpec, names: list[str], troubles: dict[str, Trouble]) -> Device | None:
+        """The first of these nodes that is free and well; what is wrong with others is added to `troubles`."""
+        held = [one for one in self._ledger.of_attempt(spec.job_id, spec.attempt) if not one.over and one.kind == POOL]
+        mine = {entry.name for entry in held}
+        for name in [*mine, *(name for name in names if name not in mine)]:
+            self._ready(name.partition("/")[0])
+            entry = self._ledger.intend(POOL, name, job_id=spec.job_id, attempt=spec.attempt)
+            if entry is None:
+                continue  # another job has it
+            try:
+                found = self._usable(entry)
+            except ApiAway:
+                self._ledger.close(entry, gone=True)
+                raise
+            if isinstance(found, Node):
+                self._ledger.note(entry, state=found.state, health=found.health, bills=True)
+                return Device(entry, found)
+            self._ledger.close(entry, gone=True, detail=found.detail)
+            troubles[name] = found
+        return None
+
+    def _usable(self, entry: Entry) -> Node | Trouble:
+        try:
+            node = self._api.node(entry.zone, entry.cloud_id) or self._api.old_node(entry.zone, entry.cloud_id)
+        except ApiRefused as error:
+            return Trouble(error.reason, error.detail)
+        if node is None:
+            return Trouble("tpu_lost", f"there is no node {entry.name}")
+        if verdict.usable(node):
+            return node
+        return verdict.lost(node) or verdict.ill(node) or Trouble("tpu_unreachable", f"{entry.name} has no address")
+
+    def _wait(self, troubles: dict[str, Trouble], count: int, until: float) -> None:
+        """Raise if waiting is of no use, or was long enough."""
+        if len(troubles) == count:
+            worst = next(iter(troubles.values()))
+            raise BackendError(worst.reason, "; ".join(one.detail for one in troubles.values()))
+        if time.monotonic() >= until:
+            raise BackendError(CAPACITY, f"{_waiting(troubles, count)}, for too long")
+
+
+def _waiting(troubles: dict[str, Trouble], count: int) -> str:
+    words = f"{count - len(troubles)} of the pool's {count} TPUs are other jobs'"
+    return f"{words}; {'; '.join(one.detail for one in troubles.values())}" if troubles else words

@@ -1,0 +1,66 @@
+"""What a node for a job is made from, and whether a job can reach it."""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from core.machines import MachineType
+from core.settings import TpuSettings
+from worker.backends.base import BackendError, LaunchSpec
+from worker.backends.tpu.api import Node, Wish
+
+LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
+"""Labels of what we make: whose it is, and for which attempt."""
+
+_STARTUP = Path(__file__).with_name("startup.sh")
+_CONNECT_SECONDS = 5.0
+_RUNTIMES = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
+_OLDER_RUNTIME = "tpu-ubuntu2204-base"
+
+
+def wish_for(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, installation: str) -> Wish:
+    """The node for an attempt. Its id says whose it is, so that it is made once, and found again.
+
+    Raises:
+        BackendError: The machine type is no TPU.
+    """
+    if machine.tpu_type is None:
+        raise BackendError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
+    return Wish(
+        id=f"gj-{spec.name}",
+        accelerator_type=machine.tpu_type,
+        runtime=runtime_of(machine, settings),
+        labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
+        startup=_STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
+    )
+
+
+def runtime_of(machine: MachineType, settings: TpuSettings) -> str:
+    """The runtime version that a node of this machine type is made with."""
+    generation = (machine.tpu_type or "").partition("-")[0]
+    return settings.runtimes.get(machine.name) or _RUNTIMES.get(generation, _OLDER_RUNTIME)
+
+
+def reachable(node: Node, settings: TpuSettings, say: Callable[[str], None]) -> None:
+    """Wait until the device's ports take connections: TensorFlow would wait for a closed one for ever.
+
+    Raises:
+        BackendError: They do not.
+    """
+    until = time.monotonic() + settings.probe_seconds
+    for address, port in node.endpoints:
+        while (why := _refusal(address, port)) is not None:
+            if time.monotonic() >= until:
+                raise BackendError("tpu_unreachable", f"grpc://{address}:{port}: {why}")
+            say(f"{node.zone}/{node.id} is {node.state}; waiting for grpc://{address}:{port} to answer")
+            time.sleep(settings.poll_seconds)
+
+
+def _refusal(address: str, port: int) -> str | None:
+    """Why a port takes no connection; None: it does."""
+    try:
+        with socket.create_connection((address, port), timeout=_CONNECT_SECONDS):
+            return None
+    except OSError as error:
+        return str(error)

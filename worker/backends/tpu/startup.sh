@@ -1,0 +1,39 @@
+#!/bin/bash
+# Runs as root on a new TPU VM at each of its starts: serves the TPU to TensorFlow programs at port 8470, so that a job
+# elsewhere reaches it as grpc://ADDRESS:8470. @TENSORFLOW@ is put in by whoever makes the VM.
+#
+# The port asks nobody who they are, and whoever reaches it can read and write files here: the network's firewall must
+# let nothing in but the workers (docs/tpu.md).
+
+set -eu
+
+place=/opt/gradient-tpu
+if [ ! -x "$place/bin/python" ]; then
+    python3 -m venv "$place"
+    # A newer libtpu than the one that a tensorflow-tpu was built with aborts when the TPU is set up.
+    "$place/bin/pip" install --quiet "tensorflow-tpu==@TENSORFLOW@" "libtpu==0.0.14"
+fi
+
+cat >"$place/serve.py" <<'PYTHON'
+import tensorflow as tf
+
+tf.distribute.Server({"worker": ["0.0.0.0:8470"]}, job_name="worker", task_index=0, protocol="grpc").join()
+PYTHON
+
+cat >/etc/systemd/system/gradient-tpu.service <<UNIT
+[Unit]
+After=network-online.target
+
+[Service]
+Environment=PJRT_DEVICE=TPU NEXT_PLUGGABLE_DEVICE_USE_C_API=true
+ExecStartPre=/bin/sh -c 'ls /dev/accel* /dev/vfio/* 2>/dev/null | grep -q .'
+ExecStart=$place/bin/python $place/serve.py
+Restart=always
+RestartSec=5
+
+[Install]
+WantedBy=multi-user.target
+UNIT
+
+systemctl daemon-reload
+systemctl enable --now gradient-tpu.service

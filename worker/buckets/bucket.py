@@ -1,0 +1,295 @@
+"""The bucket of TPU jobs in one region: each job has `jobs/<id>/model` and `jobs/<id>/data` in it.
+
+It is given by the settings, or made when a job first needs it.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.api_core.exceptions import Conflict, Forbidden, NotFound
+from google.cloud import storage
+
+from core.errors import JobNotFound, StoreUnavailable
+from core.settings import Settings
+from stores.gcs.client import open_client, open_credentials, open_session
+from stores.gcs.sending import remove_all
+from worker.buckets.access import JOBS, admit, limited_token
+from worker.buckets.mirror import Mirror, Mirrored
+from worker.buckets.refusal import BucketRefused, asking
+from worker.buckets.staging import Staged, copy_in
+from worker.buckets.trial import Trial, act_as, try_bucket
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
+"""Buckets that lie in several regions, and what the names of those begin with."""
+_POLICY_SECONDS = 120.0
+_QUIET_PASSES = 3
+_LABELS = {"gradient-jobs": "bucket"}
+
+
+@dataclass(frozen=True)
+class BucketPaths:
+    """A job's places in the bucket.
+
+    Attributes:
+        model_dir: Where outputs go, `gs://…/jobs/<id>/model`.
+        data_dir: Where inputs are.
+        credentials: Environment variables by which a program in the job's container may use both, for a while; None
+            where it has an account of its own.
+        expires_at: Unix time at which they stop working.
+    """
+
+    model_dir: str
+    data_dir: str
+    credentials: dict[str, str] | None
+    expires_at: float | None
+
+
+def open_bucket(settings: Settings, region: str) -> "JobBucket":
+    """The bucket for TPUs of a region, such as `us-central1`; nothing is asked of Google yet.
+
+    Raises:
+        StoreUnavailable: There are no credentials.
+    """
+    client = open_client(settings.gcs)
+    name = settings.bucket.name or f"{client.project}-gradient-{region}"
+    return JobBucket(settings, client.bucket(name), region)
+
+
+class JobBucket:
+    """The bucket of TPU jobs in one region.
+
+    Args:
+        settings: The configuration.
+        bucket: By a client that acts as the worker.
+        region: Where the TPUs are.
+    """
+
+    def __init__(self, settings: Settings, bucket: storage.Bucket, region: str) -> None:
+        self._settings = settings
+        self._bucket = bucket
+        self._region = region
+        self._parallel = settings.gcs.parallel
+
+    @property
+    def name(self) -> str:
+        """The bucket's name."""
+        name: str = self._bucket.name
+        return name
+
+    def prepare(self, job_id: str) -> BucketPaths:
+        """Have the bucket and the job's places in it; a repeat makes a fresh token.
+
+        Raises:
+            BucketRefused: It is missing, in another region, or may not be used.
+            StoreUnavailable: Google does not answer.
+        """
+        self.ensure()
+        prefix = self._prefix(job_id)
+        # A program that makes its folders looks for those above them first; these end that look within the prefix.
+        for folder in (prefix, f"{prefix}model/", f"{prefix}data/"):
+            with asking(self.name, "writing"):
+                self._bucket.blob(folder).upload_from_string(b"")
+        gcs = self._settings.gcs
+        token = limited_token(open_credentials(gcs), open_session(gcs), self.name, prefix)
+        expires_at = min(token.expires_at, time.time() + self._settings.bucket.token_seconds)
+        return BucketPaths(
+            model_dir=f"gs://{self.name}/{prefix}model",
+            data_dir=f"gs://{self.name}/{prefix}data",
+            credentials=self._variables(token.text),
+            expires_at=expires_at,
+        )
+
+    def _variables(self, token: str) -> dict[str, str]:
+        """How a program is given a token: TensorFlow reads the first, Google's tools the second."""
+        found = {
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": token,
+            "CLOUDSDK_AUTH_ACCESS_TOKEN": token,
+            "GRADIENT_BUCKET_TOKEN": token,
+        }
+        endpoint, authority = self._settings.gcs.endpoint, self._settings.gcs.ca
+        if endpoint is not None:
+            # Not in lower case: gRPC would read that too, and look for the TPU through the proxy.
+            found |= {"HTTPS_PROXY": endpoint, "STORAGE_EMULATOR_HOST": endpoint}
+            found |= {} if authority is None else {"CURL_CA_BUNDLE": str(authority)}
+        return found
+
+    def ensure(self) -> None:
+        """Have the bucket, in the right region.
+
+        Raises:
+            BucketRefused: It is missing, in another region, or may not be used.
+            StoreUnavailable: Google does not answer.
+        """
+        given = self._settings.bucket.name is not None
+        with asking(self.name, "looking at it"):
+            try:
+                self._bucket.reload()
+            except NotFound:
+                if given:
+                    raise BucketRefused(
+                        "bucket_missing",
+                        f"gs://{self.name} does not exist. Make it in {self._region}, or take "
+                        "GRADIENT_BUCKET__NAME out of the settings to have one made.",
+                    ) from None
+                self._create()
+        self._check_region()
+        if not self._bucket.iam_configuration.uniform_bucket_level_access_enabled:
+            raise BucketRefused(
+                "bucket_refused",
+                f"gs://{self.name} allows access by object, which cannot be limited to a job's prefix. Turn uniform "
+                f"bucket-level access on: gcloud storage buckets update gs://{self.name} --uniform-bucket-level-access",
+            )
+
+    def _create(self) -> None:
+        bucket = self._bucket
+        bucket.iam_configuration.uniform_bucket_level_access_enabled = True
+        bucket.iam_configuration.public_access_prevention = "enforced"
+        bucket.labels = _LABELS
+        # What a crash leaves behind costs money: it goes some day, whoever forgot it.
+        bucket.add_lifecycle_delete_rule(age=self._settings.bucket.keep_days, matches_prefix=[JOBS])
+        try:
+            bucket.create(location=self._region)
+        except Conflict:
+            bucket.reload()  # another worker was quicker; a stranger's bucket is refused here
+        except Forbidden as error:
+            raise BucketRefused(
+                "bucket_refused",
+                f"The worker's account may not make gs://{self.name}: {error.message} Give it roles/storage.admin, or "
+                "name a bucket in GRADIENT_BUCKET__NAME.",
+            ) from error
+
+    def _check_region(self) -> None:
+        location, region = str(self._bucket.location).upper(), self._region.upper()
+        within = [place.upper() for place in self._bucket.data_locations or ()]
+        if location == region or region in within or region.startswith(_CONTINENTS.get(location, "-")):
+            return
+        raise BucketRefused(
+            "bucket_region",
+            f"gs://{self.name} is in {location.lower()}, the TPU in {self._region}: every byte between them would be "
+            f"slow and charged. Name a bucket in {self._region}, or take TPUs of {location.lower()}.",
+        )
+
+    def probe(self, service_account: str | None, *, patience: float = _POLICY_SECONDS) -> Trial:
+        """Give the TPU's account what it needs, then write, read and remove an object as that account.
+
+        Args:
+            service_account: Its e-mail address; None: not known.
+            patience: Seconds that Google may take to follow a policy that was only just changed.
+
+        Returns:
+            What was proved; or, where we cannot act as the account, why nothing could be.
+
+        Raises:
+            BucketRefused: The account may not use the bucket, or we may not let it.
+            StoreUnavailable: Google does not answer.
+        """
+        if service_account is None:
+            return Trial(proved=False, statement="The TPU's service account is not known: nothing was tried as it.")
+        new = admit(self._bucket, service_account)
+        gcs = self._settings.gcs
+        credentials = act_as(open_credentials(gcs), open_session(gcs), service_account)
+        if credentials is None:
+            return Trial(
+                proved=False,
+                statement=f"{service_account} was given access to gs://{self.name}, but that could not be tried: the "
+                "worker may not act as it (roles/iam.serviceAccountTokenCreator; as Google's own accounts nobody may).",
+            )
+        client = open_client(gcs, credentials)
+        return try_bucket(client.bucket(self.name), service_account, until=time.monotonic() + patience * new)
+
+    def stage(self, job_id: str, source: Path) -> Staged:
+        """Copy a data set, a file or a folder, into the job's data dir.
+
+        Raises:
+            BucketRefused: It is too large, cannot be read, or the bucket does not take it.
+            StoreUnavailable: Google does not answer; a repeat goes on from there.
+        """
+        return self._copy_in(f"{self._prefix(job_id)}data/", source)
+
+    def resume(self, job_id: str, artifacts: Path) -> Staged:
+        """Copy what an earlier attempt left into the job's model dir: its prefix went when that attempt ended.
+
+        Raises:
+            BucketRefused: It is too large, cannot be read, or the bucket does not take it.
+            StoreUnavailable: Google does not answer; a repeat goes on from there.
+        """
+        return self._copy_in(f"{self._prefix(job_id)}model/", artifacts)
+
+    def _copy_in(self, prefix: str, source: Path) -> Staged:
+        most = self._settings.bucket.stage_bytes
+        return copy_in(self._bucket, prefix, source, parallel=self._parallel, max_bytes=most)
+
+    def mirror(self, job_id: str, into: Path) -> Mirrored:
+        """Bring what is new in the job's model dir into a folder; inputs are not brought.
+
+        Raises:
+            BucketRefused: There is no bucket any more, or we may not read it.
+            StoreUnavailable: Google does not answer; a repeat goes on from there.
+            OSError: The folder cannot be written.
+        """
+        prefix, aside = f"{self._prefix(job_id)}model/", self._aside(job_id) / _digest(into)
+        return Mirror(self._bucket, prefix, into, aside, self._parallel).run()
+
+    def complete(self, job_id: str, into: Path) -> Mirrored:
+        """The same once nothing writes any more: looks again until nothing has moved.
+
+        Raises:
+            BucketRefused: There is no bucket any more, or we may not read it.
+            StoreUnavailable: Google does not answer, or something still writes; a repeat goes on from there.
+            OSError: The folder cannot be written.
+        """
+        for _ in range(_QUIET_PASSES):
+            found = self.mirror(job_id, into)
+            if not found.moving:
+                return found
+        raise StoreUnavailable(f"{found.moving} objects of {job_id} in gs://{self.name} keep changing after its end.")
+
+    def remove(self, job_id: str) -> None:
+        """Remove everything of a job, unless the settings keep it; removing nothing is success.
+
+        Raises:
+            BucketRefused: We may not.
+            StoreUnavailable: Google does not answer.
+        """
+        shutil.rmtree(self._aside(job_id), ignore_errors=True)
+        if self._settings.bucket.keep:
+            return
+        try:
+            with asking(self.name, "listing"):
+                found = list(self._bucket.list_blobs(prefix=self._prefix(job_id)))
+        except BucketRefused as error:
+            if error.reason == "bucket_missing":
+                return
+            raise
+        remove_all(found, self._parallel)
+
+    def jobs(self) -> list[str]:
+        """Ids of the jobs that something in the bucket is of.
+
+        Raises:
+            BucketRefused: There is no bucket, or we may not read it.
+            StoreUnavailable: Google does not answer.
+        """
+        with asking(self.name, "listing"):
+            listing = self._bucket.list_blobs(prefix=JOBS, delimiter="/")
+            for _ in listing.pages:
+                pass  # the folders are known once every page was read
+        return sorted(folder.removeprefix(JOBS).rstrip("/") for folder in listing.prefixes)
+
+    def _aside(self, job_id: str) -> Path:
+        return self._settings.root / "cache" / "buckets" / self.name / job_id
+
+    def _prefix(self, job_id: str) -> str:
+        if not _JOB_ID.fullmatch(job_id):
+            raise JobNotFound(job_id)
+        return f"{JOBS}{job_id}/"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]

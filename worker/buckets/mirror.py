@@ -1,0 +1,221 @@
+"""Brings the objects below a prefix into a folder, again and again; only what is new or changed is fetched."""
+
+import errno
+import json
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.api_core.exceptions import NotFound, PreconditionFailed
+from google.cloud import storage
+
+from core.artifact_paths import NOT_A_FOLDER, OPEN_FOLDER, open_beneath, opened_folder
+from core.artifact_survey import Skipped
+from core.errors import StoreUnavailable
+from worker.buckets.names import Plan, plan
+from worker.buckets.refusal import asking
+
+_NO_FOLDER = "the job made something else of it, which is not followed; nothing was brought from the bucket"
+_BLOCKED = "something else of that name is in the artifacts folder"
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """What a folder holds of a prefix.
+
+    Attributes:
+        files: Objects that are files now.
+        bytes: Their sizes together.
+        skipped: What could not be brought, and why.
+        moving: Objects that were replaced or removed while they were fetched; the next time may find them quiet.
+    """
+
+    files: int
+    bytes: int
+    skipped: tuple[Skipped, ...]
+    moving: int
+
+
+class Mirror:
+    """One prefix and the folder it is brought to.
+
+    A file is fetched elsewhere, compared by crc32c and then renamed into the folder. The job can write in the folder
+    as well: no link in it is followed, nor is the folder itself if it is one.
+
+    Args:
+        bucket: Where from.
+        prefix: Ends with a slash.
+        into: The folder; made if it is not there.
+        aside: A folder of our own on the same file system, where the job cannot write.
+        parallel: Files fetched at once.
+    """
+
+    def __init__(self, bucket: storage.Bucket, prefix: str, into: Path, aside: Path, parallel: int) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._into = into
+        self._parallel = parallel
+        self._arriving = aside / "arriving"
+        self._record = aside / "brought.json"
+
+    def run(self) -> Mirrored:
+        """Bring what is new or changed, remove what was brought earlier and is gone.
+
+        Raises:
+            BucketRefused: There is no bucket, or we may not read it.
+            StoreUnavailable: It does not answer; the next call goes on from there.
+            OSError: The folder cannot be written, e.g. the disk is full.
+        """
+        with asking(self._bucket.name, "listing"):
+            found = plan(self._bucket.list_blobs(prefix=self._prefix), self._prefix)
+        self._arriving.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in self._arriving.iterdir():
+            left.unlink(missing_ok=True)  # whatever a killed pass left half done
+        try:
+            self._into.mkdir(mode=0o700, exist_ok=True)
+            opened = os.open(self._into, OPEN_FOLDER)
+        except OSError as error:
+            if error.errno not in {*NOT_A_FOLDER, errno.EEXIST}:
+                raise
+            return Mirrored(0, 0, (*found.skipped, Skipped(self._into.name, _NO_FOLDER)), 0)
+        try:
+            with opened_folder(self._arriving) as arriving:
+                return self._pass(found, opened, arriving)
+        finally:
+            os.close(opened)
+
+    def _pass(self, found: Plan, folder: int, arriving: int) -> Mirrored:
+        known = self._known()
+        placing = _Placing(folder, arriving)
+        for path in known.keys() - found.wanted.keys():
+            placing.remove(path)
+        kept = {path: blob for path, blob in found.wanted.items() if placing.holds(path, known.get(path), blob)}
+        due = [(path, blob) for path, blob in found.wanted.items() if path not in kept]
+        skipped, moving, failure = list(found.skipped), 0, None
+        with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
+            fetched = pool.map(lambda one: _outcome(lambda: self._fetch(one[1], arriving)), due)
+            for (path, blob), outcome in zip(due, fetched, strict=True):
+                if isinstance(outcome, Exception):
+                    failure = outcome
+                elif outcome is None:
+                    moving += 1
+                elif (why := placing.place(outcome, path)) is not None:
+                    skipped.append(Skipped(path, why))
+                else:
+                    kept[path] = blob
+        self._remember({path: blob.generation for path, blob in kept.items()})
+        if failure is not None:
+            raise failure
+        return Mirrored(len(kept), sum(blob.size for blob in kept.values()), tuple(sorted(skipped)), moving)
+
+    def _fetch(self, blob: storage.Blob, arriving: int) -> str | None:
+        """Fetch one object under a name of its own; None if it is no longer what was listed."""
+        name = secrets.token_hex(16)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=arriving), "wb") as file:
+            try:
+                with asking(self._bucket.name, f"reading {blob.name!r}"):
+                    try:
+                        blob.download_to_file(
+                            file, if_generation_match=blob.generation, raw_download=True, checksum="crc32c"
+                        )
+                    except (NotFound, PreconditionFailed):
+                        return None
+            except BaseException:
+                os.unlink(name, dir_fd=arriving)
+                raise
+            file.flush()
+            written = int(blob.updated.timestamp() * 1e9)
+            os.utime(file.fileno(), ns=(written, written))
+        return name
+
+    def _known(self) -> dict[str, int]:
+        """Generation of what was brought earlier, by path."""
+        with suppress(FileNotFoundError, ValueError):
+            known: dict[str, int] = json.loads(self._record.read_text())
+            return known
+        return {}
+
+    def _remember(self, known: dict[str, int]) -> None:
+        new = self._record.with_name(f"{self._record.name}.new")
+        new.write_text(json.dumps(known))
+        new.replace(self._record)
+
+
+def _outcome(fetch: Callable[[], str | None]) -> str | Exception | None:
+    """What a fetch came to: one that fails must not keep the others from being placed."""
+    try:
+        return fetch()
+    except (StoreUnavailable, OSError) as error:
+        return error
+
+
+class _Placing:
+    """Puts fetched files where they belong in a folder that somebody else writes to as well."""
+
+    def __init__(self, folder: int, arriving: int) -> None:
+        self._folder = folder
+        self._arriving = arriving
+        self._placed: dict[int, str] = {}
+
+    def holds(self, path: str, generation: int | None, blob: storage.Blob) -> bool:
+        """Whether a file is what the object is."""
+        status = self._status(path)
+        if generation != blob.generation or status is None or status.st_size != blob.size:
+            return False
+        self._placed[status.st_ino] = path
+        return True
+
+    def place(self, name: str, path: str) -> str | None:
+        """Rename a fetched file to its path; why not, if it cannot be."""
+        *parents, last = path.split("/")
+        try:
+            folder = open_beneath(self._folder, parents, create=True)
+        except OSError as error:
+            if error.errno not in NOT_A_FOLDER:
+                raise
+            return self._give_up(name)
+        try:
+            there = self._status(path)
+            if there is not None and (other := self._placed.get(there.st_ino)) not in {None, path}:
+                # Where a file system takes two names for one, neither may overwrite the other.
+                os.unlink(name, dir_fd=self._arriving)
+                return f"this file system takes its name for that of {other!r}"
+            os.rename(name, last, src_dir_fd=self._arriving, dst_dir_fd=folder)
+            self._placed[os.stat(last, dir_fd=folder, follow_symlinks=False).st_ino] = path
+        except (IsADirectoryError, NotADirectoryError):
+            return self._give_up(name)
+        finally:
+            os.close(folder)
+        return None
+
+    def remove(self, path: str) -> None:
+        """Remove a file that was brought earlier, unless something else is there now."""
+        *parents, last = path.split("/")
+        with suppress(OSError):
+            folder = open_beneath(self._folder, parents)
+            try:
+                os.unlink(last, dir_fd=folder)
+            finally:
+                os.close(folder)
+
+    def _give_up(self, name: str) -> str:
+        os.unlink(name, dir_fd=self._arriving)
+        return _BLOCKED
+
+    def _status(self, path: str) -> os.stat_result | None:
+        *parents, last = path.split("/")
+        try:
+            folder = open_beneath(self._folder, parents)
+        except OSError:
+            return None
+        try:
+            return os.stat(last, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return None
+        finally:
+            os.close(folder)

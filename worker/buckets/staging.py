@@ -1,0 +1,111 @@
+"""Copies a data set of this machine into the bucket, for the TPU to read."""
+
+import base64
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from google.cloud import storage
+from google_crc32c import Checksum
+
+from core.artifact_paths import OPEN_FILE, open_beneath, opened_folder, present
+from core.artifact_survey import Skipped, Skips, survey
+from stores.gcs.transfer import Changed, send
+from worker.buckets.refusal import BucketRefused, asking
+
+_BLOCK = 1 << 20
+
+
+class Staged(NamedTuple):
+    """What was copied: files, bytes, and what was left out and why."""
+
+    files: int
+    bytes: int
+    skipped: tuple[Skipped, ...]
+
+
+def copy_in(bucket: storage.Bucket, prefix: str, source: Path, *, parallel: int, max_bytes: int) -> Staged:
+    """Copy a file, or every regular file below a folder; what is there already is not sent again.
+
+    Raises:
+        BucketRefused: It is too large, cannot be read or changes while it is read.
+        StoreUnavailable: The bucket does not answer; the next call goes on from there.
+    """
+    whole = source.is_dir()
+    try:
+        with opened_folder(source if whole else source.parent) as opened:
+            sizes, skipped = _folder(opened) if whole else _file(opened, source.name)
+            if sum(sizes.values()) > max_bytes:
+                raise BucketRefused(
+                    "bucket_refused",
+                    f"The data set {source.name!r} holds {sum(sizes.values()):,} bytes; GRADIENT_BUCKET__STAGE_BYTES "
+                    f"allows {max_bytes:,}.",
+                )
+            _Staging(bucket, prefix, opened).copy(list(sizes), parallel)
+    except OSError as error:
+        raise BucketRefused("bucket_refused", f"The data set {source.name!r} cannot be read: {error}") from error
+    return Staged(len(sizes), sum(sizes.values()), skipped)
+
+
+def _folder(opened: int) -> tuple[dict[str, int], tuple[Skipped, ...]]:
+    skips = Skips()
+    return {path: seen.size for path, seen in survey(opened, skips).files.items()}, skips.entries()
+
+
+def _file(opened: int, name: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
+    status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+    if not stat.S_ISREG(status.st_mode):
+        raise BucketRefused("bucket_refused", f"The data set {name!r} is neither a file nor a folder.")
+    return {name: status.st_size}, ()
+
+
+class _Staging:
+    def __init__(self, bucket: storage.Bucket, prefix: str, folder: int) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._folder = folder
+        with asking(bucket.name, "listing"):
+            self._there = {blob.name: (blob.size, blob.crc32c) for blob in bucket.list_blobs(prefix=prefix)}
+
+    def copy(self, paths: list[str], parallel: int) -> None:
+        with ThreadPoolExecutor(parallel, thread_name_prefix="stage") as pool:
+            for _ in pool.map(self._copy, paths):
+                pass
+
+    def _copy(self, path: str) -> None:
+        *parents, last = path.split("/")
+        parent = open_beneath(self._folder, parents)
+        try:
+            descriptor = os.open(last, OPEN_FILE, dir_fd=parent)
+        finally:
+            os.close(parent)
+        with os.fdopen(descriptor, "rb") as file:
+            name = self._prefix + present(path)
+            if name in self._there and self._there[name] == _measure(file.fileno()):
+                return
+            file.seek(0)
+            try:
+                send(self._bucket.blob(name), file)
+            except Changed as error:
+                raise BucketRefused(
+                    "bucket_refused", f"{path!r} of the data set changed while it was copied."
+                ) from error
+
+
+def _measure(descriptor: int) -> tuple[int, str]:
+    """Size and crc32c of a file, as Cloud Storage tells them."""
+    checksum, size = Checksum(), 0
+    for block in _blocks(descriptor):
+        checksum.update(block)
+        size += len(block)
+    return size, base64.b64encode(checksum.digest()).decode()
+
+
+def _blocks(descriptor: int) -> Iterator[bytes]:
+    at = 0
+    while block := os.pread(descriptor, _BLOCK, at):
+        at += len(block)
+        yield block

@@ -1,0 +1,83 @@
+"""Whether the TPU's own account can use the bucket, tried as that account before anything costs money."""
+
+import secrets
+import time
+from dataclasses import dataclass
+
+import google.auth.credentials
+from google.api_core.exceptions import Forbidden
+from google.auth import impersonated_credentials
+from google.auth.exceptions import GoogleAuthError
+from google.auth.transport.requests import Request
+from google.cloud import storage
+from requests import Session
+
+from stores.gcs.client import SCOPES
+from worker.buckets.access import JOBS
+from worker.buckets.refusal import BucketRefused, asking
+
+_LIFETIME_SECONDS = 300
+_PAUSE_SECONDS = 2.0
+_CONTENT = b"gradient-jobs"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of it.
+
+    Attributes:
+        proved: Whether the account wrote, read and removed an object.
+        statement: What was found, as a sentence.
+    """
+
+    proved: bool
+    statement: str
+
+
+def act_as(
+    credentials: google.auth.credentials.Credentials, session: Session, account: str
+) -> google.auth.credentials.Credentials | None:
+    """Credentials of another account; None if we may not act as it."""
+    other = impersonated_credentials.Credentials(
+        source_credentials=credentials, target_principal=account, target_scopes=SCOPES, lifetime=_LIFETIME_SECONDS
+    )
+    try:
+        other.refresh(Request(session))
+    except GoogleAuthError:
+        return None
+    return other
+
+
+def try_bucket(bucket: storage.Bucket, account: str, *, until: float) -> Trial:
+    """Write, read and remove an object.
+
+    Args:
+        bucket: By a client that acts as the account.
+        account: Its name.
+        until: Monotonic time up to which a refusal may be a policy that has not arrived yet.
+
+    Raises:
+        BucketRefused: It may not.
+    """
+    blob = bucket.blob(f"{JOBS}.probe-{secrets.token_hex(8)}")
+    while True:
+        try:
+            with asking(bucket.name, f"a write, read and removal as {account}"):
+                _round(blob)
+        except BucketRefused as error:
+            # Only what is forbidden may be allowed in a moment.
+            if not isinstance(error.__cause__, Forbidden) or time.monotonic() >= until:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return Trial(proved=True, statement=f"{account} wrote, read and removed an object in gs://{bucket.name}.")
+
+
+def _round(blob: storage.Blob) -> None:
+    blob.upload_from_string(_CONTENT, checksum="crc32c")
+    try:
+        read = blob.download_as_bytes()
+    finally:
+        blob.delete()
+    if read != _CONTENT:
+        raise BucketRefused("bucket_refused", f"gs://{blob.bucket.name} gave back other bytes than were written.")
