@@ -6,7 +6,8 @@ from typing import cast
 
 from core.errors import StoreUnavailable
 from core.jobs import queries, repairs
-from core.jobs.states import OWNED
+from core.jobs.models import Job
+from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import CloudBackend
 from worker.host import Host
 
@@ -35,7 +36,7 @@ class CloudSweep:
         if backend.unready() is not None:
             return {}
         try:
-            return {"tpus": backend.remove_strays(self._owned)}
+            return {"tpus": backend.remove_strays(self._owned, self._over)}
         except StoreUnavailable:
             raise
         except Exception:  # one that cannot be listed must not keep the other repairs from being made
@@ -47,6 +48,13 @@ class CloudSweep:
         return self._host.write(partial(repairs.take_turn, name=_TURN, holder=self._host.name, seconds=seconds))
 
     def _owned(self, job_id: str, attempt: int) -> bool:
-        with self._host.database.read() as session:
-            job = queries.row(session, job_id)
+        job = self._row(job_id)
         return job is not None and job.attempt == attempt and job.state in OWNED
+
+    def _over(self, job_id: str) -> bool:
+        job = self._row(job_id)
+        return job is not None and job.state in TERMINAL
+
+    def _row(self, job_id: str) -> Job | None:
+        with self._host.database.read() as session:
+            return queries.row(session, job_id)

@@ -107,3 +107,29 @@ def test_a_data_set_that_is_not_there_is_the_users_to_mend(deploy, simulator, na
     assert (job["reason"], job["attempt"]) == ("data_missing", 1)
     assert named in job["message"]
     assert simulator.cloud.record == []
+
+
+def test_what_a_crash_left_in_the_bucket_is_swept_and_others_jobs_are_not(deploy, storage):
+    service = deploy(GRADIENT_WORKER__SWEEP_SECONDS="0.5")
+    ended = service.submit("true", machineType="TPU")
+    service.wait_ended(ended)
+    (bucket,) = storage.buckets.all()
+    for job_id in (ended, "janother00000000"):
+        storage.buckets.put(bucket.name, f"jobs/{job_id}/model/late", b"late", {}, {})
+    others = f"gs://{bucket.name}/jobs/janother00000000/model/late"
+    wait_until(lambda: storage.objects() == [others], "what is ours to be gone")
+    assert storage.objects() == [others]
+
+
+def test_a_later_attempt_finds_in_the_bucket_what_the_one_before_wrote(deploy, simulator, storage):
+    service = deploy()
+    (service.home / "write.py").write_text(WRITE)
+    command = f"{sys.executable} {service.home / 'write.py'}; [ $GRADIENT_ATTEMPT = 2 ] || exit 1; sleep 600"
+    job_id = service.submit(command, machineType="TPU", maxAttempts=2)
+    wait_until(lambda: service.job(job_id)["attempt"] == 2, "the first attempt to fail")
+    wait_until(lambda: service.job(job_id)["state"] == "Running", "the second attempt")
+    assert any(name.endswith(f"/jobs/{job_id}/model/ckpt/weights") for name in storage.objects())
+    service.request("POST", f"/jobs/{job_id}/stop")
+    service.wait_ended(job_id)
+    wait_until(lambda: simulator.cloud.left() == ([], []), "the TPU to be gone")
+    assert storage.objects() == []

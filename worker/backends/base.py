@@ -255,11 +255,12 @@ class ImageKeeper(Protocol):
 class CloudBackend(Backend, Protocol):
     """A backend whose machines are made in a cloud, and bill until somebody deletes them."""
 
-    def remove_strays(self, owned: Callable[[str, int], bool]) -> int:
+    def remove_strays(self, owned: Callable[[str, int], bool], over: Callable[[str], bool]) -> int:
         """Delete what is there of ours and no job's, found by what was written down and by its labels.
 
         Args:
             owned: Whether a worker runs this attempt of this job.
+            over: Whether this is a job of this service's that has ended for good.
 
         Returns:
             How much was deleted, or found to be gone.

@@ -169,9 +169,9 @@ class TpuBackend:
             found.setdefault(name, bare)
         return list(found.values())
 
-    def remove_strays(self, owned: Owned) -> int:
+    def remove_strays(self, owned: Owned, over: Callable[[str], bool]) -> int:
         """See `CloudBackend.remove_strays`."""
-        return self._strays.remove(owned)
+        return self._strays.remove(owned) + self._homecoming.remove_strays(self._settings.zones, over)
 
     def _artifacts(self, handle: Handle) -> Path:
         return self._attempts / str(handle["name"]) / "artifacts"

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -52,6 +52,9 @@ class JobBucket(Protocol):
     def stage(self, job_id: str, source: Path) -> object:
         """Copy a data set into the job's data folder."""
 
+    def resume(self, job_id: str, artifacts: Path) -> object:
+        """Copy what an earlier attempt left into the job's model folder."""
+
     def mirror(self, job_id: str, into: Path) -> object:
         """Copy what is new in the model folder."""
 
@@ -60,6 +63,9 @@ class JobBucket(Protocol):
 
     def remove(self, job_id: str) -> None:
         """Delete the job's prefix, if that is the policy."""
+
+    def jobs(self) -> list[str]:
+        """Ids of the jobs that something in the bucket is of, this service's or another one's."""
 
 
 OpenBucket = Callable[[str], JobBucket]
@@ -98,6 +104,9 @@ class Places:
             paths = bucket.prepare(self._spec.job_id)
             proved = bucket.probe(self._account)
             logger.info("bucket_probed", extra={"region": region, "found": getattr(proved, "statement", None)})
+            if self._spec.attempt > 1:
+                self._progress("provisioning", f"copying what the attempt before left to the bucket in {region}")
+                bucket.resume(self._spec.job_id, self._spec.artifacts)
             if source is not None:
                 self._progress("provisioning", f"copying {source.name} to the bucket in {region}")
                 bucket.stage(self._spec.job_id, source)
@@ -123,6 +132,9 @@ class Homecoming:
     def __init__(self, opened: OpenBucket | None, settings: Settings) -> None:
         self._open = opened
         self._seconds = settings.worker.sync_seconds
+        self._keeps = settings.bucket.keep
+        self._sweep_seconds = settings.tpu.stray_seconds
+        self._sweep_at = 0.0
         self._patience = settings.tpu.patience_seconds
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bucket-mirror")
         self._lock = threading.Lock()
@@ -170,6 +182,29 @@ class Homecoming:
                 raise BackendError("tpu_api_away", f"outputs are still in the bucket: {error}") from error
             logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
         self._refused_since.pop(job_id, None)
+
+    def remove_strays(self, zones: Iterable[str], over: Callable[[str], bool]) -> int:
+        """Remove what is left of jobs that are over: a crash between the last copy and the removal, say.
+
+        Args:
+            zones: Where TPUs are sought.
+            over: Whether a job of this service's has ended; others' jobs, which may share the bucket, are not over.
+        """
+        if self._open is None or self._keeps or time.monotonic() < self._sweep_at:
+            return 0
+        self._sweep_at = time.monotonic() + self._sweep_seconds
+        count = 0
+        for region in dict.fromkeys(map(region_of, zones)):
+            try:
+                bucket = self._open(region)
+                for job_id in filter(over, bucket.jobs()):
+                    bucket.remove(job_id)
+                    count += 1
+            except StoreUnavailable:
+                logger.warning("bucket_not_swept", exc_info=True, extra={"region": region})
+            except GradientError:
+                logger.debug("no_bucket_to_sweep", exc_info=True, extra={"region": region})
+        return count
 
     def _mirror(self, opened: OpenBucket, job_id: str, zone: str, artifacts: Path) -> None:
         try:

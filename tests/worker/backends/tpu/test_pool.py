@@ -6,7 +6,7 @@ import threading
 import grpc
 import pytest
 from backendplace import Place
-from clouds import ZONES, refused
+from clouds import ZONES, none_over, refused
 
 from gradient_server.simulator.cloud import Health, NodeState
 from gradient_server.simulator.faults import Fault
@@ -51,7 +51,7 @@ def test_a_node_of_a_pool_is_not_deleted(with_pool, simulator):
     handle = place.launch(place.spec("true"))
     place.backend.destroy(handle)
     assert place.backend.list_owned() == []
-    assert place.backend.remove_strays(lambda *_: False) == 0
+    assert place.backend.remove_strays(lambda *_: False, none_over) == 0
     assert len(simulator.cloud.left()[0]) == 2
 
 
