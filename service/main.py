@@ -22,13 +22,26 @@ from service.auth import require_key_or_session
 from service.deps import OpenStores
 from service.middleware import BodyLimit, RequestContext, SameSite
 from service.prometheus import Measured, Measures
-from service.routes import artifacts, health, jobs, logs, machine_types, metrics, operations, projects, workspaces
+from service.routes import (
+    artifacts,
+    health,
+    jobs,
+    logs,
+    machine_types,
+    metrics,
+    operations,
+    original,
+    projects,
+    workspaces,
+)
 from service.sessions import Sessions, load_secret
+from service.signing import Signer
 from service.streams import Streams
 from service.tracing import Traced
 
 logger = logging.getLogger(__name__)
 
+_NOUNS = (jobs, logs, artifacts, metrics, machine_types, projects, workspaces, operations)
 _KEYS_USED_SECONDS = 60
 _DESCRIPTION = """Submit jobs, follow them, and fetch what they leave.
 
@@ -45,7 +58,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         database: Its schema is up to date.
         wake: Called after each commit that left something in the outbox.
     """
-    streams = Streams()
+    streams, secret = Streams(), load_secret(settings.root / "session.key")
     return OpenStores(
         settings=settings,
         database=database,
@@ -54,7 +67,8 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         logs=JobLogs(settings.root / "logs", max_bytes=settings.logs.max_bytes),
         artifacts=DirectoryStore(settings.root / "artifacts"),
         keys=KeyRing(database),
-        sessions=Sessions(load_secret(settings.root / "session.key")),
+        sessions=Sessions(secret),
+        signer=Signer(secret),
         streams=streams,
         measures=Measures(streams),
         wake=wake,
@@ -83,13 +97,14 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     )
     stores = app.state.stores = open_stores(settings, database, wake=wake)
     errors.install(app)
+    original.include(app, beside=[route for noun in _NOUNS for route in noun.router.routes])
     app.add_middleware(SameSite, settings=settings.api)
     app.add_middleware(BodyLimit, settings=settings.api)
     app.add_middleware(RequestContext)
     app.add_middleware(Traced)
     app.add_middleware(Measured, measures=stores.measures)
     app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
-    for noun in (jobs, logs, artifacts, metrics, machine_types, projects, workspaces, operations):
+    for noun in _NOUNS:
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
     return app

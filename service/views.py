@@ -143,6 +143,7 @@ class _SpecFields(TypedDict):
     cpus: float | None
     memory_mb: int | None
     tags: list[str]
+    code_commit: str | None
 
 
 def _spec_fields(spec: JobSpec) -> _SpecFields:
@@ -159,6 +160,7 @@ def _spec_fields(spec: JobSpec) -> _SpecFields:
         "cpus": spec.cpus,
         "memory_mb": spec.memory_mb,
         "tags": list(spec.tags),
+        "code_commit": spec.code_commit,
     }
 
 

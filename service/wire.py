@@ -88,6 +88,7 @@ class SubmitJob(Request):
     cpus: float | None = Field(None, description="limit of CPUs")
     memory_mb: int | None = Field(None, description="limit of memory, MiB")
     tags: list[str] | None = Field(None, description="for finding it again")
+    code_commit: str | None = Field(None, description="git commit that the uploaded folder was at")
 
     def spec(self, workspace_sha256: str | None) -> JobSpec:
         """What was asked for, checked for its meaning.
@@ -211,6 +212,7 @@ class JobView(View):
     cpus: float | None
     memory_mb: int | None
     tags: list[str]
+    code_commit: str | None
     parent_job_id: str | None
     created_at: Time
     started_at: Time | None
@@ -285,6 +287,7 @@ class ResolvedJob(View):
     cpus: float | None
     memory_mb: int | None
     tags: list[str]
+    code_commit: str | None
 
 
 class DryRun(View):

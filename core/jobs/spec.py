@@ -6,6 +6,7 @@ wrong with it, and what to do.
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -57,6 +58,7 @@ class JobSpec:
         cpus: Limit of CPUs, or None.
         memory_mb: Limit of memory in MiB, or None.
         tags: For finding it again.
+        code_commit: The git commit that the uploaded folder was at, as its sender says.
     """
 
     machine_type: str
@@ -73,6 +75,7 @@ class JobSpec:
     cpus: float | None = None
     memory_mb: int | None = None
     tags: tuple[str, ...] = ()
+    code_commit: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -97,10 +100,9 @@ class JobSpec:
         _check_range(self.priority, 0, MAX_PRIORITY, "priority", "(higher goes first)")
         _check_range(self.cpus, 0.01, MAX_CPUS, "cpus", "CPUs")
         _check_range(self.memory_mb, 16, MAX_MEMORY_MB, "memoryMb", "MiB")
-        if len(self.tags) > MAX_TAGS:
-            raise SpecInvalid(f"{len(self.tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
-        for tag in self.tags:
-            check_label(tag, "tags", MAX_TAG)
+        check_tags(self.tags)
+        if self.code_commit is not None:
+            check_label(self.code_commit, "codeCommit", MAX_TAG)
 
     def to_json(self) -> dict[str, Any]:
         """As stored in the job's row; `from_json` is the way back."""
@@ -213,6 +215,18 @@ def check_label(text: str, where: str, longest: int) -> None:
         raise SpecInvalid(
             f"Holds the control character {bad!r} (a line break, say). Write it on one line.", field=where
         )
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Refuse tags that could not be kept or read.
+
+    Raises:
+        SpecInvalid: There are too many, or one is no label.
+    """
+    if len(tags) > MAX_TAGS:
+        raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
+    for tag in tags:
+        check_label(tag, "tags", MAX_TAG)
 
 
 def _check_workspace(url: str | None, sha256: str | None) -> None:
