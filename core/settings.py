@@ -137,6 +137,14 @@ class DockerSettings(BaseModel):
     blocked: list[str] = Field(default=[], description="more networks (CIDR) that jobs must not reach, as a JSON list")
 
 
+class StatsdSettings(BaseModel):
+    """Metrics that jobs send by gradient-statsd."""
+
+    port: int = Field(
+        default=8125, ge=0, le=65535, description="UDP port that workers receive jobs' metrics at (DogStatsD); 0: none"
+    )
+
+
 class MachineSettings(BaseModel):
     """Which machines there are and what runs them."""
 
@@ -182,6 +190,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
+    statsd: StatsdSettings = StatsdSettings()
     retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
 

@@ -18,6 +18,7 @@ from worker.attempt import run_attempt
 from worker.host import Host
 from worker.machine import boot_id
 from worker.signals import Signals
+from worker.statsd.listener import Listener
 from worker.sweep import Sweep
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Supervisor:
         self._sweeper = threading.Thread(target=self._sweep_on, name="sweep", daemon=True)
         # Likewise: a database that takes what is sent and never answers keeps the loop waiting.
         self._fence = threading.Thread(target=self._fence_on, name="fence", daemon=True)
+        self._statsd = Listener(host)
         self._beat_at = self._adopt_at = 0.0
         self._in_contact_at = time.monotonic()
         self._registered = False
@@ -84,6 +86,7 @@ class Supervisor:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
         self._sweeper.start()
         self._fence.start()
+        self._statsd.start()
         rang = True
         while not self._stopping.is_set():
             try:
@@ -229,6 +232,7 @@ class Supervisor:
         deadline = time.monotonic() + _LET_GO_SECONDS
         for one in self._running.values():
             one.thread.join(max(0.0, deadline - time.monotonic()))
+        self._statsd.stop()
         self._watch.close()
         os.close(self._lock)
 
