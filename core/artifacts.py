@@ -5,12 +5,13 @@ mirror), `incoming/` (files on their way in), `listing.jsonl` (after each sync) 
 once, last). On one file system files are hard links to the job's own: no byte is copied.
 """
 
+import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
@@ -96,6 +97,9 @@ class ArtifactStore(Protocol):
 
     def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
         """All files in order of path."""
+
+    def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
+        """Deletes the files of a closed attempt whose public path is meant; how many there were."""
 
     def remove(self, job_id: str) -> None:
         """Deletes what all attempts of a job left; deleting nothing is success."""
@@ -213,11 +217,44 @@ class DirectoryStore:
             with opened:
                 yield from opened.files()
 
+    def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
+        """Deletes the files of a closed attempt whose public path is meant; how many there were.
+
+        The manifest is written anew first: whoever dies in between leaves bytes, never names of what is gone.
+
+        Raises:
+            OSError: The store cannot be written, e.g. the disk is full.
+        """
+        directory = self._directory(job_id, attempt)
+        if self._manifest(job_id, attempt) is None:
+            return 0
+        with opened_folder(directory) as locked:
+            fcntl.flock(locked, fcntl.LOCK_EX)  # of two that delete at once each keeps what the other left
+            with FileList(directory / "manifest.jsonl") as closed:
+                files, before = list(closed.files()), closed.manifest
+            kept = [one for one in files if not meant(one.path)]
+            gone = [one.path for one in files if meant(one.path)]
+            header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
+            write_list(directory / "manifest.jsonl", header, kept, durable=True)
+            with opened_folder(directory / "files") as root:
+                for path in gone:
+                    self._unlink(root, path)
+        return len(gone)
+
+    def _unlink(self, root: int, path: str) -> None:
+        *parents, name = resolve(path)
+        with suppress(FileNotFoundError):
+            folder = open_beneath(root, parents)
+            try:
+                os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(folder)
+
     def remove(self, job_id: str) -> None:
         """Deletes what all attempts of a job left; deleting nothing is success."""
         remove_tree(self._directory(job_id, 0).parent)
 
-    def discard(self, job_id: str, attempt: int) -> None:
+    def forget(self, job_id: str, attempt: int) -> None:
         """Deletes what one attempt left; deleting nothing is success."""
         remove_tree(self._directory(job_id, attempt))
 

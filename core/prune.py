@@ -191,7 +191,7 @@ class _Run:
 
     def _expire_batch(self, page: Sequence[Due], kind: Kind, policy: Policy, left: dict[str, int]) -> set[str]:
         with self._kept.database.write() as session:
-            marked = retention.expire(session, kind, [job.id for job in page], policy, left=left)
+            marked = retention.expire(session, kind, [job.id for job in page], policy.sentence, left=left)
         # The record stands. Whoever dies from here on leaves files that the next pass finds by `removals`.
         self._remove_files([(job_id, kind) for job_id in marked])
         return set(marked)

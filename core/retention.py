@@ -116,14 +116,14 @@ def due(session: Session, project_id: str, kind: Kind, days: int, *, after: Due 
     return [Due(id_, seq, attempt, ended) for id_, seq, attempt, ended in rows if ended is not None]
 
 
-def expire(session: Session, kind: Kind, jobs: Collection[str], policy: Policy, *, left: Collection[str]) -> list[str]:
+def expire(session: Session, kind: Kind, jobs: Collection[str], why: str, *, left: Collection[str]) -> list[str]:
     """Say in the record that the logs or artifacts of these jobs are removed; their files go once this is committed.
 
     Args:
         session: Writes.
         kind: What is removed.
         jobs: Their ids.
-        policy: What it goes by.
+        why: What it goes by, such as a policy's sentence.
         left: Those among the jobs that printed or left anything: only of these there is something to tell.
 
     Returns:
@@ -137,7 +137,7 @@ def expire(session: Session, kind: Kind, jobs: Collection[str], policy: Policy, 
     _set(session, marked, {column.key: now()})
     if kind is Kind.ARTIFACTS:
         _set(session, told, {"artifacts_state": "removed"})
-    detail = f"The {_NAMES[kind]} {_VERBS[kind]} removed: {policy.sentence}."
+    detail = f"The {_NAMES[kind]} {_VERBS[kind]} removed: {why}."
     for job in told:
         record(session, job, EVENT, reason=_REASONS[kind], detail=detail)
     if marked:

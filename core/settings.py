@@ -208,6 +208,14 @@ class SecretSettings(BaseModel):
     )
 
 
+class StatsdSettings(BaseModel):
+    """Metrics that jobs send by gradient-statsd."""
+
+    port: int = Field(
+        default=8125, ge=0, le=65535, description="UDP port that workers receive jobs' metrics at (DogStatsD); 0: none"
+    )
+
+
 class MachineSettings(BaseModel):
     """Which machines there are and what runs them."""
 
@@ -375,6 +383,7 @@ class Settings(BaseSettings):
     gcs: GcsSettings = GcsSettings()
     artifacts: ArtifactSettings = ArtifactSettings()
     bucket: BucketSettings = BucketSettings()
+    statsd: StatsdSettings = StatsdSettings()
     retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
 

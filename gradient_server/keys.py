@@ -12,15 +12,21 @@ from core.settings import Settings
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run one verb; the exit code."""
+    database = open_database(settings)
+    verbs = {"create": _create, "list": _list, "revoke": _revoke}
+    verbs[parsed.verb](parsed, database)
+    database.close()
+    return 0
+
+
+def open_database(settings: Settings) -> Database:
+    """The database, for a command that ends soon; only SQLite's schema is brought up to date unasked."""
     database = Database(settings.database_url)
     if database.is_sqlite:
         schema.upgrade(database)
     else:
         schema.check(database)
-    verbs = {"create": _create, "list": _list, "revoke": _revoke}
-    verbs[parsed.verb](parsed, database)
-    database.close()
-    return 0
+    return database
 
 
 def _create(parsed: argparse.Namespace, database: Database) -> None:
@@ -45,7 +51,7 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
     print(f"{'ID':10} {'CREATED':20} {'LAST USED':20} {'STATE':8} NAME")
     for row in rows:
         state = "revoked" if row.revoked_at else "valid"
-        print(f"{row.id:10} {_time(row.created_at):20} {_time(row.last_used_at):20} {state:8} {row.name}")
+        print(f"{row.id:10} {shown_time(row.created_at):20} {shown_time(row.last_used_at):20} {state:8} {row.name}")
 
 
 def _revoke(parsed: argparse.Namespace, database: Database) -> None:
@@ -59,5 +65,6 @@ def _view(key: ApiKey) -> dict[str, str | None]:
     return {"id": key.id, "name": key.name} | {k: v.isoformat() if v else None for k, v in times.items()}
 
 
-def _time(at: datetime | None) -> str:
+def shown_time(at: datetime | None) -> str:
+    """A time in a table."""
     return at.strftime("%Y-%m-%d %H:%M:%S") if at else "never"

@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_keys(commands)
     _add_secrets(commands)
     _add_simulator(commands, up)
+    _add_users(commands)
     return parser
 
 
@@ -151,6 +152,21 @@ def _add_secrets(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
 
 
+def _add_users(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    users = commands.add_parser(
+        "users",
+        help="make, list and remove people who sign in with e-mail and password",
+        description="The original clients can sign in with e-mail and password, and get an API key of their own.",
+    )
+    verbs = users.add_subparsers(dest="verb", required=True, metavar="VERB")
+    create = verbs.add_parser("create", help="make somebody who may sign in; asks for the password, or reads one line")
+    listing = verbs.add_parser("list", help="show everybody (never their passwords)")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    remove = verbs.add_parser("remove", help="take somebody out, and revoke the keys they got by signing in")
+    for command in (create, remove):
+        command.add_argument("email", help="their e-mail address")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     parsed = build_parser().parse_args(arguments)
@@ -175,10 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run what the command line asks for; each command loads only what it needs."""
-    if parsed.command == "keys":
-        from gradient_server import keys
+    if parsed.command in {"keys", "users"}:
+        from gradient_server import keys, users
 
-        return keys.run(parsed, settings)
+        return keys.run(parsed, settings) if parsed.command == "keys" else users.run(parsed, settings)
     if parsed.command in {"workers", "drain", "resume"}:
         from gradient_server import workers
 

@@ -7,15 +7,14 @@ import sys
 import time
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core import schema
 from core.db import Database, now
 from core.jobs import workers
-from core.jobs.models import Job, Worker
+from core.jobs.models import Worker
 from core.jobs.queries import WORKER_SILENT_SECONDS
-from core.jobs.states import OWNED
 from core.settings import Settings
 
 _LOOK_SECONDS = 1.0
@@ -52,8 +51,7 @@ def _list(database: Database, *, as_json: bool) -> int:
 
 
 def _rows(session: Session) -> list[dict[str, Any]]:
-    counted = select(Job.worker, func.count()).where(Job.state.in_(OWNED)).group_by(Job.worker)
-    jobs = {row[0]: row[1] for row in session.execute(counted)}
+    jobs = workers.held_counts(session)
     seen = select(Worker, Worker.seen_at >= now(-WORKER_SILENT_SECONDS)).order_by(Worker.name)
     return [
         {

@@ -18,6 +18,7 @@ from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from service.prometheus import Measures
 from service.sessions import Sessions
+from service.signing import Signer
 from service.streams import Streams
 
 
@@ -35,6 +36,7 @@ class OpenStores:
         artifacts: What jobs leave.
         keys: API keys, recognised without a query each time.
         sessions: Browser sessions.
+        signer: Signs what the service itself gives out for a while, such as links.
         streams: The logs being followed now.
         measures: What this process counts about itself.
         wake: Says that a transaction left something in the outbox; called after its commit.
@@ -49,6 +51,7 @@ class OpenStores:
     artifacts: ArtifactStore
     keys: KeyRing
     sessions: Sessions
+    signer: Signer
     streams: Streams
     measures: Measures
     wake: Callable[[], None]

@@ -31,6 +31,7 @@ from service.routes import (
     machine_types,
     metrics,
     operations,
+    original,
     projects,
     registries,
     secrets,
@@ -38,12 +39,27 @@ from service.routes import (
     workspaces,
 )
 from service.sessions import Sessions, load_secret
+from service.signing import Signer
 from service.streams import Streams
 from service.tracing import Traced
 from stores import open_artifacts
 
 logger = logging.getLogger(__name__)
 
+_NOUNS = (
+    jobs,
+    logs,
+    artifacts,
+    metrics,
+    machine_types,
+    images,
+    projects,
+    secrets,
+    registries,
+    tpus,
+    workspaces,
+    operations,
+)
 _KEYS_USED_SECONDS = 60
 _DESCRIPTION = """Submit jobs, follow them, and fetch what they leave.
 
@@ -60,7 +76,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         database: Its schema is up to date.
         wake: Called after each commit that left something in the outbox.
     """
-    streams = Streams()
+    streams, secret = Streams(), load_secret(settings.root / "session.key")
     return OpenStores(
         settings=settings,
         database=database,
@@ -70,7 +86,8 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         logs=JobLogs(settings.root / "logs", max_bytes=settings.logs.max_bytes),
         artifacts=open_artifacts(settings),
         keys=KeyRing(database),
-        sessions=Sessions(load_secret(settings.root / "session.key")),
+        sessions=Sessions(secret),
+        signer=Signer(secret),
         streams=streams,
         measures=Measures(streams),
         wake=wake,
@@ -99,27 +116,14 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     )
     stores = app.state.stores = open_stores(settings, database, wake=wake)
     errors.install(app)
+    original.include(app, beside=[route for noun in _NOUNS for route in noun.router.routes])
     app.add_middleware(SameSite, settings=settings.api)
     app.add_middleware(BodyLimit, settings=settings.api)
     app.add_middleware(RequestContext)
     app.add_middleware(Traced)
     app.add_middleware(Measured, measures=stores.measures)
     app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
-    nouns = (
-        jobs,
-        logs,
-        artifacts,
-        metrics,
-        machine_types,
-        images,
-        projects,
-        secrets,
-        registries,
-        tpus,
-        workspaces,
-        operations,
-    )
-    for noun in nouns:
+    for noun in _NOUNS:
         app.include_router(noun.router, dependencies=[Depends(require_key_or_session)], responses=errors.RESPONSES)
     dashboard.mount(app)
     return app

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import anyio.to_thread
+from fastapi.exceptions import RequestValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
@@ -68,8 +69,36 @@ async def read_body(request: Request, folder: Path, *, max_spec_bytes: int, max_
         )
     boundary = options.get(b"boundary")
     if not boundary:
-        raise problem(("body",), "multipart/form-data without a boundary in its Content-Type")
-    form = _Form(folder, max_spec_bytes, max_upload_bytes)
+        raise _no_boundary()
+    return await _read_form(request, boundary, _Form(folder, WORKSPACE, max_upload_bytes, max_spec_bytes))
+
+
+async def read_upload(request: Request, folder: Path, *, part: str, max_upload_bytes: int) -> Body:
+    """Read a form of one file, whose content type does not matter; what the spec says came otherwise.
+
+    Args:
+        request: Its body was not read yet.
+        folder: Where uploads lie until they are stored.
+        part: The part's name.
+        max_upload_bytes: Largest file.
+
+    Raises:
+        RequestValidationError: The form has other parts.
+        WorkspaceInvalid: The upload breaks off.
+        HTTPException: 413: the file is too large.
+    """
+    _, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise _no_boundary()
+    return await _read_form(request, boundary, _Form(folder, part, max_upload_bytes))
+
+
+def _no_boundary() -> RequestValidationError:
+    return problem(("body",), "multipart/form-data without a boundary in its Content-Type")
+
+
+async def _read_form(request: Request, boundary: bytes, form: "_Form") -> Body:
     try:
         return await form.read(request.stream(), boundary)
     except BaseException:
@@ -96,11 +125,20 @@ class _Part:
 
 
 class _Form:
-    """Collects the parts of a form while they come in."""
+    """Collects the parts of a form while they come in.
 
-    def __init__(self, folder: Path, max_spec_bytes: int, max_upload_bytes: int) -> None:
+    Args:
+        folder: Where the file lies until it is stored.
+        file: Name of the part that is the file.
+        max_upload_bytes: Its largest size.
+        max_spec_bytes: Largest spec; None: the form has none.
+    """
+
+    def __init__(self, folder: Path, file: str, max_upload_bytes: int, max_spec_bytes: int | None = None) -> None:
         self._folder = folder
-        self._limits = {SPEC: max_spec_bytes, WORKSPACE: max_upload_bytes}
+        self._file = file
+        self._limits = {} if max_spec_bytes is None else {SPEC: max_spec_bytes}
+        self._limits[file] = max_upload_bytes
         self._part = _Part()
         self._header = bytearray()
         self._value = bytearray()
@@ -120,18 +158,18 @@ class _Form:
         except FormParserError as error:
             raise SpecInvalid("The multipart form is damaged; send it again.") from error
         except ClientDisconnect as error:
-            raise WorkspaceInvalid("The upload broke off. Send it again.", field=WORKSPACE) from error
+            raise WorkspaceInvalid("The upload broke off. Send it again.", field=self._file) from error
         if not self._ended:
             raise WorkspaceInvalid(
                 "The upload is cut off: the end of the form is missing. Nothing was stored; send it again.",
-                field=WORKSPACE,
+                field=self._file,
             )
-        if self._spec is None:
+        if self._spec is None and SPEC in self._limits:
             raise problem(("body", SPEC), "required: the part with the job's JSON is missing")
         await anyio.to_thread.run_sync(self._flush)
         if self._workspace is not None:
             self._workspace.seek(0)
-        return Body(bytes(self._spec), self._workspace)
+        return Body(bytes(self._spec or b""), self._workspace)
 
     def discard(self) -> None:
         """Let go of what was read."""
@@ -164,7 +202,7 @@ class _Form:
         _, options = parse_options_header(self._part.headers.get(b"content-disposition"))
         name = options.get(b"name", b"").decode(errors="replace")
         if name not in self._limits:
-            raise problem(("body", name), f"not a part of this form; it has {SPEC!r} and {WORKSPACE!r}")
+            raise problem(("body", name), f"not a part of this form; it has {' and '.join(map(repr, self._limits))}")
         if (self._spec if name == SPEC else self._workspace) is not None:
             raise problem(("body", name), "sent twice; send it once")
         self._part.name = name

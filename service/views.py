@@ -187,6 +187,7 @@ class _SpecFields(TypedDict):
     user: str | None
     tags: list[str]
     registry_username: str | None
+    code_commit: str | None
 
 
 def _spec_fields(spec: JobSpec) -> _SpecFields:
@@ -212,6 +213,7 @@ def _spec_fields(spec: JobSpec) -> _SpecFields:
         "user": spec.user,
         "tags": list(spec.tags),
         "registry_username": spec.registry_username,
+        "code_commit": spec.code_commit,
     }
 
 

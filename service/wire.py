@@ -111,6 +111,7 @@ class SubmitJob(AskedImage, Request):
     registry_password: str | None = Field(
         None, description="with which password; kept encrypted until the job has ended", repr=False
     )
+    code_commit: str | None = Field(None, description="git commit that the uploaded folder was at")
 
     def spec(self, workspace_sha256: str | None) -> JobSpec:
         """What was asked for, checked for its meaning.
@@ -230,6 +231,7 @@ class JobView(RunImage, View):
     tags: list[str]
     ports: list[PortView]
     registry_username: str | None
+    code_commit: str | None
     parent_job_id: str | None
     created_at: Time
     started_at: Time | None
@@ -316,6 +318,7 @@ class ResolvedJob(WishedImage, View):
     tags: list[str]
     ports: list[PortView]
     registry_username: str | None
+    code_commit: str | None
 
 
 class DryRun(View):

@@ -46,6 +46,14 @@ def find_faketime() -> str | None:
     return found[0] if found else None
 
 
+@functools.cache
+def find_original_clients() -> Path | None:
+    """The folder that the original clients are installed in; None if they are not."""
+    look = [str(Path(__file__).parent.parent / ".ci" / "original-clients"), "--look"]
+    found = subprocess.run(look, capture_output=True, text=True, check=False)
+    return Path(found.stdout.strip()) if found.returncode == 0 and shutil.which("node") else None
+
+
 NEEDS = {
     "postgres": (find_binaries, "PostgreSQL's server programs are not installed (apt-get install postgresql)"),
     "redis": (find_redis, "Redis is not installed (apt-get install redis-server)"),
@@ -57,6 +65,10 @@ NEEDS = {
         f"no containers: {missing_for_docker()} (as root: apt-get install docker.io busybox-static iptables)",
     ),
     "browser": (find_chromium, "no Chromium is installed (apt-get install chromium)"),
+    "original_clients": (
+        find_original_clients,
+        "the original clients are not installed (apt-get install nodejs npm, then .ci/original-clients)",
+    ),
 }
 """What some tests need of the machine, by the fixture that offers it: how it is found, and what to say if it is not."""
 
@@ -168,6 +180,14 @@ def docker_server() -> Iterator[DockerServer]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def original_clients() -> Path:
+    """The folder that the original clients are installed in."""
+    found = find_original_clients()
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ from core.settings import ApiSettings, Settings
 from core.vault import Vault
 from service import submission
 from service.main import create_app
+from service.routes.original.s3 import BUCKET
 from service.submission import Origin
 from service.uploads import Body
 
@@ -39,7 +40,13 @@ RANGES = ("bytes=0-3", "bytes=2-", "bytes=-5", "bytes=99999999-", "bytes=5-2", "
 ENDED = ("succeeded", "failed", "faulty", "cancelled")
 STATES = ("starting", "running", "finishing", *ENDED, "waiting")  # what waits comes last: claims take what came first
 _JOB_ID = re.compile(r"j[a-z0-9]{13}\Z")
-_USED_UP = {"DELETE /jobs/{job_id}", "POST /jobs/{job_id}/stop"}
+_USED_UP = {
+    "DELETE /jobs/{job_id}",
+    "POST /jobs/{job_id}/stop",
+    "POST /original/jobs/{job_id}/stop",
+    "POST /original/jobs/{job_id}/destroy",
+    "POST /original/jobs/{job_id}/artifactsDestroy",
+}
 """Operations that leave a job another than they found it: each gets a job of its own."""
 
 
@@ -103,6 +110,10 @@ class Fuzzed:
             self._aim_body(case.body)
         if "Range" in case.headers:
             case.headers["Range"] = RANGES[zlib.crc32(case.headers["Range"].encode()) % len(RANGES)]
+        if "jobId" in (case.query or {}) and ParameterLocation.QUERY not in negated:
+            chance = zlib.crc32(repr(case.query).encode())
+            if chance % 4:
+                case.query["jobId"] = self.jobs[STATES[chance // 4 % len(STATES)]]
         if case.path_parameters and ParameterLocation.PATH not in negated:
             self._aim_path(case)
 
@@ -124,6 +135,8 @@ class Fuzzed:
             "job_id": lambda: self._target(case, chance),
             "project_id": lambda: self.project,
             "sha256": lambda: self.archive,
+            "bucket": lambda: BUCKET,
+            "key": lambda: f"{self.jobs['succeeded']}/{sorted(FILES)[chance // 32 % len(FILES)]}",
             "path": lambda: quote(present(sorted(FILES)[chance // 32 % len(FILES)])),
             "name": lambda: "known",
             "host": lambda: "known.example",

@@ -19,6 +19,7 @@ from worker.fence import Fence
 from worker.host import Host
 from worker.machine import boot_id
 from worker.signals import Signals
+from worker.statsd.listener import Listener
 from worker.sweep import Sweep
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Supervisor:
         self._fence = Fence(host)
         # Likewise: a database that takes what is sent and never answers keeps the loop waiting.
         self._fencer = threading.Thread(target=self._fence_on, name="fence", daemon=True)
+        self._statsd = Listener(host)
         self._beat_at = self._adopt_at = self._told_at = 0.0
         self._registered = False
         self._taken: dict[str, str] = {}
@@ -83,6 +85,7 @@ class Supervisor:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
         self._sweeper.start()
         self._fencer.start()
+        self._statsd.start()
         rang = True
         while not self._stopping.is_set():
             try:
@@ -249,6 +252,7 @@ class Supervisor:
         for one in self._running.values():
             one.thread.join(max(0.0, deadline - time.monotonic()))
         self._sweeper.join(max(0.0, deadline - time.monotonic()))
+        self._statsd.stop()
         self._watch.close()
         os.close(self._lock)
 

@@ -20,7 +20,7 @@ from core.ids import new_id
 from core.jobs.holds import any_ports, want_ports
 from core.jobs.models import Job, Metric, Project
 from core.jobs.moves import all_rows, guarded, insert_once, move, moved_by, note_attempt, record, ring
-from core.jobs.spec import JobSpec
+from core.jobs.spec import JobSpec, check_tags
 from core.jobs.states import NOT_THE_USERS, OWNED, REASONS, JobState, Reason
 from core.machines import MachineType
 
@@ -399,6 +399,22 @@ def delete(session: Session, job_id: str) -> Job:
     job = request_stop(session, job_id)
     session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))
     record(session, job, "deleted")
+    return job
+
+
+def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
+    """Give a job these tags instead of those it has.
+
+    Raises:
+        JobNotFound: No such job.
+        SpecInvalid: Too many, or one that cannot be a tag.
+    """
+    check_tags(tags)
+    job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
+    if job is None:
+        raise JobNotFound(job_id)
+    job.spec_json = {**job.spec_json, "tags": list(tags)}
+    session.flush()
     return job
 
 

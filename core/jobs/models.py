@@ -44,6 +44,34 @@ class Project(Base):
     """How long the logs of its ended jobs are kept; 0: for good; None: as the service's settings say."""
     keep_artifacts_days: Mapped[int | None]
     """How long the artifacts of its ended jobs are kept; 0: for good; None: as the service's settings say."""
+    tags: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    repo_name: Mapped[str | None] = mapped_column(String(200))
+    """Of the repository that its code is in, for people."""
+    repo_url: Mapped[str | None] = mapped_column(String(2000))
+    deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class User(Base):
+    """Somebody who may sign in with a password, to get an API key."""
+
+    __tablename__ = "users"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """`u` and 13 of [a-z0-9]."""
+    email: Mapped[str] = mapped_column(String(254), unique=True)
+    """In lower case."""
+    password: Mapped[str] = mapped_column(String(255))
+    """Its slow hash, with its salt and its costs."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class UserKey(Base):
+    """Whose an API key is that somebody got by signing in."""
+
+    __tablename__ = "user_keys"
+
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
+    user_id: Mapped[str] = mapped_column(String(16), index=True)
 
 
 class ApiKey(Base):

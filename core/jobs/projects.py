@@ -1,21 +1,26 @@
 """What a project may be told, and how much of it is not over."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from core.db import now
 from core.errors import SpecInvalid
-from core.jobs import queries
+from core.jobs import lifecycle, queries
 from core.jobs.models import Job, Project
+from core.jobs.spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import OWNED, JobState
 from core.retention import FOR_GOOD
 from core.settings import MAX_DAYS
 
 MAX_RUNNING = 1_000_000
+_MAX_URL = 2000
+_GONE = "\x7f"
+"""Begins the name of a deleted project; no label may hold it."""
 _RUNNING = tuple(OWNED)
 _DAYS = "days (null: for good)"
 _RANGES = {
@@ -66,6 +71,64 @@ def _stored_days(asked: int | str | None) -> int | None:
 def known_id(session: Session, name: str) -> str | None:
     """Id of the project of this name; None if there is none."""
     return session.scalar(select(Project.id).where(Project.name == name))
+
+
+def describe(session: Session, project_id: str, *, repo_name: str | None, repo_url: str | None) -> Project:
+    """Note the repository that a project's code is in; None leaves it as it is.
+
+    Raises:
+        ProjectNotFound: There is no such project.
+        SpecInvalid: A name or URL that could not be read on one line.
+    """
+    project = queries.project(session, project_id)
+    for column, name, value, longest in (
+        ("repo_name", "repoName", repo_name, MAX_NAME),
+        ("repo_url", "repoUrl", repo_url, _MAX_URL),
+    ):
+        if value is not None:
+            check_label(value, name, longest)
+            setattr(project, column, value)
+    session.flush()
+    return project
+
+
+def set_tags(session: Session, project_id: str, tags: Sequence[str]) -> Project:
+    """Give a project these tags instead of those it has.
+
+    Raises:
+        ProjectNotFound: There is no such project.
+        SpecInvalid: Too many, or one that cannot be a tag.
+    """
+    check_tags(tags)
+    project = queries.project(session, project_id)
+    project.tags = list(tags)
+    session.flush()
+    return project
+
+
+def delete(session: Session, project_id: str) -> None:
+    """Hide a project with its ended jobs; their records and outputs go as those of deleted jobs do.
+
+    Its name is free again at once: nobody else can have given the one that its row keeps.
+
+    Raises:
+        ProjectNotFound: There is no such project.
+        SpecInvalid: Some of its jobs are not over.
+    """
+    project = queries.project(session, project_id)
+    session.refresh(project, with_for_update=True)
+    going = live(session, project_id).get(project_id, Live())
+    if going.running or going.queued:
+        raise SpecInvalid(
+            f"{going.running + going.queued} jobs of this project are not over. Stop them, then delete it.",
+            field="projectId",
+        )
+    jobs = select(Job.id).where(Job.project_id == project_id, Job.deleted_at.is_(None))
+    for job_id in session.scalars(jobs).all():
+        lifecycle.delete(session, job_id)
+    project.name = f"{_GONE}{project.id}"
+    project.deleted_at = session.scalar(select(now()))
+    session.flush()
 
 
 def live(session: Session, project_id: str | None = None) -> dict[str, Live]:

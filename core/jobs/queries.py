@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import Select, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, exists, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from core.db import now
@@ -14,13 +14,15 @@ from core.jobs.states import OWNED, JobState
 
 WORKER_SILENT_SECONDS = 60
 MAX_METRIC_ROWS = 20_000
+_OF_SPEC = ("container", "command", "workspace")
+"""What a list is narrowed to that stands in the spec alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
     """What a list is narrowed to; an empty field does not narrow.
 
-    `states` and `reasons` are alternatives within themselves; all fields must hold together.
+    `states`, `reasons` and `tags` are alternatives within themselves; all fields must hold together.
     `failed_with_exit_code` narrows failed jobs alone: to those whose command ended, or to those that never ran.
     """
 
@@ -32,6 +34,10 @@ class JobFilter:
     project: str | None = None
     machine_type: str | None = None
     name: str | None = None
+    container: str | None = None
+    command: str | None = None
+    workspace: str | None = None
+    tags: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,8 @@ def page(session: Session, wanted: JobFilter, *, limit: int, after: str | None =
         CursorInvalid: `after` is not a cursor that an earlier page gave.
     """
     query = _narrowed(select(Job).where(Job.deleted_at.is_(None)), wanted)
+    if wanted.tags:
+        query = query.where(_tagged(session, wanted.tags))
     if after is not None:
         query = query.where(Job.seq < _cursor(after))
     jobs = list(session.scalars(query.order_by(Job.seq.desc()).limit(limit + 1)))
@@ -117,7 +125,17 @@ def _narrowed(query: Select[Job], wanted: JobFilter) -> Select[Job]:
         query = query.where(Job.machine_type == wanted.machine_type)
     if wanted.name:
         query = query.where(Job.name == wanted.name)
-    return query
+    asked = {name: value for name in _OF_SPEC if (value := getattr(wanted, name))}
+    return query.where(*(Job.spec_json[name].as_string() == value for name, value in asked.items()))
+
+
+def _tagged(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
+    """That a job has one of these tags; the two kinds of database unfold JSON each in its own words."""
+    if session.get_bind().dialect.name == "postgresql":
+        rows = func.json_array_elements_text(Job.spec_json["tags"]).table_valued("value")
+    else:
+        rows = func.json_each(Job.spec_json, "$.tags").table_valued("value")
+    return exists(select(literal(1)).select_from(rows).where(rows.c.value.in_(tags)))
 
 
 def _cursor(after: str) -> int:
@@ -154,7 +172,8 @@ def projects(session: Session) -> list[tuple[Project, int]]:
     """All projects by name, each with its number of jobs."""
     jobs = func.count(Job.seq)
     visible = (Job.project_id == Project.id) & Job.deleted_at.is_(None)
-    query = select(Project, jobs).outerjoin(Job, visible).group_by(Project.id).order_by(Project.name)
+    query = select(Project, jobs).where(Project.deleted_at.is_(None)).outerjoin(Job, visible)
+    query = query.group_by(Project.id).order_by(Project.name)
     return [(project, count) for project, count in session.execute(query)]
 
 
@@ -165,7 +184,7 @@ def project(session: Session, project_id: str) -> Project:
         ProjectNotFound: There is none.
     """
     found = session.get(Project, project_id)
-    if found is None:
+    if found is None or found.deleted_at is not None:
         raise ProjectNotFound(
             f"No such project: {project_id!r}. `gradient-cli projects list` shows them.", field="projectId"
         )

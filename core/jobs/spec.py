@@ -6,6 +6,7 @@ wrong with it, and what to do.
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -69,6 +70,7 @@ class JobSpec:
         tags: For finding it again.
         ports: What it is to be reached at, each as `external:internal:scheme`; external 0 leaves it to the host.
         registry_username: Who signs in to the container's registry; the password is kept apart from this.
+        code_commit: The git commit that the uploaded folder was at, as its sender says.
     """
 
     machine_type: str
@@ -95,6 +97,7 @@ class JobSpec:
     tags: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
     registry_username: str | None = None
+    code_commit: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -121,10 +124,9 @@ class JobSpec:
             check_working_dir(self.working_dir)
         if self.user is not None:
             check_user(self.user)
-        if len(self.tags) > MAX_TAGS:
-            raise SpecInvalid(f"{len(self.tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
-        for tag in self.tags:
-            check_label(tag, "tags", MAX_TAG)
+        check_tags(self.tags)
+        if self.code_commit is not None:
+            check_label(self.code_commit, "codeCommit", MAX_TAG)
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
         if self.registry_username is not None and self.container is None:
             raise SpecInvalid(
@@ -268,6 +270,18 @@ def check_label(text: str, where: str, longest: int) -> None:
         raise SpecInvalid(
             f"Holds the control character {bad!r} (a line break, say). Write it on one line.", field=where
         )
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Refuse tags that could not be kept or read.
+
+    Raises:
+        SpecInvalid: There are too many, or one is no label.
+    """
+    if len(tags) > MAX_TAGS:
+        raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
+    for tag in tags:
+        check_label(tag, "tags", MAX_TAG)
 
 
 def _check_workspace(url: str | None, sha256: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from core.db import now
@@ -83,3 +83,9 @@ def set_drained(session: Session, name: str, *, drained: bool) -> None:
 def jobs_of(session: Session, name: str) -> list[Job]:
     """Jobs that a worker holds, oldest first."""
     return list(session.scalars(select(Job).where(Job.worker == name, Job.state.in_(OWNED)).order_by(Job.seq)))
+
+
+def held_counts(session: Session) -> dict[str | None, int]:
+    """How many jobs each worker holds, by its name; those that hold none are not in it."""
+    counted = select(Job.worker, func.count()).where(Job.state.in_(OWNED)).group_by(Job.worker)
+    return {row[0]: row[1] for row in session.execute(counted)}

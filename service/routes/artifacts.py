@@ -86,7 +86,7 @@ def read_artifact(
             return RedirectResponse(place, 307, {"Cache-Control": "no-store"})
     opened = stores.artifacts.open(job.id, attempt or job.attempt, path)
     try:
-        return _file(request, opened, path, inline=inline)
+        return file_answer(request, opened, path, inline=inline)
     except BaseException:
         opened.file.close()
         raise
@@ -112,7 +112,8 @@ def _view(file: ArtifactFile) -> ArtifactView:
     return ArtifactView(path=file.path, size=file.size, sha256=file.sha256, modified=modified)
 
 
-def _file(request: Request, opened: OpenArtifact, path: str, *, inline: bool) -> Response:
+def file_answer(request: Request, opened: OpenArtifact, path: str, *, inline: bool = False) -> Response:
+    """An opened file's bytes, or those that Range asks for; closed once they are sent."""
     etag = f'"{opened.sha256 or f"{opened.size:x}-{opened.mtime_ms:x}"}"'
     headers = ranges.user_content(path, inline=inline) | {"ETag": etag}
     if ranges.not_modified(request, etag):

@@ -1,7 +1,7 @@
 """Artifacts in a bucket of Cloud Storage.
 
 Layout: `<prefix>/<job id>/<attempt>/` with `files/` (the objects), `listing.jsonl` (while the job runs) and
-`manifest.jsonl` (written once, last). A folder of this machine stands before it: the job's files are mirrored into
+`manifest.jsonl` (written last). A folder of this machine stands before it: the job's files are mirrored into
 that by hard link, under the rules that hold for any folder a job writes to, and sent from there. It is emptied when
 the manifest is in the bucket.
 """
@@ -9,7 +9,9 @@ the manifest is in the bucket.
 import io
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -163,6 +165,29 @@ class BucketStore:
         with opened:
             yield from opened.files()
 
+    def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
+        """Deletes the files of a closed attempt whose public path is meant; how many there were.
+
+        The manifest is written anew first; of two that delete at once each keeps what the other left.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        base = self._base(job_id, attempt)
+        while True:
+            generation, opened = self._lists.generation(base + MANIFEST), self._lists.manifest(base)
+            if generation is None or opened is None:
+                return 0
+            with opened:
+                files, before = list(opened.files()), opened.manifest
+            kept = [one for one in files if not meant(one.path)]
+            header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
+            with suppress(PreconditionFailed):
+                self._write_list(base + MANIFEST, header, kept, if_generation_match=generation)
+                gone = [self._bucket.blob(object_name(base, one.path)) for one in files if meant(one.path)]
+                remove_all(gone, self._parallel)
+                return len(gone)
+
     def remove(self, job_id: str) -> None:
         """Deletes what all attempts of a job left; deleting nothing is success.
 
@@ -231,20 +256,33 @@ class BucketStore:
     def _put_list(
         self, job_id: str, attempt: int, name: str, manifest: Manifest, files: Sequence[ArtifactFile]
     ) -> None:
-        blob = self._bucket.blob(self._base(job_id, attempt) + name)
+        base = self._base(job_id, attempt)
+        with suppress(PreconditionFailed):  # a repeat of ours whose answer was lost
+            self._write_list(base + name, manifest, files, **({"if_generation_match": 0} if name == MANIFEST else {}))
+
+    def _write_list(self, name: str, manifest: Manifest, files: Sequence[ArtifactFile], **condition: int) -> None:
+        """Write a list as a whole.
+
+        Raises:
+            PreconditionFailed: Somebody else wrote it meanwhile.
+            StoreUnavailable: The bucket does not answer.
+        """
         with tempfile.TemporaryDirectory(prefix="gradient-list-") as folder:
-            path = Path(folder) / name
+            path = Path(folder) / "list.jsonl"
             write_list(path, manifest, files, durable=False)
-            with answering(f"writing {blob.name!r}"):
+            blob, refused = self._bucket.blob(name), None
+            with answering(f"writing {name!r}"):
                 try:
-                    # A manifest is written once and never changed.
-                    once = {"if_generation_match": 0} if name == MANIFEST else {}
-                    blob.upload_from_filename(str(path), content_type="application/x-ndjson", checksum="crc32c", **once)
-                except PreconditionFailed:
-                    return  # a repeat of ours whose answer was lost
+                    blob.upload_from_filename(
+                        str(path), content_type="application/x-ndjson", checksum="crc32c", **condition
+                    )
+                except PreconditionFailed as error:
+                    refused = error
+            if refused is not None:
+                raise refused
 
     def _tidy(self, job_id: str, attempt: int) -> None:
         """What the manifest makes needless goes; a repeat finds what a crash left."""
         remove_all([self._bucket.blob(self._base(job_id, attempt) + LISTING)], self._parallel)
-        self._staging.discard(job_id, attempt)
+        self._staging.forget(job_id, attempt)
         self._ledger(job_id, attempt).unlink(missing_ok=True)

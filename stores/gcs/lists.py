@@ -58,6 +58,16 @@ class Lists:
         found = self._find(base)
         return self._copy(found) if found is not None and found.name.endswith(MANIFEST) else None
 
+    def generation(self, name: str) -> int | None:
+        """Which generation of the list of this name there is now; None: none.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        with answering(f"looking for {name!r}"):
+            blob = self._bucket.get_blob(name)
+        return None if blob is None else int(blob.generation)
+
     def _find(self, base: str) -> storage.Blob | None:
         """One question tells which of the two there is, and whether the copy is still that."""
         with answering("looking for a list of artifacts"):

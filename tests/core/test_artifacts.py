@@ -326,3 +326,24 @@ def test_job_ids_that_lead_elsewhere_are_refused(store, source):
             store.sync(bad, 1, source)
         with pytest.raises(JobNotFound):
             store.remove(bad)
+
+
+def test_files_of_a_closed_attempt_are_discarded_by_name(store, source, tmp_path):
+    for name in ("a.txt", "deep/b.txt", "c\\d.txt", "e.bin"):
+        write(source / name, name.encode())
+    store.close(JOB, 1, source)
+    assert store.discard(JOB, 1, lambda path: path.endswith(".txt")) == 3
+    assert kept(store) == {"e.bin": b"e.bin"}
+    page = store.list(JOB, 1)
+    assert (page.state, page.total_files, page.total_bytes) == ("complete", 1, 5)
+    assert [path.name for path in (tmp_path / "store").rglob("*.txt")] == []
+    assert store.discard(JOB, 1, lambda path: path.endswith(".txt")) == 0
+    assert store.close(JOB, 1, source).files == 1  # what is gone does not come back
+
+
+def test_nothing_of_an_open_attempt_is_discarded(store, source):
+    write(source / "a.txt", b"a")
+    store.sync(JOB, 1, source)
+    assert store.discard(JOB, 1, lambda _: True) == 0
+    assert store.discard(JOB, 2, lambda _: True) == 0
+    assert kept(store) == {"a.txt": b"a"}

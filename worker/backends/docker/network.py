@@ -49,12 +49,14 @@ class Fence:
         blocked: Networks (CIDR) that nothing on it may reach.
         services: (address, port) that nothing on it may reach.
         program: How iptables is called.
+        metrics_port: UDP port of this host that jobs send metrics to; 0: none.
     """
 
     bridge: str
     blocked: tuple[str, ...]
     services: tuple[tuple[str, int], ...]
     program: tuple[str, ...] = ()
+    metrics_port: int = 0
 
     def rules(self) -> str:
         """The chains, for `iptables-restore --noflush`: all of it or nothing takes effect.
@@ -68,6 +70,8 @@ class Fence:
                 f"-A {chain} -p udp --dport 53 -j RETURN",
                 f"-A {chain} -p tcp --dport 53 -j RETURN",
             ]
+        if self.metrics_port:
+            lines.append(f"-A {self._inward} -p udp --dport {self.metrics_port} -j RETURN")
         lines.append(f"-A {self._inward} -j REJECT")
         lines += [f"-A {self._outward} -d {network} -j REJECT" for network in self.blocked]
         lines += [f"-A {self._outward} -d {address} -p tcp --dport {port} -j REJECT" for address, port in self.services]
@@ -184,7 +188,9 @@ class Network:
         fenced_at = self._fenced_at.get(bridge)
         if fenced_at is not None and time.monotonic() - fenced_at < _CHECKED_EVERY_SECONDS:
             return
-        fence = Fence(bridge, (LINK_LOCAL, *self._settings.docker.blocked), tuple(service_addresses(self._settings)))
+        blocked = (LINK_LOCAL, *self._settings.docker.blocked)
+        services = tuple(service_addresses(self._settings))
+        fence = Fence(bridge, blocked, services, metrics_port=self._settings.statsd.port)
         try:
             fence.set()
         except FenceMissing as error:

@@ -1,0 +1,34 @@
+"""Removes what a job left because somebody asked for it, before any policy does."""
+
+from collections.abc import Callable
+
+from core import retention
+from core.errors import SpecInvalid
+from core.jobs.models import Job
+from core.prune import Kept
+from core.retention import Kind
+
+
+def remove_artifacts(kept: Kept, job: Job, meant: Callable[[str], bool] | None) -> None:
+    """Delete artifacts of a job that has ended.
+
+    Args:
+        kept: The open stores.
+        job: Whose.
+        meant: Says by its public path whether a file of the latest attempt goes; None: all that any attempt left.
+
+    Raises:
+        SpecInvalid: The job is not over: it would write them again.
+        OSError: The store cannot be written.
+    """
+    if not job.ended:
+        raise SpecInvalid("The job is not over, and would leave its artifacts again. Stop it first.", field="jobId")
+    if meant is not None:
+        kept.artifacts.discard(job.id, job.attempt, meant)
+        return
+    with kept.database.write() as session:
+        retention.expire(session, Kind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])
+    # The record stands. If this process dies here, the next pruning finds the files by `removals`.
+    kept.artifacts.remove(job.id)
+    with kept.database.write() as session:
+        retention.done(session, [(job.id, Kind.ARTIFACTS)])

@@ -1,0 +1,103 @@
+"""What jobs leave: listed, deleted, or fetched by links and by S3's read protocol (`links.py`, `s3.py`)."""
+
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from fnmatch import translate
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from core import removal
+from core.artifacts import ArtifactFile
+from core.jobs import queries
+from core.jobs.models import Job
+from core.retention import Kind
+from service.deps import OpenStores, Reading, Stores
+from service.removed import GONE, refuse_removed
+from service.routes.original import s3
+from service.routes.original.links import link_to
+from service.routes.original.params import Given, Params, takes
+from service.routes.original.routing import OriginalRoute
+
+router = APIRouter(route_class=OriginalRoute)
+
+_PAGE = 1000
+_LISTED = ("jobId", "files", "size", "links")
+
+
+@router.get("/jobs/artifactsList", name="original_list_artifacts", openapi_extra=takes(*_LISTED), responses=GONE)
+def list_artifacts(request: Request, session: Reading, stores: Stores, given: Given) -> list[dict[str, Any]]:
+    """Every file, by path."""
+    job = _job(session, given)
+    return _shapes(request, stores, given, job, stores.artifacts.walk(job.id, job.attempt))
+
+
+@router.get(
+    "/jobs/artifactsListV2",
+    name="original_list_artifacts_by_page",
+    openapi_extra=takes(*_LISTED, "startAfter"),
+    responses=GONE,
+)
+def list_artifacts_by_page(request: Request, session: Reading, stores: Stores, given: Given) -> dict[str, Any]:
+    """Some files, by path; `startAfter` says where the next page begins, and is left out on the last one."""
+    job = _job(session, given)
+    page = stores.artifacts.list(job.id, job.attempt, after=given.text("startAfter"), limit=_PAGE)
+    following = {} if page.next is None else {"startAfter": page.next}
+    return {"data": _shapes(request, stores, given, job, page.files)} | following
+
+
+@router.get("/jobs/artifactsGet", name="original_get_artifacts", openapi_extra=takes("jobId", "files"), responses=GONE)
+def get_artifacts(session: Reading, stores: Stores, given: Given) -> dict[str, Any]:
+    """What it takes to fetch a job's files by S3's protocol, for an hour."""
+    job = _job(session, given)
+    keys = {"AccessKeyId": f"GRADIENT{secrets.token_hex(6).upper()}", "SecretAccessKey": secrets.token_urlsafe(30)}
+    return {
+        "Credentials": keys | {"SessionToken": s3.issue_token(stores, job.id)},
+        "bucket": s3.BUCKET,
+        "folder": job.id,
+    }
+
+
+@router.post(
+    "/jobs/{job_id}/artifactsDestroy",
+    status_code=204,
+    name="original_destroy_artifacts",
+    openapi_extra=takes("files", body=True),
+    responses=GONE,
+)
+def destroy_artifacts(session: Reading, stores: Stores, given: Given, job_id: str) -> None:
+    """Delete files of a job that has ended: all, or those that `files` names."""
+    job = queries.get(session, job_id)
+    refuse_removed(session, job, Kind.ARTIFACTS)
+    wanted = given.text("files")
+    removal.remove_artifacts(stores, job, None if wanted is None else matcher(wanted))
+
+
+def matcher(wanted: str | None) -> Callable[[str], bool]:
+    """Whether a path is meant: by its name, by a pattern, or by one of several with commas between them."""
+    if wanted is None:
+        return lambda _: True
+    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    named = {wanted, *parts}
+    patterns = [re.compile(translate(part)) for part in parts if "*" in part or "?" in part]
+    return lambda path: path in named or any(pattern.match(path) for pattern in patterns)
+
+
+def _job(session: Reading, given: Params) -> Job:
+    job = queries.get(session, given.required("jobId"))
+    refuse_removed(session, job, Kind.ARTIFACTS)
+    return job
+
+
+def _shapes(
+    request: Request, stores: OpenStores, given: Params, job: Job, files: Iterable[ArtifactFile]
+) -> list[dict[str, Any]]:
+    meant, sized, linked = matcher(given.text("files")), given.flag("size"), given.flag("links")
+    return [
+        {"file": one.path}
+        | ({"size": one.size} if sized else {})
+        | ({"url": link_to(request, stores, job.id, one.path)} if linked else {})
+        for one in files
+        if meant(one.path)
+    ]

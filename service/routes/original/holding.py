@@ -1,0 +1,50 @@
+"""Answers that are held back until there is news: the original clients ask again at once, or only after 5 s."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+
+from service.deps import OpenStores
+from service.streams import Wakes
+
+HOLD_SECONDS = 10.0
+"""Well below the half minute after which clients and proxies give up."""
+_LOOK_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+async def hold(stores: OpenStores, job_id: str, look: Callable[[], T], done: Callable[[T], bool]) -> T:
+    """What `look` finds once it is what was waited for; after 10 s, or when the service stops, whatever it is then.
+
+    Args:
+        stores: The open stores.
+        job_id: Whose record or log is waited on.
+        look: Reads, in a thread; raises if there is no such job.
+        done: Whether that is what was waited for.
+    """
+    run = partial(anyio.to_thread.run_sync, look, limiter=stores.streams.readers)
+    until = time.monotonic() + HOLD_SECONDS
+    found = await run()
+    if done(found):
+        return found
+    if stores.streams.full:
+        await anyio.sleep(min(_LOOK_SECONDS, HOLD_SECONDS))  # who asks again at once is slowed down all the same
+        return await run()
+    folder = stores.logs.directory(job_id)
+    await anyio.to_thread.run_sync(partial(folder.mkdir, parents=True, exist_ok=True))
+    with stores.streams.watching(folder) as wakes:
+        while not done(found) and not wakes.stopped.is_set() and time.monotonic() < until:
+            await _news(wakes, until)
+            wakes.changed.clear()
+            found = await run()
+    return found
+
+
+async def _news(wakes: Wakes, until: float) -> None:
+    with anyio.move_on_after(min(_LOOK_SECONDS, until - time.monotonic())):
+        await wakes.changed.wait()

@@ -1,0 +1,117 @@
+"""One job: made, looked at, waited for, stopped, cloned, deleted."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from core.db import on_commit
+from core.errors import StoreUnavailable
+from core.jobs import lifecycle, queries
+from service import submission
+from service.auth import Caller
+from service.deps import OpenStores, Reading, RequestId, Stores, Writing
+from service.routes.original.creation import FIELDS, spec_of
+from service.routes.original.holding import hold
+from service.routes.original.params import Given, Params, read_params, takes
+from service.routes.original.paths import CLIENT_NAME
+from service.routes.original.routing import OriginalRoute
+from service.routes.original.views import PREEMPTED, job_shape
+from service.submission import Origin
+from service.uploads import Body, read_upload
+from service.views import OUTSIDE_STATES
+
+router = APIRouter(route_class=OriginalRoute)
+
+_UPLOAD = "file"
+_STATES = frozenset({*OUTSIDE_STATES, PREEMPTED})
+_ENDED = _STATES - {"Pending", "Running"}
+_CREATED = takes(*FIELDS, "command", "workspaceFileName", "workspaceUsername", "workspacePassword", "cluster")
+_CREATED["requestBody"] = {
+    "required": False,
+    "content": {
+        "application/json": {"schema": {"type": "object"}},
+        "multipart/form-data": {
+            "schema": {"type": "object", "properties": {_UPLOAD: {"type": "string", "format": "binary"}}}
+        },
+    },
+}
+
+
+async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIterator[tuple[Params, Body]]:
+    """What to run comes as JSON, or in the query beside a form of one file."""
+    if not request.headers.get("content-type", "").startswith("multipart/"):
+        yield await read_params(request), Body(b"")
+        return
+    folder, most = stores.settings.root / "workspaces", stores.settings.api.max_upload_bytes
+    try:
+        body = await read_upload(request, folder, part=_UPLOAD, max_upload_bytes=most)
+    except OSError as error:
+        raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error
+    try:
+        yield Params(request.query_params, {}), body
+    finally:
+        body.close()
+
+
+@router.post("/jobs/createJob", name="original_create_job", openapi_extra=_CREATED)
+def create_job(
+    request: Request,
+    stores: Stores,
+    caller: Caller,
+    request_id: RequestId,
+    posted: Annotated[tuple[Params, Body], Depends(_posted, scope="function")],
+) -> dict[str, Any]:
+    """Submit a job."""
+    given, body = posted
+    spec = spec_of(given, request.headers.get(CLIENT_NAME), uploaded=body.workspace is not None)
+    with stores.measures.submitting():
+        whole = Body(json.dumps(spec).encode(), body.workspace)
+        job, _ = submission.submit(stores, Origin(caller.id, request_id, None), whole)
+    return _found(stores, job.id)
+
+
+@router.get("/jobs/getJob", name="original_get_job", openapi_extra=takes("jobId", "state"))
+async def get_job(stores: Stores, given: Given) -> dict[str, Any]:
+    """One job; with `state`, held back for a while until it is in that state or has ended."""
+    job_id, state = given.required("jobId"), given.text("state")
+    if state not in _STATES:
+        return await run_in_threadpool(_found, stores, job_id)
+    wanted = _ENDED | {state} | ({"Running"} if state == "Pending" else set())
+    return await hold(stores, job_id, lambda: _found(stores, job_id), lambda job: job["state"] in wanted)
+
+
+@router.post("/jobs/getPublicJob", name="original_get_public_job", openapi_extra=takes("jobId", body=True))
+def get_public_job(session: Reading, stores: Stores, given: Given) -> dict[str, Any]:
+    """One job, and whose it is."""
+    job = job_shape(session, stores, queries.get(session, given.required("jobId")))
+    return {"job": job, "user": {"id": job["startedByUserId"]}}
+
+
+@router.post("/jobs/{job_id}/stop", status_code=204, name="original_stop_job")
+def stop_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -> None:
+    """Ask a job to stop; nothing changes if it has ended."""
+    lifecycle.request_stop(session, job_id)
+    on_commit(session, stores.wake)
+
+
+@router.post("/jobs/{job_id}/destroy", status_code=204, name="original_destroy_job")
+def destroy_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -> None:
+    """Remove a job from sight, and stop it if it runs."""
+    lifecycle.delete(session, job_id)
+    on_commit(session, stores.wake)
+
+
+@router.post("/jobs/{job_id}/clone", name="original_clone_job")
+def clone_job(stores: Stores, caller: Caller, request_id: RequestId, job_id: str) -> dict[str, Any]:
+    """Submit the same job again, on the same workspace."""
+    with stores.measures.submitting():
+        job, _ = submission.clone(stores, Origin(caller.id, request_id, None), job_id)
+    return _found(stores, job.id)
+
+
+def _found(stores: OpenStores, job_id: str) -> dict[str, Any]:
+    with stores.database.read() as session:
+        return job_shape(session, stores, queries.get(session, job_id))

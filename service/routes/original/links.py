@@ -1,0 +1,56 @@
+"""Links to single files that work bare: whoever has one may fetch the file, for 8 hours, without any header."""
+
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+
+from core.errors import Unauthorized
+from core.jobs import queries
+from core.retention import Kind
+from service import ranges
+from service.deps import OpenStores, Reading, Stores
+from service.removed import GONE, refuse_removed
+from service.routes.artifacts import file_answer
+from service.routes.original.paths import PREFIX
+
+router = APIRouter()
+
+SECONDS = 8 * 3600
+_PURPOSE = "artifact-link"
+
+
+def link_to(request: Request, stores: OpenStores, job_id: str, path: str) -> str:
+    """An absolute address of a file, under the name by which the client reached us if we were told no other."""
+    base = stores.settings.api.public_url or str(request.base_url)
+    stamp = stores.signer.stamp(_PURPOSE, f"{job_id}/{path}", SECONDS)
+    # The stamp is in the query, which is in no log.
+    return f"{base.rstrip('/')}{PREFIX}/artifact/{job_id}/{quote(path)}?stamp={stamp}"
+
+
+@router.get(
+    "/artifact/{job_id}/{path:path}",
+    name="original_read_artifact",
+    response_class=Response,
+    responses={**ranges.RESPONSES, 304: {"description": "The client has this version."}, **GONE},
+    openapi_extra=ranges.headers_read("Range", "If-Range", "If-None-Match"),
+)
+def read_artifact(
+    request: Request,
+    session: Reading,
+    stores: Stores,
+    job_id: str,
+    path: str,
+    stamp: Annotated[str, Query(description="as `artifactsList` gave it")] = "",
+) -> Response:
+    """A file, for whoever has its link."""
+    if not stores.signer.holds(_PURPOSE, f"{job_id}/{path}", stamp):
+        raise Unauthorized("This link is damaged, or older than 8 hours. List the job's artifacts for a new one.")
+    job = queries.get(session, job_id)
+    refuse_removed(session, job, Kind.ARTIFACTS)
+    opened = stores.artifacts.open(job.id, job.attempt, path)
+    try:
+        return file_answer(request, opened, path)
+    except BaseException:
+        opened.file.close()
+        raise

@@ -1,0 +1,176 @@
+"""Jobs, machines and projects in the shapes that the original clients read."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from sqlalchemy.orm import Session
+
+from core.jobs.models import Job, Project
+from core.jobs.states import JobState
+from core.machines import MachineType
+from service.deps import OpenStores
+from service.views import job_views
+from service.wire import JobView, iso
+
+CLUSTER_ID = "clgradientjobs"
+CLUSTER = "Gradient Jobs"
+REGION = "local"
+"""This service is one cluster, wherever its workers are."""
+
+PREEMPTED = "Preempted"
+_WORKSPACE = "/paperspace"
+_PREEMPTION = "preempted"
+_TAKEN_DOWN = frozenset({"Failed", "Error", PREEMPTED})
+
+# Kept in the shape for clients that print whole jobs: nothing here has such a thing.
+_NONE = (
+    "baseContainer",
+    "baseContainerUrl",
+    "cpuCount",
+    "cpuFlags",
+    "cpuHostname",
+    "cpuMem",
+    "cpuModel",
+    "customMetrics",
+    "dtDeleted",
+    "experimentId",
+    "fqdn",
+    "gpuDevice",
+    "gpuSerial",
+    "metricsURL",
+    "targetNodeAttrs",
+    "tpuDatasetDir",
+    "tpuGrpcUrl",
+    "tpuModelDir",
+    "tpuName",
+    "tpuTFVersion",
+    "tpuType",
+)
+_FALSE = ("isPreemptible", "isPublic", "pushOnCompletion", "runTillCancelled")
+
+
+def state_of(job: Job, view: JobView) -> str:
+    """The state's name: as elsewhere, but that a machine taken away is a state of its own."""
+    taken = job.state is JobState.FAILED and job.reason == _PREEMPTION
+    return PREEMPTED if taken else view.state
+
+
+def job_shapes(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Jobs as the original clients see them."""
+    return [_shape(job, view) for job, view in zip(jobs, job_views(session, stores, jobs), strict=True)]
+
+
+def job_shape(session: Session, stores: OpenStores, job: Job) -> dict[str, Any]:
+    """One job as the original clients see it."""
+    return job_shapes(session, stores, [job])[0]
+
+
+def _shape(job: Job, view: JobView) -> dict[str, Any]:
+    state = state_of(job, view)
+    uploaded = view.workspace_sha256 is not None
+    return {
+        **dict.fromkeys(_NONE),
+        **dict.fromkeys(_FALSE, False),
+        **_times(job),
+        "id": job.id,
+        "name": view.name,
+        "state": state,
+        "jobError": view.message if state in _TAKEN_DOWN else None,
+        "exitCode": view.exit_code,
+        "project": view.project,
+        "projectId": view.project_id,
+        "entrypoint": view.command,
+        "container": view.container,
+        "containerUrl": view.container,
+        "containerUser": view.user,
+        "workspaceUrl": view.workspace or ("workspace.zip" if uploaded else None),
+        "workingDirectory": str(PurePosixPath(_WORKSPACE, view.working_dir or "")),
+        "artifactsDirectory": "/artifacts",
+        "hasCode": uploaded or view.workspace is not None,
+        "codeUploaded": uploaded,
+        "codeCommit": view.code_commit,
+        "jobEnv": view.env_vars,
+        "sharedMemMBytes": view.shared_mem_mb,
+        "newImageName": view.registry_target,
+        "gpuName": view.gpu_name,
+        "gpuMem": view.gpu_mem,
+        "gpuDriver": view.gpu_driver,
+        "gpuCount": view.gpu_count,
+        **_reached(view),
+        "machineType": view.machine_type,
+        "usageRate": f"{view.machine_type} hourly",
+        "cluster": CLUSTER,
+        "clusterId": CLUSTER_ID,
+        "clusterMachine": job.host,
+        "storageRegion": REGION,
+        "startedByUserId": job.submitted_by,
+        "parentJobId": job.parent_id,
+        "queuePosition": view.queue_position,
+        "seqNum": job.seq,
+        "shutdownTimeout": view.stop_grace,
+        "tags": view.tags,
+    }
+
+
+def _reached(view: JobView) -> dict[str, str | None]:
+    """Clients print links where both are there."""
+    links = [port for port in view.ports if port.url is not None]
+    host = urlsplit(links[0].url).hostname if links else None
+    return {"ports": ",".join(f"{port.external}:{port.internal}" for port in links) or None, "ipAddress": host}
+
+
+def _times(job: Job) -> dict[str, str | None]:
+    # `ended_at` and what follows are of an earlier attempt while another one is on its way.
+    over = job.ended_at if job.state is not JobState.QUEUED else None
+    known = [job.created_at, job.claimed_at, job.started_at, job.ended_at, job.finished_at]
+    return {
+        "dtCreated": iso(job.created_at),
+        "dtModified": iso(max(at for at in known if at is not None)),
+        "dtProvisioningStarted": _iso(job.claimed_at),
+        "dtProvisioningFinished": _iso(job.started_at),
+        "dtStarted": _iso(job.started_at),
+        "dtTeardownStarted": _iso(over),
+        "dtFinished": _iso(job.finished_at),
+        "dtTeardownFinished": _iso(job.finished_at),
+    }
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else iso(at)
+
+
+def vm_type_shape(machine: MachineType) -> dict[str, Any]:
+    """A machine type with the figures that the original clients tabulate."""
+    cards = machine.kind != "cpu"
+    memory = round(machine.memory_gb * 10**9)
+    return {
+        "clusters": [{"id": CLUSTER_ID}],
+        "vmType": {
+            "label": machine.name,
+            "kind": machine.accelerator,
+            "cpus": machine.cpus,
+            "ram": None if cards else memory,
+            "gpuCount": machine.count if cards else 0,
+            "gpuModel": {
+                "label": machine.accelerator if cards else "None",
+                "model": machine.accelerator if cards else "None",
+                "memInBytes": memory if cards else 0,
+            },
+        },
+    }
+
+
+def project_shape(project: Project) -> dict[str, Any]:
+    """A project as the original clients see it."""
+    return {
+        "handle": project.id,
+        "name": project.name,
+        "repoName": project.repo_name,
+        "repoUrl": project.repo_url,
+        "dtCreated": iso(project.created_at),
+        "dtDeleted": None,
+        "tags": project.tags or [],
+    }

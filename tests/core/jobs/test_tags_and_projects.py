@@ -1,0 +1,48 @@
+"""Tags of jobs, and projects that go, on both kinds of database."""
+
+import pytest
+
+from core.errors import ProjectNotFound, SpecInvalid
+from core.jobs import lifecycle, projects, queries
+from core.jobs.queries import JobFilter
+
+
+def listed(database, **wanted):
+    with database.read() as session:
+        return [job.id for job in queries.page(session, JobFilter(**wanted), limit=10).jobs]
+
+
+def test_jobs_are_found_by_their_tags(database, submit):
+    one, two, bare = submit(tags=("a", "grün ☃")), submit(tags=("b",)), submit()
+    assert listed(database, tags=["a"]) == [one.id]
+    assert listed(database, tags=["grün ☃", "b"]) == [two.id, one.id]
+    with database.write() as session:
+        lifecycle.set_tags(session, bare.id, ["c"])
+        lifecycle.set_tags(session, one.id, [])
+    assert (listed(database, tags=["c"]), listed(database, tags=["a"])) == ([bare.id], [])
+
+
+def test_jobs_are_found_by_what_stands_in_their_spec(database, submit):
+    one = submit("python a.py", container="c", workspace="https://host/repo.git")
+    submit("python b.py")
+    for wanted in ({"container": "c"}, {"command": "python a.py"}, {"workspace": "https://host/repo.git"}):
+        assert listed(database, **wanted) == [one.id]
+
+
+def test_a_deleted_project_takes_its_jobs_along_and_frees_its_name(database, submit):
+    job = submit(project="p")
+    with pytest.raises(SpecInvalid, match="1 jobs of this project are not over"), database.write() as session:
+        projects.delete(session, job.project_id)
+    with database.write() as session:
+        lifecycle.request_stop(session, job.id)
+    with database.write() as session:
+        projects.delete(session, job.project_id)
+    assert listed(database) == []
+    with database.read() as session:
+        assert queries.projects(session) == []
+    for change in (projects.delete, lambda session, one: projects.set_tags(session, one, ["x"])):
+        with pytest.raises(ProjectNotFound), database.write() as session:
+            change(session, job.project_id)
+    with database.write() as session:
+        project, made = lifecycle.ensure_project(session, "p")
+    assert (made, project.id == job.project_id) == (True, False)

@@ -1,0 +1,131 @@
+"""What ended jobs left: links that work bare, S3's protocol, and their limits."""
+
+from urllib.parse import quote, unquote, urlsplit
+from xml.etree import ElementTree as ET
+
+import pytest
+
+FILES = {"out.txt": b"42\n", "sub/a b.bin": bytes(range(256)), "ünï & <x>.txt": b"x", "a\x01b": b"odd"}
+TOKEN = "x-amz-security-token"
+
+
+@pytest.fixture
+def job(client, worker, stores, tmp_path):
+    """An ended job with files, and another one."""
+    job_id = client.post("/jobs/createJob", json={"command": "true", "machineType": "CPU"}).json()["id"]
+    running = worker.start()
+    for name, content in FILES.items():
+        path = tmp_path / "left" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    stores.artifacts.close(job_id, 1, tmp_path / "left")
+    worker.end(running, exit_code=0)
+    return job_id
+
+
+@pytest.fixture
+def links(client, job):
+    listed = client.get("/jobs/artifactsList", params={"jobId": job, "links": "True"}).json()
+    return {one["file"]: one["url"] for one in listed}
+
+
+def test_links_work_without_any_header(links, stranger):
+    assert {name: stranger.get(url).content for name, url in links.items()} == FILES
+    part = stranger.get(links["sub/a b.bin"], headers={"Range": "bytes=1-2"})
+    assert (part.status_code, part.content) == (206, b"\x01\x02")
+
+
+@pytest.mark.parametrize("change", ["stamp", "path", "job", "none"])
+def test_a_link_is_good_for_one_file_alone(links, stranger, change, job):
+    url = links["out.txt"]
+    changed = {
+        "stamp": url[:-1] + ("A" if url[-1] != "A" else "B"),
+        "path": url.replace("out.txt", "sub/a%20b.bin"),
+        "job": url.replace(job, "j" + job[1:][::-1]),
+        "none": url.partition("?")[0],
+    }[change]
+    answer = stranger.get(changed)
+    assert (answer.status_code, answer.json()["error"]["name"]) == (401, "Unauthorized")
+
+
+def test_a_link_expires_after_eight_hours(client, job, stranger, monkeypatch):
+    import service.signing as signing  # noqa: PLC0415, PLR0402 - its clock is changed
+
+    now = signing.time.time()
+    monkeypatch.setattr(signing.time, "time", lambda: now - 8 * 3600 + 60)
+    [one] = client.get("/jobs/artifactsList", params={"jobId": job, "files": "out.txt", "links": "1"}).json()
+    monkeypatch.setattr(signing.time, "time", lambda: now)
+    assert stranger.get(one["url"]).status_code == 200
+    monkeypatch.setattr(signing.time, "time", lambda: now + 61)
+    assert stranger.get(one["url"]).status_code == 401
+
+
+def test_a_link_of_a_deleted_job_leads_nowhere(client, links, stranger, job):
+    client.delete(f"/jobs/{job}")
+    assert stranger.get(links["out.txt"]).status_code == 404
+
+
+def test_pages_go_on_after_the_last_file(client, job, monkeypatch):
+    monkeypatch.setattr("service.routes.original.artifacts._PAGE", 3)
+    first = client.get("/jobs/artifactsListV2", params={"jobId": job}).json()
+    second = client.get("/jobs/artifactsListV2", params={"jobId": job, "startAfter": first["startAfter"]}).json()
+    assert [one["file"] for one in first["data"] + second["data"]] == sorted(FILES)
+    assert "startAfter" not in second
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ("out.txt", ["out.txt"]),
+        ("sub/*", ["sub/a b.bin"]),
+        ("*.txt", ["out.txt", "ünï & <x>.txt"]),
+        ("sub/*, out.txt", ["out.txt", "sub/a b.bin"]),
+        ("out", []),
+        ("*a*a*a*a*a*a*a*a*a*a*a*a*a*b*", []),
+    ],
+)
+def test_files_are_named_by_patterns(client, job, files, found):
+    listed = client.get("/jobs/artifactsList", params={"jobId": job, "files": files}).json()
+    assert [one["file"] for one in listed] == found
+
+
+@pytest.fixture
+def s3(client, job):
+    given = client.get("/jobs/artifactsGet", params={"jobId": job}).json()
+    return f"/_s3/{given['bucket']}", given["folder"], {TOKEN: given["Credentials"]["SessionToken"]}
+
+
+def test_files_are_listed_and_read_by_s3_s_protocol(s3, stranger):
+    bucket, folder, headers = s3
+    listed = stranger.get(f"{bucket}/", params={"prefix": folder}, headers=headers)
+    assert listed.headers["content-type"].startswith("application/xml")
+    text = listed.text.replace("&#1;", "?")  # what XML has no place for
+    space = {"s": "http://s3.amazonaws.com/doc/2006-03-01/"}
+    keys = [one.text for one in ET.fromstring(text).findall("s:Contents/s:Key", space)]  # noqa: S314 - our own answer
+    assert sorted(keys) == sorted(f"{folder}/{name}".replace("\x01", "?") for name in FILES)
+    assert ET.fromstring(text).findtext("s:IsTruncated", namespaces=space) == "false"  # noqa: S314 - likewise
+    for name, content in FILES.items():
+        assert stranger.get(f"{bucket}/{folder}/{quote(name)}", headers=headers).content == content
+
+
+def test_s3_s_protocol_refuses_in_its_own_words(s3, stranger, client):
+    bucket, folder, headers = s3
+    other = client.post("/jobs/createJob", json={"command": "true"}).json()["id"]
+    for path, sent, status, code in [
+        (bucket, {}, 403, "InvalidToken"),
+        (bucket, {TOKEN: headers[TOKEN].replace(folder, other)}, 403, "InvalidToken"),
+        (f"{bucket}/{other}/out.txt", headers, 403, "AccessDenied"),
+        (f"{bucket}/{folder}/none", headers, 404, "NoSuchKey"),
+        (f"{bucket}/{folder}/../../session.key", headers, 403, "AccessDenied"),
+        (f"{bucket}/{folder}/%2e%2e/x", headers, 403, "AccessDenied"),
+        ("/_s3/elsewhere", headers, 404, "NoSuchBucket"),
+    ]:
+        answer = stranger.get(path, headers=sent)
+        assert answer.status_code in {status, 404}, (path, answer.text)
+        assert f"<Code>{code}</Code>" in answer.text or answer.status_code == 404
+
+
+def test_links_are_absolute_under_the_name_the_client_used(links, live):
+    parts = urlsplit(links["sub/a b.bin"])
+    assert (parts.scheme, parts.netloc) == ("http", f"127.0.0.1:{live.port}")
+    assert unquote(parts.path).endswith("/sub/a b.bin")

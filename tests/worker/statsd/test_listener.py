@@ -1,0 +1,102 @@
+"""Jobs of the mock backend that send metrics, and a job that sends what it should not."""
+
+import socket
+import sys
+
+import psutil
+import pytest
+from deployment import Deployment, wait_until
+
+SEND = """
+import os, socket, sys, time
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.connect(("127.0.0.1", int(sys.argv[1])))
+job = sys.argv[2] if len(sys.argv) > 2 else os.environ["PS_JOB_ID"]
+for value in range(5):
+    link.send(f"loss:{value}|g|#container_name:{job}".encode())
+    time.sleep(0.05)
+print("sent", flush=True)
+"""
+FLOOD = """
+import os, socket, sys, time
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.connect(("127.0.0.1", int(sys.argv[1])))
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    for junk in (b"\\xff" * 60000, b"a:b:c|d", b"x:1|g", b"y" * 5000 + b":1|c"):
+        link.send(junk)
+        link.send(f"n{time.monotonic_ns()}:1|g|#container_name:{os.environ['PS_JOB_ID']}".encode())
+"""
+
+
+@pytest.fixture
+def port():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def service(tmp_path, port):
+    deployment = Deployment(tmp_path / "home", GRADIENT_STATSD__PORT=str(port))
+    deployment.start_up()
+    yield deployment
+    deployment.stop()
+
+
+def python(program, tmp_path, *arguments):
+    file = tmp_path / f"{'send' if program is SEND else 'flood'}.py"
+    file.write_text(program)
+    return " ".join([sys.executable, str(file), *map(str, arguments)])
+
+
+def series(service, job):
+    found = service.request("GET", f"/jobs/{job}/metrics").json()["series"]
+    return {one["name"]: [point["value"] for point in one["points"]] for one in found if one["source"] == "job"}
+
+
+def test_what_a_job_sends_becomes_its_metrics(service, port, tmp_path):
+    job = service.submit(python(SEND, tmp_path, port))
+    assert service.wait_ended(job)["exitCode"] == 0
+    assert series(service, job) == {"loss": [0.0, 1.0, 2.0, 3.0, 4.0]}
+
+
+def test_a_job_cannot_write_into_another_s_metrics(service, port, tmp_path):
+    victim = service.submit("sleep 300")
+    wait_until(lambda: service.job(victim)["state"] == "Running", "the victim to run")
+    forger = service.submit(python(SEND, tmp_path, port, victim) + "; sleep 2.5")
+    assert service.wait_ended(forger)["exitCode"] == 0
+    assert series(service, forger)["statsd_dropped"][-1] == 5
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:  # no job of anybody's
+        stranger.sendto(f"loss:1|g|#container_name:{victim}".encode(), ("127.0.0.1", port))
+        assert series(service, victim) == {}
+    service.request("POST", f"/jobs/{victim}/stop")
+    service.wait_ended(victim)
+    assert series(service, victim) == {}
+
+
+def test_a_flood_harms_nobody(service, port, tmp_path):
+    [api] = service._processes
+    before = psutil.Process(api.pid).memory_info().rss
+    flooding = service.submit(python(FLOOD, tmp_path, port))
+    other = service.submit(python(SEND, tmp_path, port))
+    assert service.wait_ended(other)["exitCode"] == 0
+    assert service.wait_ended(flooding)["exitCode"] == 0
+    found = series(service, flooding)
+    assert (len(found) <= 201, found["statsd_dropped"][-1] > 0) == (True, True)
+    assert psutil.Process(api.pid).memory_info().rss - before < 200 * 1024**2
+    last = service.submit(python(SEND, tmp_path, port))
+    service.wait_ended(last)
+    assert series(service, last)["loss"][-1] == 4.0
+
+
+def test_a_port_that_is_taken_is_no_obstacle(tmp_path, port):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", port))
+        deployment = Deployment(tmp_path / "home", GRADIENT_STATSD__PORT=str(port))
+        try:
+            process = deployment.start_up()
+            assert deployment.wait_ended(deployment.submit("true"))["exitCode"] == 0
+            wait_until(lambda: "statsd_not_bound" in process.said(), "it to be said")
+        finally:
+            deployment.stop()

@@ -1,0 +1,144 @@
+"""The thread that receives datagrams.
+
+A flood of them costs a bounded share of a CPU and no memory: the kernel keeps a few, and drops the rest.
+"""
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+
+from worker.host import Host
+from worker.statsd.collector import Collector
+from worker.statsd.packets import parse
+from worker.statsd.senders import SENDERS, Senders
+
+logger = logging.getLogger(__name__)
+
+_DATAGRAM_BYTES = 65_535
+_BATCH = 64
+_PAUSE_SECONDS = 0.02
+"""After a full batch, so that 3000 datagrams a second are read at most."""
+_FLUSH_SECONDS = 0.5
+_BIND_SECONDS = 5.0
+
+
+class _Bound:
+    """A place to listen at for one backend's jobs, as soon as it is there."""
+
+    def __init__(self, senders: Senders, port: int) -> None:
+        self.senders = senders
+        self.socket: socket.socket | None = None
+        self._port = port
+        self._address: str | None = None
+        self._warned = False
+
+    def bind(self) -> None:
+        """Listen, where the jobs send to by now; if something else does so already, try again later."""
+        address = self.senders.listen_at()
+        if address is None or (self.socket is not None and address == self._address):
+            return
+        self.close()
+        opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            opened.bind((address, self._port))
+        except OSError as error:
+            opened.close()
+            if not self._warned:
+                self._warned = True
+                logger.info("statsd_not_bound", extra={"address": address, "port": self._port, "why": str(error)})
+            return
+        opened.settimeout(0)
+        self.socket, self._address = opened, address
+
+    def receive(self) -> list[tuple[bytes, tuple[str, int]]]:
+        """What has come in, up to one batch."""
+        found: list[tuple[bytes, tuple[str, int]]] = []
+        with contextlib.suppress(BlockingIOError):
+            while self.socket is not None and len(found) < _BATCH:
+                found.append(self.socket.recvfrom(_DATAGRAM_BYTES))
+        return found
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+
+class Listener:
+    """Receives the metrics that this host's jobs send, until it is stopped.
+
+    Args:
+        host: Its settings say whether, and which backends it runs.
+    """
+
+    def __init__(self, host: Host) -> None:
+        port = host.settings.statsd.port
+        named = [name for name in host.offered if name in SENDERS] if port else []
+        self._bound = [_Bound(SENDERS[name](host.settings), port) for name in named]
+        self._collector = Collector(host.attempts)
+        self._stopping = threading.Event()
+        self._bind_at = self._flush_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="statsd", daemon=True)
+
+    def start(self) -> None:
+        """Begin, unless nothing is to be received."""
+        if self._bound:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End, and write what has come in."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._round()
+                except Exception:  # whatever was sent: the next datagram may be better
+                    logger.exception("statsd_failed")
+                    self._stopping.wait(1.0)
+        finally:
+            self._collector.flush()
+            for bound in self._bound:
+                bound.close()
+
+    def _round(self) -> None:
+        now = time.monotonic()
+        if now >= self._bind_at:
+            for bound in self._bound:
+                bound.bind()
+            self._bind_at = now + _BIND_SECONDS
+        if now >= self._flush_at:
+            self._collector.flush()
+            self._flush_at = now + _FLUSH_SECONDS
+        by_socket = {bound.socket: bound for bound in self._bound if bound.socket is not None}
+        if not by_socket:
+            self._stopping.wait(_FLUSH_SECONDS)
+            return
+        readable, _, _ = select.select(list(by_socket), [], [], _FLUSH_SECONDS)
+        taken = sum(self._take(by_socket[one]) for one in readable)
+        if taken:
+            self._collector.flush()  # at once: the job may end by what it does next
+        if taken >= _BATCH:
+            self._stopping.wait(_PAUSE_SECONDS)
+
+    def _take(self, bound: _Bound) -> int:
+        received = bound.receive()
+        # Asked at once, for all of them together: who sends and ends is gone a moment later.
+        senders = bound.senders.who({address for _, address in received})
+        for data, address in received:
+            sender = senders.get(address)
+            if sender is None:
+                logger.debug("statsd_sender_unknown", extra={"address": address})
+                continue
+            packet = parse(data)
+            self._collector.drop(sender, packet.malformed)
+            for sample in packet.samples:
+                self._collector.add(sender, sample)
+        return len(received)

@@ -1,0 +1,73 @@
+"""What a DogStatsD datagram says: `name:value|type|@rate|#tag,key:value`, one metric a line."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+COUNTER = "c"
+_KINDS = frozenset({COUNTER, "g", "ms", "h", "d"})
+_JOB_TAG = "container_name:"
+_OWN = "datadog.dogstatsd.client."
+"""What the client library tells about itself: of no interest to whoever trains."""
+_NOT_METRICS = ("_e{", "_sc|")
+_MAX_NAME = 100
+
+
+class Sample(NamedTuple):
+    """One value: of which metric, of what kind, for which job as the sender says."""
+
+    name: str
+    kind: str
+    value: float
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A datagram's samples, and how many of its lines were no good."""
+
+    samples: tuple[Sample, ...]
+    malformed: int
+
+
+def parse(data: bytes) -> Packet:
+    """The metrics in a datagram; a counter's value is what it counted before sampling."""
+    samples: list[Sample] = []
+    malformed = 0
+    for line in data.decode(errors="replace").split("\n"):
+        if not line or line.startswith((_OWN, *_NOT_METRICS)):
+            continue
+        sample = _sample(line)
+        if sample is None:
+            malformed += 1
+        else:
+            samples.append(sample)
+    return Packet(tuple(samples), malformed)
+
+
+def _sample(line: str) -> Sample | None:
+    name, colon, rest = line.partition(":")
+    value_text, *fields = rest.split("|")
+    if not colon or not fields or fields[0] not in _KINDS:
+        return None
+    if not name or len(name) > _MAX_NAME or not name.isprintable():
+        return None
+    value, rate = _number(value_text), 1.0
+    job_id = ""
+    for one in fields[1:]:
+        if one.startswith("@"):
+            rate = _number(one[1:]) or 0.0
+        elif one.startswith("#"):
+            job_id = next((tag[len(_JOB_TAG) :] for tag in one[1:].split(",") if tag.startswith(_JOB_TAG)), "")
+    if value is None or not 0 < rate <= 1:
+        return None
+    counted = value / rate if fields[0] == COUNTER else value
+    return Sample(name, fields[0], counted, job_id) if math.isfinite(counted) else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

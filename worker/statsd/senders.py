@@ -1,0 +1,161 @@
+"""Who sent a datagram, asked of those who know: the kernel for processes, the engine for containers.
+
+A process is found by its socket: the kernel says which one has the address, and which processes hold it; the job is the
+one whose environment they inherited. A socket that is closed before we look is told by its address for two seconds
+after it was last seen, as long as nobody else has that address; after that what it sent is dropped. Jobs of the mock
+backend run as one user of this machine, who may do anything to all of them anyway: this keeps them from each other's
+metrics by mistake, not by malice. A container is found by the address that the engine gave it, which it cannot forge:
+it has no right to raw sockets.
+"""
+
+import contextlib
+import ipaddress
+import os
+import re
+import time
+from collections.abc import Collection
+from typing import Protocol
+
+from core.settings import Settings
+from worker.backends.docker.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB
+from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.statsd.collector import Sender
+
+Address = tuple[str, int]
+
+LOOPBACK = "127.0.0.1"
+_SCANS_EVERY_SECONDS = 0.2
+_CLOSED_SECONDS = 2.0
+_TRUSTED_SECONDS = 0.2
+"""Shorter than any container takes to start: an address is not taken for that of whoever had it before."""
+_REMEMBERED = 4096
+_SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
+
+
+class Senders(Protocol):
+    """Knows the jobs of one kind of backend by where they send from."""
+
+    def listen_at(self) -> str | None:
+        """The address of this host that those jobs send to; None while there is none."""
+
+    def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
+        """Whose these addresses are now; those of nobody we run are left out."""
+
+
+class LocalSenders:
+    """Jobs that are processes of this host."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._mark = f"GRADIENT_STORAGE_DIR={settings.root / 'storage'}".encode()
+        self._by_inode: dict[int, Sender] = {}
+        self._seen: dict[Address, tuple[float, Sender]] = {}
+        self._scan_at = 0.0
+
+    def listen_at(self) -> str | None:
+        """See `Senders.listen_at`."""
+        return LOOPBACK
+
+    def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
+        """See `Senders.who`; one look at the kernel's table for all of them."""
+        inodes = {address: inode for address, inode in _udp_sockets().items() if address in addresses}
+        if not self._by_inode.keys() >= set(inodes.values()):
+            self._scan()
+        found = {address: self._by_inode[inode] for address, inode in inodes.items() if inode in self._by_inode}
+        now = time.monotonic()
+        closed = {one: self._seen[one][1] for one in addresses if one not in inodes and one in self._seen}
+        self._seen = {address: seen for address, seen in self._seen.items() if seen[0] > now - _CLOSED_SECONDS}
+        self._seen |= {address: (now, sender) for address, sender in found.items()}
+        return found | {address: sender for address, sender in closed.items() if address in self._seen}
+
+    def _scan(self) -> None:
+        # It looks at every process: whoever opens a socket for each value must not keep this host busy with it.
+        time.sleep(max(0.0, self._scan_at - time.monotonic()))
+        found: dict[int, Sender] = {}
+        for name in os.listdir("/proc"):  # noqa: PTH208 - no objects for thousands of names
+            if name.isdecimal() and len(found) < _REMEMBERED:
+                with contextlib.suppress(OSError, KeyError, ValueError):
+                    sender = self._sender_of(name)
+                    if sender is not None:
+                        found |= dict.fromkeys(_sockets_of(name), sender)
+        self._by_inode = found
+        self._scan_at = time.monotonic() + _SCANS_EVERY_SECONDS
+
+    def _sender_of(self, pid: str) -> Sender | None:
+        """The attempt that a process belongs to; None if it is none of ours."""
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - read for every process at once
+            environment = file.read().split(b"\0")
+        if self._mark not in environment:
+            return None
+        env = dict(one.decode().split("=", 1) for one in environment if one.startswith((b"GRADIENT_J", b"GRADIENT_A")))
+        return Sender(env["GRADIENT_JOB_ID"], int(env["GRADIENT_ATTEMPT"]))
+
+
+class ContainerSenders:
+    """Jobs that are containers on this host's engine."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._engine = Engine(settings.docker, timeout=min(5.0, settings.docker.timeout_seconds))
+        self._network = settings.docker.network
+        self._filters = {"label": [f"{LABEL_HOME}={settings.root}"]}
+        self._known: dict[str, Sender] = {}
+        self._trusted_until = 0.0
+
+    def listen_at(self) -> str | None:
+        """See `Senders.listen_at`: the host's end of the jobs' network, which is made with the first job."""
+        try:
+            network = self._engine.call(lambda api: api.inspect_network(self._network))
+        except (EngineAway, EngineRefused):
+            return None
+        configs = network["IPAM"]["Config"] or [{}]
+        gateway: str | None = configs[0].get("Gateway")
+        return gateway
+
+    def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
+        """See `Senders.who`; the port does not matter, the address is the container's own."""
+        if time.monotonic() >= self._trusted_until or not self._known.keys() >= {one for one, _ in addresses}:
+            self._ask()
+        return {address: self._known[address[0]] for address in addresses if address[0] in self._known}
+
+    def _ask(self) -> None:
+        try:
+            found = self._engine.call(lambda api: api.containers(filters=self._filters))
+        except (EngineAway, EngineRefused):
+            found = []
+        self._known = {}
+        for one in found:
+            sender = Sender(one["Labels"][LABEL_JOB], int(one["Labels"][LABEL_ATTEMPT]))
+            for network in one["NetworkSettings"]["Networks"].values():
+                self._known[network["IPAddress"]] = sender
+        self._trusted_until = time.monotonic() + _TRUSTED_SECONDS
+
+
+def _udp_sockets() -> dict[Address, int]:
+    """Inode of every IPv4 UDP socket of this host, by its local address."""
+    found: dict[Address, int] = {}
+    try:
+        with open("/proc/net/udp", encoding="ascii") as table:  # noqa: PTH123 - read at every datagram: no detour
+            next(table)
+            for line in table:
+                fields = line.split()
+                address, _, port = fields[1].partition(":")
+                # The kernel writes the number in this machine's order of bytes, which is that of all we run on.
+                host = str(ipaddress.IPv4Address(bytes.fromhex(address)[::-1]))
+                found[host, int(port, 16)] = int(fields[9])
+    except (OSError, StopIteration):
+        return {}
+    return found
+
+
+def _sockets_of(pid: str) -> list[int]:
+    folder = f"/proc/{pid}/fd"
+    inodes = []
+    for name in os.listdir(folder):  # noqa: PTH208 - one system call for each of thousands of descriptors
+        with contextlib.suppress(OSError):
+            socket = _SOCKET.match(os.readlink(f"{folder}/{name}"))  # noqa: PTH115 - likewise
+            if socket:
+                inodes.append(int(socket[1]))
+    return inodes
+
+
+SENDERS: dict[str, type[LocalSenders] | type[ContainerSenders]] = {"mock": LocalSenders, "docker": ContainerSenders}
+"""By the name of the backend; others' jobs run on other machines, and cannot reach this one."""
