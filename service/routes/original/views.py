@@ -117,9 +117,9 @@ def _shape(job: Job, view: JobView) -> dict[str, Any]:
 
 def _reached(view: JobView) -> dict[str, str | None]:
     """Clients print links where both are there."""
-    links = [port for port in view.ports if port.url is not None]
-    host = urlsplit(links[0].url).hostname if links else None
-    return {"ports": ",".join(f"{port.external}:{port.internal}" for port in links) or None, "ipAddress": host}
+    urls = [port.url for port in view.ports if port.url is not None]
+    pairs = [f"{port.external}:{port.internal}" for port in view.ports if port.url is not None]
+    return {"ports": ",".join(pairs) or None, "ipAddress": urlsplit(urls[0]).hostname if urls else None}
 
 
 def _times(job: Job) -> dict[str, str | None]:
