@@ -11,7 +11,7 @@ from pathlib import Path
 from core.bell import Bell
 from core.errors import GradientError, StoreUnavailable
 from core.filewatch import FileWatch
-from core.jobs import claims, held_images, lifecycle, workers
+from core.jobs import claims, lifecycle, workers
 from core.jobs.models import Job
 from core.logging import bind
 from worker.attempt import run_attempt
@@ -79,7 +79,6 @@ class Supervisor:
         self._beat_at = self._adopt_at = 0.0
         self._in_contact_at = time.monotonic()
         self._registered = False
-        self._images: tuple[str, ...] | None = None
 
     def run(self) -> None:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
@@ -138,10 +137,6 @@ class Supervisor:
         if offer != self._offer:
             self._offer = offer
             self._registered = False
-        images = self._host.images()
-        if self._images is None or set(images) != set(self._images):
-            self._host.write(lambda session: held_images.report(session, self._host.host, images))
-            self._images = images
 
     def _pause(self) -> float:
         poll = self._worker.poll_seconds
