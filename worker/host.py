@@ -147,10 +147,6 @@ class Host:
         backends = (self.backend(name) for name in self.offered)
         return [backend for backend in backends if isinstance(backend, ImageKeeper)]
 
-    def images(self) -> tuple[str, ...]:
-        """References of the images that are here, those that jobs used last first."""
-        return tuple(chain.from_iterable(one.images() for one in self.image_keepers()))
-
     def takes(self) -> list[MachineType]:
         """The machine types whose jobs this host takes.
 

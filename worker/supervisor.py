@@ -11,7 +11,7 @@ from pathlib import Path
 from core.bell import Bell
 from core.errors import GradientError, StoreUnavailable
 from core.filewatch import FileWatch
-from core.jobs import claims, held_images, lifecycle, workers
+from core.jobs import claims, lifecycle, workers
 from core.jobs.models import Job
 from core.logging import bind
 from worker.attempt import run_attempt
@@ -79,7 +79,6 @@ class Supervisor:
         self._beat_at = self._adopt_at = self._told_at = 0.0
         self._registered = False
         self._taken: dict[str, str] = {}
-        self._images: tuple[str, ...] | None = None
 
     def run(self) -> None:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
@@ -144,10 +143,6 @@ class Supervisor:
             self._registered = False
         elif self._taken:
             self._offer_without_taken_cards()  # what used them may be gone
-        images = self._host.images()
-        if self._images is None or set(images) != set(self._images):
-            self._host.write(lambda session: held_images.report(session, self._host.host, images))
-            self._images = images
 
     def _pause(self) -> float:
         poll = self._worker.poll_seconds

@@ -18,6 +18,7 @@ from worker.backends.base import Backend, BackendError, Handle
 from worker.cloudsweep import CloudSweep
 from worker.host import Host
 from worker.keeping import Keeping
+from worker.shelves import Shelves
 from worker.tracing import AttemptSpans
 from worker.workspace import Scratch, scratches
 
@@ -41,6 +42,7 @@ class Sweep:
         self._host = host
         self._keeping = Keeping(host)
         self._strays_in_clouds = CloudSweep(host)
+        self._shelves = Shelves(host)
         self._lost_after = host.settings.worker.lost_after_seconds
         self._rung_again = host.settings.worker.rung_again_seconds
         self._trusted_at = time.monotonic() + self._lost_after
@@ -58,10 +60,11 @@ class Sweep:
         Returns:
             How many of each were repaired.
         """
+        self._shelves.report()
         repaired = {
             "scratch": self._remove_scratch(held),
             "strays": self._destroy_strays(held),
-            "images": self._prune_images(),
+            "images": self._shelves.prune(),
             "uploads": self._host.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
         }
         repaired |= self._strays_in_clouds.run()
@@ -131,13 +134,6 @@ class Sweep:
             and self._over(handle["job_id"], handle["attempt"])
         ]
         return sum(self._end(backend, handle) for backend, handle in strays)
-
-    def _prune_images(self) -> int:
-        try:
-            return sum(len(one.prune_images(everything=False)) for one in self._host.image_keepers())
-        except BackendError as error:
-            logger.warning("images_not_pruned", extra={"error": str(error)})
-            return 0
 
     def _over(self, job_id: str, attempt: int) -> bool:
         with self._host.database.read() as session:

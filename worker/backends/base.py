@@ -237,8 +237,8 @@ class ImageKeeper(Protocol):
             BackendError: It cannot be built or pushed.
         """
 
-    def images(self) -> tuple[str, ...]:
-        """References of the images that are here, those that jobs used last first; empty if the engine is away."""
+    def images(self) -> tuple[str, ...] | None:
+        """References of the images that are here, those that jobs used last first; None: the engine does not tell."""
 
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
         """Remove images that jobs brought and nothing uses, the longest unused first.

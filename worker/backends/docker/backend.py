@@ -137,13 +137,13 @@ class DockerBackend:
         """See `ImageKeeper.build`."""
         return self._launcher.build(spec, progress).digest
 
-    def images(self) -> tuple[str, ...]:
+    def images(self) -> tuple[str, ...] | None:
         """See `ImageKeeper.images`."""
         try:
             return self._shelf.references()
-        except (EngineAway, EngineRefused, OSError):
-            logger.warning("images_not_listed", exc_info=True)
-            return ()
+        except (EngineAway, EngineRefused) as error:
+            logger.warning("images_not_listed", extra={"error": str(error)})
+            return None
 
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
         """See `ImageKeeper.prune_images`."""

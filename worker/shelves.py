@@ -1,0 +1,44 @@
+"""The images of this host: told to the record, so that jobs find them, and removed when nothing uses them."""
+
+import logging
+from itertools import chain
+
+from core.jobs import held_images
+from worker.backends.base import BackendError
+from worker.host import Host
+
+logger = logging.getLogger(__name__)
+
+
+class Shelves:
+    """The images of one host, in all of its backends.
+
+    Args:
+        host: The backends and the record.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._reported: set[str] | None = None
+
+    def report(self) -> None:
+        """Tell which images are here, if that is known and others than before.
+
+        Raises:
+            StoreUnavailable: The database does not answer.
+        """
+        told = [keeper.images() for keeper in self._host.image_keepers()]
+        if None in told:
+            return
+        images = list(chain.from_iterable(one for one in told if one is not None))
+        if set(images) != self._reported:
+            self._host.write(lambda session: held_images.report(session, self._host.host, images))
+            self._reported = set(images)
+
+    def prune(self) -> int:
+        """Remove what the disk and its age ask for; how many."""
+        try:
+            return sum(len(keeper.prune_images(everything=False)) for keeper in self._host.image_keepers())
+        except BackendError as error:
+            logger.warning("images_not_pruned", extra={"error": str(error)})
+            return 0
