@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,10 +23,19 @@ from sqlalchemy import (
     event,
     literal,
 )
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import (
+    DBAPIError,
+    DisconnectionError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -34,6 +44,7 @@ from core.errors import StoreUnavailable
 logger = logging.getLogger(__name__)
 
 _ON_COMMIT = "gradient_on_commit"
+_USED = "gradient_used"
 _SQLITE_BUSY_SECONDS = 20
 # Besides the operational: a connection that broke between two statements or sat idle for too long, a server that
 # became read-only, and a pool whose connections all hang.
@@ -205,15 +216,31 @@ def _engine(url: str, pool_size: int) -> Engine:
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
         return engine
-    return create_engine(
+    engine = create_engine(
         url,
         pool_size=pool_size,
         max_overflow=pool_size * 2,
         pool_timeout=5,
-        pool_pre_ping=True,
         hide_parameters=True,
         connect_args=_POSTGRES | {"options": _POSTGRES_OPTIONS},
     )
+    event.listen(engine, "checkout", partial(_ping, engine.dialect))
+    return engine
+
+
+def _ping(dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _fairy: object) -> None:
+    """Find out whether a connection of the pool still lives, and have another one made if not.
+
+    The pool's own ping comes before anybody is told that the connection is taken: a thread that waits for its answer
+    for ever could not be freed.
+    """
+    if _USED not in record.info:
+        record.info[_USED] = True  # it has just been made
+        return
+    try:
+        dialect.do_ping(connection)
+    except dialect.loaded_dbapi.Error as error:
+        raise DisconnectionError from error
 
 
 def _reading_engine(url: str) -> Engine:

@@ -35,7 +35,8 @@ class Patience:
         self._out: dict[int, tuple[float, Any]] = {}
         self._thread = threading.Thread(target=self._run, name="patience", daemon=True)
         if not database.is_sqlite:
-            event.listen(database.engine, "checkout", self._taken)
+            # Before the ping that finds out whether the connection lives: that may wait for ever, too.
+            event.listen(database.engine, "checkout", self._taken, insert=True)
             event.listen(database.engine, "checkin", self._given_back)
             self._thread.start()
 

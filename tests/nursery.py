@@ -66,6 +66,8 @@ def _serve() -> None:
         elif (answer := os.fork()) == 0:
             answers.close()
             _become(request)
+        else:
+            ended.pop(answer, None)  # of an earlier process: the kernel gives its number again
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from worker.backends.base import BackendError, Handle, LaunchSpec
 from worker.host import Host
 from worker.signals import Detached, Signals
 from worker.tracing import AttemptSpans
-from worker.watch import ArtifactSync, MetricsSync, Outcome, Recorder, Watch
+from worker.watch import ArtifactSync, MetricsSync, Outcome, Recorder, Watch, opened_log
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)
@@ -299,10 +300,17 @@ class AttemptRun:
                 return done
             except StoreUnavailable:
                 unsure = True
+                self._keep_output()
                 self._signals.pause(_DATABASE_PAUSE_SECONDS)
             else:
                 self._host.logs.nudge(job.id)
                 return job
+
+    def _keep_output(self) -> None:
+        """Store what the job printed by now: this host may be given up before the database is back."""
+        if (self._scratch.control / "log").exists():
+            with suppress(OSError, LeaseLost), opened_log(self._host, self.job, self._scratch) as log:
+                log.ship()
 
     def _done_before(self, *, unsure: bool) -> Job | None:
         """The row as a write left it whose answer was lost; None if it was not ours."""

@@ -69,6 +69,11 @@ class Signals:
         if self._detached.wait(seconds):
             raise Detached
 
+    @property
+    def watched(self) -> bool:
+        """Whether a watch follows the job now, and does to it what is wished."""
+        return self._watch is not None
+
     def wakes(self, watch: FileWatch | None) -> None:
         """Wake this watch at every wish from now on; None: no more."""
         with self._lock:

@@ -15,6 +15,7 @@ from core.jobs import claims, lifecycle, workers
 from core.jobs.models import Job
 from core.logging import bind
 from worker.attempt import run_attempt
+from worker.fence import Fence
 from worker.host import Host
 from worker.machine import boot_id
 from worker.signals import Signals
@@ -39,11 +40,6 @@ class _Running:
     signals: Signals
     thread: threading.Thread
     ended: threading.Event
-
-    @property
-    def may_run_again(self) -> bool:
-        """Whether it is started elsewhere once this host is given up."""
-        return self.job.max_attempts > 1
 
 
 def default_slots() -> int:
@@ -74,16 +70,16 @@ class Supervisor:
         self._sweep = Sweep(host)
         # Apart from this loop: removing a huge folder must not stop the hearts from beating.
         self._sweeper = threading.Thread(target=self._sweep_on, name="sweep", daemon=True)
+        self._fence = Fence(host)
         # Likewise: a database that takes what is sent and never answers keeps the loop waiting.
-        self._fence = threading.Thread(target=self._fence_on, name="fence", daemon=True)
+        self._fencer = threading.Thread(target=self._fence_on, name="fence", daemon=True)
         self._beat_at = self._adopt_at = 0.0
-        self._in_contact_at = time.monotonic()
         self._registered = False
 
     def run(self) -> None:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
         self._sweeper.start()
-        self._fence.start()
+        self._fencer.start()
         rang = True
         while not self._stopping.is_set():
             try:
@@ -115,7 +111,10 @@ class Supervisor:
 
     def _fence_on(self) -> None:
         while not self._stopping.wait(min(_FENCE_SECONDS, self._worker.cut_off_seconds / 10)):
-            self._end_if_cut_off()
+            try:
+                self._fence.look([(one.job, one.signals) for one in list(self._running.values())])
+            except Exception:  # the next look may go better
+                logger.exception("fence_failed")
 
     def _round(self, *, rang: bool) -> None:
         if not self._registered:
@@ -200,7 +199,7 @@ class Supervisor:
         """One heartbeat for all jobs; it brings back which are lost and which should stop."""
         asked_at = time.monotonic()
         hearts = self._host.write(lambda session: workers.beat(session, self._host.name, self._host.host))
-        self._in_contact_at = asked_at
+        self._fence.in_contact(asked_at)
         self._beat_at = time.monotonic() + self._worker.heartbeat_seconds
         for job_id, one in self._running.items():
             heart = hearts.get(job_id)
@@ -211,24 +210,13 @@ class Supervisor:
             elif heart.stop_requested:
                 one.signals.request_stop()
 
-    def _end_if_cut_off(self) -> None:
-        """Without the database for too long: end what others will start again, so that it never runs twice at once.
-
-        What is not to be started again runs on: its record is caught up with when the database is back.
-        """
-        if not self._running or time.monotonic() - self._in_contact_at < self._worker.cut_off_seconds:
-            return
-        for one in list(self._running.values()):
-            if one.may_run_again and not one.signals.cut_off:
-                logger.error("job_cut_off", extra=one.job.log_context())
-                one.signals.cut_off_from_record()
-
     def _let_go(self) -> None:
         for one in self._running.values():
             one.signals.detach()
         deadline = time.monotonic() + _LET_GO_SECONDS
         for one in self._running.values():
             one.thread.join(max(0.0, deadline - time.monotonic()))
+        self._sweeper.join(max(0.0, deadline - time.monotonic()))
         self._watch.close()
         os.close(self._lock)
 

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,6 +17,7 @@ from core.jobs.models import Job
 from core.jobs.states import reason_of_exit
 from core.logging import bind
 from worker.backends.base import STOPPING, Backend, Exit, Handle, read_control
+from worker.fence import CUT_OFF_GRACE
 from worker.host import Host
 from worker.shipping import LogShipper, MetricsReader, SourceFile, system_row
 from worker.signals import Signals
@@ -30,7 +32,6 @@ _BUSY_ROUNDS = 40
 _FLUSH_SECONDS = 1.0
 _SYNC_SHARE = 10
 _KILL_AGAIN_SECONDS = 5.0
-_CUT_OFF_GRACE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,22 @@ class Outcome:
     reason: str
     detail: str | None = None
     exit_code: int | None = None
+
+
+@contextlib.contextmanager
+def opened_log(host: Host, job: Job, scratch: Scratch) -> Iterator[LogShipper]:
+    """What brings an attempt's output to its job's log; only one may be open for a job.
+
+    Raises:
+        OSError: The log cannot be opened.
+        LeaseLost: A later attempt has already written.
+    """
+    with ExitStack() as stack:
+        writer = host.logs.open_writer(job.id, job.attempt)
+        stack.callback(writer.close, sync=False)  # what the disk must keep is synced once, by finish
+        output = SourceFile(scratch.control / "log")
+        stack.callback(output.close)
+        yield LogShipper(output, writer, host.settings.logs.tail_bytes)
 
 
 class Recorder:
@@ -121,11 +138,7 @@ class Recorder:
     def _opened_log(self) -> LogShipper:
         """The job's log, opened when it is first wanted: on a full disk it cannot be, and the job is watched still."""
         if self._log is None:
-            writer = self._host.logs.open_writer(self._job.id, self._job.attempt)
-            self._stack.callback(writer.close, sync=False)  # what the disk must keep is synced once, by finish
-            output = SourceFile(self._scratch.control / "log")
-            self._stack.callback(output.close)
-            self._log = LogShipper(output, writer, self._host.settings.logs.tail_bytes)
+            self._log = self._stack.enter_context(opened_log(self._host, self._job, self._scratch))
         return self._log
 
 
@@ -246,7 +259,7 @@ class Watch:
             self._ending = self._wished()
             if self._ending is None:
                 return
-            grace = min(self._grace, _CUT_OFF_GRACE) if self._ending.reason == "cut_off" else self._grace
+            grace = min(self._grace, CUT_OFF_GRACE) if self._ending.reason == "cut_off" else self._grace
             self._kill_at = now + grace
             self._backend.stop(self._handle, grace=True)
         elif now >= self._kill_at:

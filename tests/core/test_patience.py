@@ -42,6 +42,20 @@ def test_a_thread_that_no_answer_comes_to_is_freed(postgres, proxy):
     database.close()
 
 
+def test_a_thread_that_only_looks_whether_its_connection_lives_is_freed(postgres, proxy, caplog):
+    database = Database(proxy.url(postgres.new_database()))
+    Patience(database, 0.2)
+    assert ask(database) == 7
+    proxy.shut()
+    asker = threading.Thread(target=ask, args=(database,))
+    asker.start()
+    wait_until(lambda: "connection_broken" in caplog.text, "the connection to be broken")
+    proxy.open()
+    asker.join()
+    assert wait_until(lambda: ask(database), "the next answer") == 7
+    database.close()
+
+
 def test_connections_that_come_back_in_time_are_left_alone(postgres):
     database = Database(postgres.new_database())
     Patience(database, 0.2)

@@ -1,5 +1,6 @@
 """The database dies, hangs, is slow, or is fought over: jobs run on, nobody else's job is taken, nothing is lost."""
 
+import signal
 import statistics
 import threading
 import time
@@ -99,7 +100,7 @@ def test_a_worker_that_cannot_reach_postgresql_harms_nothing(shared, proxy):
             shared.wait_ended(shared.submit(recorded()))
             one.repaired()
     assert cut_off.alive()
-    cut_off.signal(15)
+    cut_off.signal(signal.SIGTERM)
     assert cut_off.wait() == 0
 
 
@@ -109,21 +110,14 @@ def of(deployment, job_id):
 
 def test_a_host_that_is_given_up_has_ended_what_runs_elsewhere_by_then(shared, proxy):
     """Cut off for longer than hosts are waited for: the second copy begins after the first one's end."""
-    short = {
-        "GRADIENT_WORKER__LOST_AFTER_SECONDS": "16",
-        "GRADIENT_WORKER__SWEEP_SECONDS": "0.5",
-        "GRADIENT_DATABASE__PATIENCE_SECONDS": "1",
-    }
     shared.start_api()
-    cut_off = shared.start_worker(
-        "one", GRADIENT_WORKER__HOST="here", GRADIENT_DATABASE__URL=proxy.url(shared.database_url), **short
-    )
+    cut_off = start_far(shared, "one", "here", GRADIENT_DATABASE__URL=proxy.url(shared.database_url))
     command = 'say up; [ "$GRADIENT_ATTEMPT" -ge 2 ] || sleep 600'
     with trial("F15", shared, seconds=300) as one:
         job_id = shared.submit(recorded(command), maxAttempts=2)
         once = shared.submit(recorded(f"say up; {gate('once')}"))
-        wait_until(lambda: {job for job, _, _ in shared.running()} == {job_id, once}, "both to run")
-        shared.start_worker("two", GRADIENT_WORKER__HOST="there", **short)
+        shared.wait_states(running=2)
+        start_far(shared, "two", "there")
         proxy.shut()
         wait_until(lambda: job_id not in {job for job, _, _ in shared.running()}, "the first copy to be ended")
         assert shared.job(job_id)["attempt"] == 1, "before anybody else began the second"
@@ -135,6 +129,40 @@ def test_a_host_that_is_given_up_has_ended_what_runs_elsewhere_by_then(shared, p
         one.lifted()
         wait_until(lambda: not shared.running(), "the host that is back to end what was given up")
     assert cut_off.alive()
+
+
+def test_a_job_is_ended_though_its_start_could_not_be_recorded(shared, proxy):
+    """The database goes out of reach between the command's start and the record of it."""
+    shared.start_api()
+    through = {"GRADIENT_DATABASE__URL": proxy.url(shared.database_url), "GRADIENT_FAILPOINT": "launched:stop"}
+    cut_off = start_far(shared, "one", "here", **through)
+    with trial("F15", shared, seconds=300) as one:
+        job_id = shared.submit(recorded('say up; [ "$GRADIENT_ATTEMPT" -ge 2 ] || sleep 600'), maxAttempts=2)
+        wait_until(cut_off.frozen, "the worker to freeze")
+        wait_until(shared.running, "the command to run")
+        proxy.shut()
+        cut_off.signal(signal.SIGCONT)
+        wait_until(lambda: not shared.running(), "the first copy to be ended")
+        assert shared.job(job_id)["attempt"] == 1, "before anybody else began the second"
+        start_far(shared, "two", "there")
+        job = shared.wait_ended(job_id)
+        assert (job["state"], job["attempt"], job["exitCode"]) == ("Stopped", 2, 0)
+        proxy.open()
+        one.lifted()
+        wait_until(lambda: not shared.scratch(), "the host that is back to clear up")
+    assert cut_off.alive()
+
+
+def start_far(shared, name, host, **settings):
+    """A worker of another host, which is given up soon."""
+    return shared.start_worker(
+        name,
+        GRADIENT_WORKER__HOST=host,
+        GRADIENT_WORKER__LOST_AFTER_SECONDS="16",
+        GRADIENT_WORKER__SWEEP_SECONDS="0.5",
+        GRADIENT_DATABASE__PATIENCE_SECONDS="1",
+        **settings,
+    )
 
 
 def test_nobody_calls_a_job_lost_because_all_lost_the_database(shared, proxy):

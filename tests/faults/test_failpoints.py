@@ -72,6 +72,8 @@ def test_a_worker_frozen_here_does_no_harm_when_it_wakes(shared, name):
             assert shared.job(job_id) == job
             assert shared.events(job_id) == events
             check_outcome(shared, job_id)
+            # A folder that the zombie made anew when it woke is nobody's: the heir's sweep finds it.
+            wait_until(lambda: shared.scratch() == [], "the scratch directory to go")
             heir.signal(signal.SIGTERM)
             heir.wait()
 

@@ -48,6 +48,12 @@ def test_jobs_that_resist_are_ended_and_tell_how(deployment, _):
         assert deployment.artifact(jobs["saving"], "model") == b"saved"
 
 
+def stop(deployment, job_id):
+    """Ask for it until it is taken: frozen while it writes, a worker holds the row until the database ends that."""
+    path = f"/jobs/{job_id}/stop"
+    wait_until(lambda: deployment.request("POST", path).status_code == 200, "the stop to be taken")
+
+
 def test_a_stop_at_every_step_is_honoured(shared):
     """The worker is frozen at the step, the stop is asked for, the worker goes on."""
     shared.start_api()
@@ -60,7 +66,7 @@ def test_a_stop_at_every_step_is_honoured(shared):
                 recorded((own_end and "say done") or "say up; sleep 600"), maxAttempts=3, stopGrace=1
             )
             wait_until(worker.frozen, f"the worker to freeze: {name}")
-            shared.request("POST", f"/jobs/{job_id}/stop")
+            stop(shared, job_id)
             worker.signal(signal.SIGCONT)
             one.lifted()
             job = shared.wait_ended(job_id)
@@ -79,7 +85,7 @@ def test_a_stop_while_a_failure_is_about_to_be_retried_ends_the_job(shared, name
         late = shared.submit(recorded("say up; sleep 600"), timeLimit=1, maxAttempts=3, stopGrace=1)
         wait_until(worker.frozen, "the worker to freeze")
         for one in (job_id, late):
-            shared.request("POST", f"/jobs/{one}/stop")
+            stop(shared, one)
         worker.kill()
         shared.start_worker("one")
         job = shared.wait_ended(job_id)
@@ -100,7 +106,7 @@ def test_stops_at_any_moment_race_start_end_time_limit_and_retry(shared):
             spec = {"stopGrace": 1, "maxAttempts": 2, **endless}
             job_id = shared.submit(recorded(body, number % 2), **spec)
             time.sleep(chance.random() * 0.3)
-            shared.request("POST", f"/jobs/{job_id}/stop")
+            stop(shared, job_id)
         one.lifted()
 
 

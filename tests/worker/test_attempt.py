@@ -8,6 +8,7 @@ from deployment import wait_until
 from sqlalchemy import update
 
 from core.db import Database
+from core.errors import StoreUnavailable
 from core.joblog_writer import LogWriter
 from core.jobs import claims, lifecycle, queries
 from core.jobs.claims import Offer
@@ -195,3 +196,23 @@ def test_lines_of_an_attempt_carry_the_requests_id(claim):
     assert "request_id" not in job.log_context()
     job.request_id = "r1"
     assert job.log_context() == {"job_id": job.id, "attempt": 1, "lease": 1, "request_id": "r1"}
+
+
+def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, claim, monkeypatch):
+    """The host may be given up, and its folder with it, before the database is back."""
+    job = claim("echo said; sleep 100")
+    started, away = lifecycle.started, []
+
+    def refuse(*arguments, **options):
+        if output(host, job):
+            return started(*arguments, **options)
+        away.append(1)
+        raise StoreUnavailable("The database does not answer.")
+
+    monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "started", refuse)
+    attempt = AttemptRun(host, job, Signals())
+    attempt._start()
+    assert away
+    assert output(host, job) == ["said"]
+    host.backend("mock").destroy(attempt.job.handle)

@@ -153,9 +153,9 @@ def test_nothing_but_the_jobs_own_files_is_reached(person, kept, path):
     assert raw.status_code == 404
 
 
-@pytest.mark.parametrize("folder", ["../", "../..", "nope", "notes.txt", "models/fin"])
-def test_a_folder_that_is_none_is_not_found(person, kept, folder):
-    assert person.get(f"/ui/jobs/{kept}/artifacts", params={"folder": folder}).status_code == 404
+@pytest.mark.parametrize("asked", ["../", "../..", "nope", "notes.txt", "models/fin"])
+def test_a_folder_that_is_none_is_not_found(person, kept, asked):
+    assert person.get(f"/ui/jobs/{kept}/artifacts", params={"folder": asked}).status_code == 404
 
 
 def test_a_running_job_shows_what_was_kept_so_far(person, job_id, worker, stores, folder):

@@ -1,0 +1,64 @@
+"""Ends what others will start again, on a host that is without the database for too long: it must not run twice."""
+
+import logging
+import time
+from collections.abc import Iterable
+
+from core.jobs.models import Job
+from worker.backends.base import Backend, BackendError, Handle
+from worker.host import Host
+from worker.signals import Signals
+
+logger = logging.getLogger(__name__)
+
+CUT_OFF_GRACE = 30.0
+"""Longest grace of a job whose host is cut off, seconds; the settings leave room for it."""
+
+
+class Fence:
+    """Looked at again and again, by a thread that nothing else can hold up.
+
+    What is not to be started again runs on: its record is caught up with when the database is back. A job that is
+    watched is ended by its watch. One that is not, its attempt waits for the database: it was started, say, and cannot
+    be recorded so. Such a job is ended here.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._in_contact_at = time.monotonic()
+        self._kill_at: dict[str, float] = {}
+
+    def in_contact(self, asked_at: float) -> None:
+        """The database answered what it was asked at this time (of the monotonic clock)."""
+        self._in_contact_at = asked_at
+
+    def look(self, running: Iterable[tuple[Job, Signals]]) -> None:
+        """End what has to be ended by now, of what runs here."""
+        if time.monotonic() - self._in_contact_at < self._host.settings.worker.cut_off_seconds:
+            self._kill_at.clear()
+            return
+        for job, signals in running:
+            if job.max_attempts == 1:
+                continue
+            if not signals.cut_off:
+                logger.error("job_cut_off", extra=job.log_context())
+                signals.cut_off_from_record()
+            if not signals.watched:
+                self._end(job)
+
+    def _end(self, job: Job) -> None:
+        try:
+            backend = self._host.backend(job.backend)
+            for handle in backend.list_owned():
+                if (handle["job_id"], handle["attempt"]) == (job.id, job.attempt):
+                    self._end_one(backend, handle, job)
+        except BackendError as error:
+            logger.warning("cut_off_not_ended", extra=job.log_context() | {"error": str(error)})
+
+    def _end_one(self, backend: Backend, handle: Handle, job: Job) -> None:
+        now = time.monotonic()
+        if job.id not in self._kill_at:
+            self._kill_at[job.id] = now + min(job.spec.stop_grace, CUT_OFF_GRACE)
+            backend.stop(handle, grace=True)
+        elif now >= self._kill_at[job.id]:
+            backend.stop(handle, grace=False)
