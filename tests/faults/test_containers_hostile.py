@@ -22,7 +22,7 @@ KEPT_MIB = 64
 """How much of its output a loud job may hold on its host's disk at a time, beside what is stored."""
 GRACE = 2
 
-LOUD = "abcdefghijklmnopqrstuvwxyz0123456789 loss 0.123456 accuracy 0.987654 step 1234"
+LOUD = "loss 0.123456 accuracy 0.987654 step 1234 " * 20
 LOUD_MIB = tries(8, 1024)
 NEIGHBOUR_SECONDS = 30.0
 """For a short job beside a loud one, on a machine that is busy with other tests."""
