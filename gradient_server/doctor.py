@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.settings import Settings
-from gradient_server.checks import containers, host, record
+from gradient_server.checks import artifacts, containers, host, record
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Finding, Status, problem
 
@@ -35,6 +35,7 @@ def examine(settings: Settings) -> list[Finding]:
     return [
         *host.check(settings),
         *containers.check(settings),
+        *artifacts.check(settings),
         *_database(settings),
         *database_checks.broker(settings),
     ]

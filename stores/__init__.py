@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from core.artifacts import ArtifactStore, DirectoryStore
+from core.errors import StoreUnavailable
 from core.settings import Settings
 
 
@@ -15,6 +16,13 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
     directory = DirectoryStore(settings.root / "artifacts")
     if settings.artifacts.url is None:
         return directory
-    # Loaded only where it is used: Google's libraries take a second, and need not be installed elsewhere.
-    store: ArtifactStore = import_module("stores.gcs.artifacts").BucketStore.of(settings, directory)
+    try:
+        # Loaded only where it is used: Google's libraries take a second, and need not be installed elsewhere.
+        module = import_module("stores.gcs.artifacts")
+    except ModuleNotFoundError as error:
+        raise StoreUnavailable(
+            f"GRADIENT_ARTIFACTS__URL names a bucket, but {error.name} is not installed: pip install "
+            "'gradient-jobs[tpu]'"
+        ) from error
+    store: ArtifactStore = module.BucketStore.of(settings, directory)
     return store

@@ -30,6 +30,7 @@ HOSTS = [
     "oauth2.googleapis.com",
 ]
 """What it answers for."""
+_MOST_REQUESTS = 200_000
 _NO_BODY = frozenset({204, 304})
 
 
@@ -44,7 +45,7 @@ class GcsSimulator:
         buckets: What there is.
         faults: What is to go wrong.
         tokens: Whose tokens there are.
-        requests: `METHOD path` of every request, in order.
+        requests: `METHOD path` of the latest requests, in order.
     """
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
@@ -74,6 +75,12 @@ class GcsSimulator:
             self._thread.join()
         self._server.server_close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def note(self, request: str) -> None:
+        """Remember a request; of very many the older half is forgotten."""
+        self.requests.append(request)
+        if len(self.requests) > _MOST_REQUESTS:
+            del self.requests[: _MOST_REQUESTS // 2]
 
     def objects(self) -> list[str]:
         """`gs://bucket/name` of every object there is."""
@@ -150,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         broken = self.command in {"POST", "PUT"} and self.server.simulator.faults.breaks(self.path)
         body = self._body(broken=broken)
-        self.server.simulator.requests.append(f"{self.command} {self.path}")
+        self.server.simulator.note(f"{self.command} {self.path}")
         base = self._tunnel or f"http://{self.headers.get('host') or self.server.simulator.url[7:]}"
         # A proxied plain request has the whole address in its request line.
         target = self.path.removeprefix(base) if self.path.startswith("http") else self.path

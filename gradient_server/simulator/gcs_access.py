@@ -119,15 +119,20 @@ def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
     Raises:
         Refused: 403.
     """
-    allowed = caller.account == OPERATOR or _by_policy(caller.account, bucket, access)
-    if caller.boundary is not None:
-        allowed = allowed and any(_in_rule(rule, bucket.name, access) for rule in caller.boundary)
-    if not allowed:
+    if not has_access(caller, bucket, access):
         raise Refused(
             403,
             "forbidden",
             f"{caller.account} does not have {access.permission} access to the Google Cloud Storage object.",
         )
+
+
+def has_access(caller: Caller, bucket: Bucket, access: Access) -> bool:
+    """Whether a caller may do something."""
+    allowed = caller.account == OPERATOR or _by_policy(caller.account, bucket, access)
+    if caller.boundary is not None:
+        allowed = allowed and any(_in_rule(rule, bucket.name, access) for rule in caller.boundary)
+    return allowed
 
 
 def _by_policy(account: str, bucket: Bucket, access: Access) -> bool:

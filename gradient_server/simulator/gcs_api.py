@@ -9,7 +9,7 @@ from email.parser import BytesParser
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from gradient_server.simulator.gcs_access import Access, Caller, Tokens, check_access
+from gradient_server.simulator.gcs_access import Access, Caller, Tokens, check_access, has_access
 from gradient_server.simulator.gcs_faults import Faults
 from gradient_server.simulator.gcs_objects import CHUNK, Bucket, Buckets, Refused, StoredObject, Upload
 from gradient_server.simulator.gcs_signed import check_signature
@@ -28,6 +28,7 @@ class Asked:
         base: Address that it came to, such as `http://127.0.0.1:9000` or `https://storage.googleapis.com`.
         path: Still quoted: a slash within a name is `%2F`.
         query: First value of each.
+        values: All values of each.
         headers: By name in lower case.
         broken: Whether the body ended before it was whole.
     """
@@ -36,6 +37,7 @@ class Asked:
     base: str
     path: str
     query: Mapping[str, str]
+    values: Mapping[str, list[str]]
     headers: Mapping[str, str]
     body: bytes
     broken: bool = False
@@ -44,8 +46,8 @@ class Asked:
     def of(cls, method: str, base: str, target: str, headers: Mapping[str, str], body: bytes) -> "Asked":
         """The request for a target as it stands in the request line."""
         parts = urlsplit(target)
-        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        return cls(method, base, parts.path, query, headers, body)
+        values = parse_qs(parts.query, keep_blank_values=True)
+        return cls(method, base, parts.path, {name: found[0] for name, found in values.items()}, values, headers, body)
 
     @property
     def json(self) -> dict[str, Any]:
@@ -88,6 +90,7 @@ class StorageApi:
             ("POST /storage/v1/b", self._create_bucket),
             (f"(?:GET|PATCH|DELETE) /storage/v1/b/{name}", self._bucket),
             (f"(?:GET|PUT) /storage/v1/b/{name}/iam", self._policy),
+            (f"GET /storage/v1/b/{name}/iam/testPermissions", self._permissions),
             (f"GET /storage/v1/b/{name}/o", self._list),
             (f"(?:GET|PATCH|PUT|DELETE) /storage/v1/b/{name}/o/{name}", self._object),
             (f"POST /storage/v1/b/{name}/o/{name}/(?:rewriteTo|copyTo)/b/{name}/o/{name}", self._copy),
@@ -166,6 +169,11 @@ class StorageApi:
             number = int(base64.b64decode(found.policy.get("etag", "")) or 0) + 1
             found.policy = {**given, "etag": base64.b64encode(str(number).encode()).decode()}
         return as_json({"kind": "storage#policy", **found.policy})
+
+    def _permissions(self, asked: Asked, name: str) -> Answer:
+        caller, found = self._caller(asked), self._buckets.bucket(name)
+        given = [one for one in asked.values.get("permissions", []) if has_access(caller, found, Access(one))]
+        return as_json({"kind": "storage#testIamPermissionsResponse", "permissions": given})
 
     # ---- Objects
 

@@ -225,3 +225,26 @@ def test_failed_collection_shows(client, job_id, worker, database):
 def test_an_attempt_that_cannot_be_is_refused(client, job_id, attempt):
     for path in ("artifacts", "artifacts.zip", "artifacts/file/notes.txt"):
         assert client.get(f"/jobs/{job_id}/{path}", params={"attempt": attempt}).status_code == 422
+
+
+def test_a_browser_that_follows_a_link_may_be_sent_to_the_bucket(client, job_id, kept, stores, monkeypatch):
+    assert client.get(url(job_id, "notes.txt"), headers={"Sec-Fetch-Mode": "navigate"}).content == kept["notes.txt"]
+    asked = []
+    monkeypatch.setattr(stores.artifacts, "link", lambda *words: asked.append(words) or "https://bucket/signed")
+    sent = client.get(url(job_id, "notes.txt"), headers={"Sec-Fetch-Mode": "navigate"})
+    assert (sent.status_code, sent.headers["location"]) == (307, "https://bucket/signed")
+    assert sent.headers["cache-control"] == "no-store"
+    assert asked[0][:3] == (job_id, 1, "notes.txt")
+    assert asked[0][3]["Content-Disposition"] == "attachment; filename*=UTF-8''notes.txt"
+    for headers, query in (({}, ""), ({"Sec-Fetch-Mode": "cors"}, ""), ({"Sec-Fetch-Mode": "navigate"}, "?inline=1")):
+        answer = client.get(url(job_id, "notes.txt") + query, headers=headers)
+        assert (answer.status_code, answer.content) == (200, kept["notes.txt"])
+
+
+@pytest.mark.parametrize("settings", ["bucket"], indirect=True)
+def test_a_bucket_that_does_not_answer_is_told(gcs, client, job_id, kept):
+    gcs.simulator.faults.fail(403, 3)
+    for path in (f"/jobs/{job_id}/artifacts", url(job_id, "notes.txt"), f"/ui/jobs/{job_id}/artifacts"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert client.get(url(job_id, "notes.txt")).content == kept["notes.txt"]

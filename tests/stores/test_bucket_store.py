@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 import time
 from urllib.parse import parse_qs, urlsplit
 
@@ -56,6 +57,12 @@ def test_the_settings_choose_the_store(gcs, tmp_path, bucket, source):
     open_artifacts(settings).close(JOB, 1, source)
     assert sorted(gcs.objects(bucket)) == [f"kept/here/{JOB}/1/files/a", f"kept/here/{JOB}/1/manifest.jsonl"]
     assert isinstance(open_artifacts(Settings(home=tmp_path)), DirectoryStore)
+
+
+def test_a_bucket_without_googles_libraries_is_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "stores.gcs.artifacts", None)  # as if one of its own imports failed
+    with pytest.raises(StoreUnavailable, match="pip install"):
+        open_artifacts(Settings(home=tmp_path, artifacts=ArtifactSettings(url="gs://bucket")))
 
 
 @pytest.mark.parametrize("url", ["s3://bucket", "gs://", "gs://UPPER/x", "bucket/prefix", "gs://a"])

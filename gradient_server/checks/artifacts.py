@@ -1,0 +1,47 @@
+"""What the service needs of the bucket that artifacts are kept in, where they are."""
+
+from collections.abc import Iterator
+
+from core.errors import StoreUnavailable
+from core.settings import Settings
+from gradient_server.checks.finding import Finding, ok, problem
+
+_NEEDED = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")]
+_URL = "GRADIENT_ARTIFACTS__URL"
+_INSTALL = "pip install 'gradient-jobs[tpu]'"
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    """The bucket is there and lets this account read, write, list and delete; nothing, where there is none."""
+    url = settings.artifacts.url
+    if url is None:
+        return
+    name = url.removeprefix("gs://").partition("/")[0]
+    try:
+        allowed = _allowed(settings, name)
+    except ModuleNotFoundError as error:
+        yield problem("artifacts", f"{_URL} names a bucket, but {error.name} is not installed.", _INSTALL)
+        return
+    except StoreUnavailable as error:
+        yield problem(
+            "artifacts", f"{url} does not answer. {error.message}", f"Mend {_URL}, or the credentials for it."
+        )
+        return
+    missing = [permission for permission in _NEEDED if permission not in allowed]
+    if missing:
+        yield problem(
+            "artifacts",
+            f"This account may not do all that artifacts in {url} need: {', '.join(missing)}.",
+            f"Give it roles/storage.objectUser on gs://{name}.",
+        )
+    else:
+        yield ok("artifacts", f"{url} answers, and this account may read, write, list and delete there.")
+
+
+def _allowed(settings: Settings, name: str) -> list[str]:
+    # Google's libraries are loaded only where they are used.
+    from stores.gcs.client import answering, open_client
+
+    with answering("asking for permissions"):
+        allowed: list[str] = open_client(settings.gcs).bucket(name).test_iam_permissions(_NEEDED)
+    return allowed
