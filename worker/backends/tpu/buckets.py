@@ -3,14 +3,16 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+from core.artifact_survey import Skipped
 from core.errors import GradientError, StoreUnavailable
 from core.settings import Settings
 from worker.backends.base import BackendError, LaunchSpec, Progress
+from worker.lost import note_lost
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,14 @@ class Paths(Protocol):
         """Variables of the job's environment that let it in, for this prefix and a short time; None: it needs none."""
 
 
+class Brought(Protocol):
+    """What came of bringing a job's outputs home."""
+
+    @property
+    def skipped(self) -> Sequence[Skipped]:
+        """What could not be brought, and why."""
+
+
 class JobBucket(Protocol):
     """The bucket of a region's jobs.
 
@@ -58,7 +68,7 @@ class JobBucket(Protocol):
     def mirror(self, job_id: str, into: Path) -> object:
         """Copy what is new in the model folder."""
 
-    def complete(self, job_id: str, into: Path) -> object:
+    def complete(self, job_id: str, into: Path) -> Brought:
         """Copy all that is missing of the model folder."""
 
     def remove(self, job_id: str) -> None:
@@ -170,17 +180,15 @@ class Homecoming:
         if running is not None:
             running.result()
         try:
-            for region in dict.fromkeys(map(region_of, zones)):
-                bucket = self._open(region)
-                if artifacts.is_dir():
-                    bucket.complete(job_id, artifacts)
-                bucket.remove(job_id)
+            _bring(list(map(self._open, dict.fromkeys(map(region_of, zones)))), job_id, artifacts)
         except (GradientError, OSError) as error:
             since = self._refused_since.setdefault(job_id, time.monotonic())
             passing = isinstance(error, StoreUnavailable | OSError)
             if passing and time.monotonic() - since < self._patience:
                 raise BackendError("tpu_api_away", f"outputs are still in the bucket: {error}") from error
             logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
+            if artifacts.is_dir():
+                note_lost(artifacts, "", [Skipped(".", f"not all of it could be brought from the bucket: {error}")])
         self._refused_since.pop(job_id, None)
 
     def remove_strays(self, zones: Iterable[str], over: Callable[[str], bool]) -> int:
@@ -213,6 +221,16 @@ class Homecoming:
             logger.warning("bucket_not_mirrored", exc_info=True, extra={"job_id": job_id})
         except Exception:  # in a pool's thread nobody else would hear of it
             logger.exception("bucket_mirror_failed", extra={"job_id": job_id})
+
+
+def _bring(buckets: Sequence[JobBucket], job_id: str, artifacts: Path) -> None:
+    """Complete the artifacts, leave word of what could not be among them, and only then remove the prefixes."""
+    if artifacts.is_dir():
+        skipped = [one for bucket in buckets for one in bucket.complete(job_id, artifacts).skipped]
+        if skipped:  # a repeat that finds the prefixes removed must not take the word back
+            note_lost(artifacts, "", skipped)
+    for bucket in buckets:
+        bucket.remove(job_id)
 
 
 def _data_set(spec: LaunchSpec) -> Path | None:
