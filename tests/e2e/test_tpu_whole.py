@@ -1,9 +1,17 @@
 """The whole way of a TPU job on one command: a made-up cloud, its bucket, and TensorFlow on its device."""
 
+import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from deployment import Deployment, wait_until
+from clouds import NOTHING
+from deployment import CLI, Deployment, wait_until
+
+from gradient_server.simulator.world import World
+
+TRAINER = Path(__file__).parents[2] / "images" / "trainer"
 
 # What the managed service's own sample does: connect to the address, compute a·x + y there, leave something, say so.
 SAMPLE = """
@@ -26,19 +34,64 @@ with tf.io.gfile.GFile(os.environ["TPU_MODEL_DIR"] + "/result.txt", "w") as file
 print("Done!")
 """
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
-@pytest.fixture
-def service(tmp_path):
-    deployment = Deployment(tmp_path / "home")
-    deployment._api = deployment.start("up", "--port", "0", "--tpu-simulator")
-    deployment.wait_ready(deployment._api)
+
+@pytest.fixture(scope="module")
+def world():
+    """One for all tests: its device takes TensorFlow's time to start."""
+    world = World().start()
+    yield world
+    world.stop()
+
+
+@pytest.fixture(scope="module")
+def service(world, tmp_path_factory):
+    deployment = Deployment(tmp_path_factory.mktemp("whole") / "home", **world.environment())
+    deployment.start_up()
     yield deployment
     deployment.stop()
 
 
-@pytest.mark.tensorflow
-@pytest.mark.timeout(600)
-def test_a_program_computes_on_the_device_and_its_output_comes_back_through_the_bucket(service):
+def nothing_left(world):
+    wait_until(lambda: world.tpus.cloud.left() == NOTHING, "nodes and queued resources to be gone")
+    assert world.storage.objects() == []
+    return True
+
+
+def test_one_command_trains_on_eight_replicas_and_brings_the_model_home(service, world, tmp_path):
+    world.tpus.cloud.record.clear()
+    env = service.environment() | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    train = "python -m gradient_trainer --data digits --epochs 12 --seed 1"
+    create = ["jobs", "create", "--machineType", "TPU", "--workspace", str(TRAINER), "--command", train]
+    done = subprocess.run([CLI, *create], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "simulated TPU at grpc://" in done.stdout
+    assert ": 8 CPU devices" in done.stdout
+
+    job = service.request("GET", "/jobs").json()["jobs"][0]
+    job_id, name = job["id"], f"gj-{job['id']}-1"
+    assert (job["state"], job["simulated"], job["artifactsState"]) == ("Stopped", True, "complete")
+    [accuracy] = service.request("GET", f"/jobs/{job_id}/metrics?name=test_accuracy").json()["series"]
+    assert accuracy["last"] >= 0.97
+    files = {file["path"]: file for file in service.artifacts(job_id)["files"]}
+    assert {"model.keras", "result.json"} <= files.keys()
+    assert all(file["sha256"] for file in files.values()), "the manifest has every file's checksum"
+    result = json.loads(service.artifact(job_id, "result.json"))
+    assert result["test_accuracy"] == pytest.approx(accuracy["last"])
+    written = [one for one in world.storage.requests if f"jobs%2F{job_id}%2Fmodel%2Fmodel.keras" in one]
+    assert written, "the model came by way of the bucket"
+
+    assert nothing_left(world)
+    assert world.tpus.cloud.record == [
+        ("created", f"queuedResources/{name}"),
+        ("created", f"nodes/{name}"),
+        ("deleted", f"nodes/{name}"),
+        ("deleted", f"queuedResources/{name}"),
+    ]
+
+
+def test_a_program_computes_on_the_device_and_its_output_comes_back_through_the_bucket(service, world):
     program = service.home / "main.py"
     program.write_text(SAMPLE)
     job_id = service.submit(f"{sys.executable} {program}", machineType="TPU")
@@ -50,3 +103,16 @@ def test_a_program_computes_on_the_device_and_its_output_comes_back_through_the_
     assert said.endswith("Done!\n")
     assert service.artifact(job_id, "result.txt") == b"[3.5, 6.5]"
     wait_until(lambda: service.request("GET", "/tpus").json() == {"tpus": []}, "the TPU to be gone")
+    assert nothing_left(world)
+
+
+def test_the_service_brings_the_made_up_cloud_itself_when_asked(tmp_path):
+    deployment = Deployment(tmp_path / "home")
+    try:
+        deployment._api = deployment.start("up", "--port", "0", "--tpu-simulator")
+        deployment.wait_ready(deployment._api)
+        spec = {"machineType": "TPU", "command": "true"}
+        plan = deployment.request("POST", "/jobs?dryRun=true", json=spec).json()
+        assert (plan["machineType"]["backend"], plan["machineType"]["simulated"]) == ("tpu-simulator", True)
+    finally:
+        deployment.stop()
