@@ -236,6 +236,16 @@ class TpuSettings(BaseModel):
     ways: dict[str, Literal["queued", "node", "pool"]] = Field(
         default={}, description="the same by machine type, where it differs, as a JSON object"
     )
+    architecture: Literal["grpc", "vm"] = Field(
+        default="grpc",
+        description="where a TPU's job runs: grpc (beside it, on the worker's host) or vm (on the TPU VM itself)",
+    )
+    architectures: dict[str, Literal["grpc", "vm"]] = Field(
+        default={}, description="the same by machine type, where it differs, as a JSON object"
+    )
+    vm_seconds: float = Field(
+        default=2.0, gt=0, description="seconds between the steps in which a job on a TPU VM is told of"
+    )
     pool: dict[str, list[str]] = Field(
         default={}, description="nodes that are there, ZONE/NAME, by machine type, as a JSON object of lists"
     )
@@ -283,6 +293,10 @@ class TpuSettings(BaseModel):
     def way_of(self, machine_type: str) -> str:
         """How a TPU of this machine type is had."""
         return self.ways.get(machine_type, self.way)
+
+    def on_vm(self, machine_type: str) -> bool:
+        """Whether a job of this machine type runs on the TPU VM itself."""
+        return self.architectures.get(machine_type, self.architecture) == "vm"
 
 
 class GcsSettings(BaseModel):

@@ -17,6 +17,8 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 from google.rpc import code_pb2, status_pb2
 
+from gradient_server.simulator.machines import Machines
+
 T = TypeVar("T")
 
 # Their values are declared as plain numbers, which the messages' fields are not.
@@ -80,6 +82,7 @@ class Cloud:
         room: Nodes in every other zone.
         deny_tpu_node: Every wish for a node is refused as Google refuses the TPU Node architecture.
         late_errors: Errors that the next operations end with, after their calls succeeded.
+        machines: Where the nodes' start-up scripts run; None: nowhere.
         record: Everything that was made and deleted: `("created", "nodes/x")`, in order.
     """
 
@@ -90,6 +93,7 @@ class Cloud:
     room: int = 100
     deny_tpu_node: bool = False
     late_errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
+    machines: Machines | None = None
     record: list[tuple[str, str]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _nodes: dict[str, tpu_v2.Node] = field(default_factory=dict)
@@ -181,7 +185,10 @@ class Cloud:
     def set_state(self, node_id: str, state: tpu_v2.Node.State) -> None:
         """Put a node into a state."""
         with self.lock:
-            self._one(node_id).state = state
+            node = self._one(node_id)
+            node.state = state
+            if self.machines is not None and state not in _USABLE:
+                self.machines.end(node.name)
 
     def set_health(self, node_id: str, health: tpu_v2.Node.Health, why: str = "") -> None:
         """Say of a node that it is ill, or well again."""
@@ -229,6 +236,8 @@ class Cloud:
         if node.state == NodeState.CREATING:
             node.state, node.health = NodeState.READY, Health.HEALTHY
             node.network_endpoints = [tpu_v2.NetworkEndpoint(ip_address=self.device[0], port=self.device[1])]
+            if self.machines is not None:
+                self.machines.start(name, node.metadata.get("startup-script", ""))
 
     def _move_on(self, waiting: _Waiting, current: float) -> None:
         message, state = waiting.message, waiting.message.state.state
@@ -265,6 +274,8 @@ class Cloud:
     def _drop(self, name: str) -> None:
         del self._nodes[name]
         self._ready_at.pop(name, None)
+        if self.machines is not None:
+            self.machines.end(name)
         self.record.append(("deleted", f"nodes/{_last(name)}"))
 
     def _operate(self, name: str, due: float, result: Any) -> operations_pb2.Operation:  # noqa: ANN401 - any message

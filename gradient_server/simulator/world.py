@@ -13,6 +13,7 @@ from core.settings import Settings
 from gradient_server.simulator.cloud import Cloud
 from gradient_server.simulator.device import DeviceServer
 from gradient_server.simulator.gcs import GcsSimulator
+from gradient_server.simulator.machines import Machines
 from gradient_server.simulator.tpu import TpuSimulator
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,9 @@ class World:
             environment = self.storage.environment()
             self.device: _Device = DeviceServer(device_port, 8, environment) if self.trains else Port(device_port)
             made.callback(self.device.stop)
-            cloud = Cloud(device=(_LOCAL, self.device.port), create_seconds=create_seconds, room=room)
+            self.machines = Machines(environment)
+            made.callback(self.machines.stop)
+            cloud = Cloud((_LOCAL, self.device.port), create_seconds, room=room, machines=self.machines)
             self.tpus = TpuSimulator(port, cloud)
         except OSError as error:
             made.close()
@@ -113,6 +116,7 @@ class World:
         """Answer no more, and forget everything."""
         self._stopping = True
         self.tpus.stop()
+        self.machines.stop()
         self.device.stop()
         self.storage.stop()
 

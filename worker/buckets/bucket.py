@@ -21,6 +21,7 @@ from stores.gcs.sending import remove_all
 from worker.buckets.access import JOBS, admit, limited_token
 from worker.buckets.mirror import Mirror, Mirrored
 from worker.buckets.refusal import BucketRefused, asking
+from worker.buckets.relay import Relay
 from worker.buckets.staging import Staged, copy_in
 from worker.buckets.trial import Trial, act_as, try_bucket
 
@@ -268,6 +269,10 @@ class JobBucket:
                 return
             raise
         remove_all(found, self._parallel)
+
+    def relay(self, job_id: str, attempt: int) -> Relay:
+        """Where a worker and the machine that the attempt runs on tell each other things."""
+        return Relay(self._bucket, f"{self._prefix(job_id)}vm/{attempt}/", self._parallel)
 
     def jobs(self) -> list[str]:
         """Ids of the jobs that something in the bucket is of.

@@ -102,7 +102,8 @@ class Wish:
     accelerator_type: str
     runtime: str
     labels: dict[str, str]
-    startup: str
+    startup: Callable[[str], str]
+    """The start-up script of a node in this zone."""
 
 
 class TpuApi:
@@ -139,7 +140,7 @@ class TpuApi:
 
     def create_node(self, zone: str, wish: Wish) -> str | None:
         """Make a node; the operation's name, or None: there is one of this name."""
-        asked = tpu_v2.CreateNodeRequest(parent=self._zone(zone), node_id=wish.id, node=self._message(wish))
+        asked = tpu_v2.CreateNodeRequest(parent=self._zone(zone), node_id=wish.id, node=self._message(zone, wish))
         return self._made(lambda: self._v2.create_node(asked, timeout=self._timeout))
 
     def delete_node(self, zone: str, node_id: str) -> bool:
@@ -162,7 +163,7 @@ class TpuApi:
     def create_queued(self, zone: str, wish: Wish, valid_seconds: float) -> str | None:
         """Queue for a node; the operation's name, or None: there is such a queued resource."""
         parent = self._zone(zone)
-        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=parent, node_id=wish.id, node=self._message(wish))
+        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=parent, node_id=wish.id, node=self._message(zone, wish))
         wanted = tpu_v2.QueuedResource(
             tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]),
             queueing_policy=tpu_v2.QueuedResource.QueueingPolicy(valid_until_duration=timedelta(seconds=valid_seconds)),
@@ -218,13 +219,13 @@ class TpuApi:
     def _zone(self, zone: str) -> str:
         return f"projects/{self._project}/locations/{zone}"
 
-    def _message(self, wish: Wish) -> tpu_v2.Node:
+    def _message(self, zone: str, wish: Wish) -> tpu_v2.Node:
         settings = self._settings
         node = tpu_v2.Node(
             accelerator_type=wish.accelerator_type,
             runtime_version=wish.runtime,
             labels=wish.labels,
-            metadata={"startup-script": wish.startup},
+            metadata={"startup-script": wish.startup(zone)},
             network_config=tpu_v2.NetworkConfig(
                 network=settings.network or "",
                 subnetwork=settings.subnetwork or "",

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from core.machines import Catalogue
@@ -32,6 +33,7 @@ from worker.backends.tpu.seeking import Device, Seeker
 from worker.backends.tpu.starting import reachable, wish_for
 from worker.backends.tpu.strays import Owned, Strays
 from worker.backends.tpu.verdict import Trouble
+from worker.backends.tpu.vm.following import OnVm
 from worker.backends.tpu.watching import Watching
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class TpuBackend:
         self._settings = settings.tpu
         self._buckets = buckets
         self._homecoming = Homecoming(buckets, settings)
+        self._vms = OnVm(buckets, settings) if buckets is not None else None
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
         self._attempts = settings.root / "attempts"
         self._ledger = ledger
@@ -93,38 +96,43 @@ class TpuBackend:
         """See `Backend.launch`. Nothing bills before the lease was checked."""
         confirm()
         machine = self._catalogue.get(spec.machine_type)
+        vms = self._vms_for(spec)
         wish = wish_for(spec, machine, self._settings, self._ledger.installation())
+        if vms is not None:
+            wish = replace(wish, startup=partial(vms.startup, spec))
+        places = Places(self._buckets, spec, self._all_settings, progress)
 
         def say(words: str) -> None:
             progress("provisioning", words)
 
-        places = Places(self._buckets, spec, self._all_settings, progress)
-        device = Seeker(self._api, self._ledger, self._settings, places.have).seek(spec, wish, say)
+        def ready(zone: str) -> None:
+            places.have(zone)
+            if vms is not None:
+                vms.stage(spec, zone, _OF_VM | spec.env | places.folders(zone))
+
+        device = Seeker(self._api, self._ledger, self._settings, ready).seek(spec, wish, say)
+        handle = _handle(spec, device.entry)
         try:
+            if vms is not None:
+                vms.started(spec, device.entry.zone, say, partial(self._watching.trouble, device.entry))
+                return handle | {"vm": {"zone": device.entry.zone}}
             reachable(device.node, self._settings, say)
             env = _address(device) | places.environment(device.entry.zone)
-            inner = self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)
+            return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
         except BackendError as error:
             confirm()  # only who holds the job may take its device away
             self._give_back(device.entry, str(error))
             raise
-        return {
-            "version": 1,
-            "name": spec.name,
-            "job_id": spec.job_id,
-            "attempt": spec.attempt,
-            "control": str(spec.control),
-            "runner": inner,
-            "device": asdict(device.entry),
-            "stop_grace": spec.stop_grace,
-        }
 
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`. A job whose device is lost is ended: it would wait for an answer for ever."""
-        ended = self._runner.poll(handle["runner"])
+        vms = self._vms if "vm" in handle else None
+        ended = vms.poll(_on_vm(handle)) if vms is not None else self._runner.poll(handle["runner"])
         entry = Entry(**handle["device"])
         failed = ended is not None and ended.code != 0
         trouble = _taken(handle) or self._watching.trouble(entry, last=failed)
+        if trouble is None and vms is not None and ended is None:
+            trouble = vms.silent(handle)
         if ended is None:
             self._homecoming.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
         if trouble is None:
@@ -136,11 +144,14 @@ class TpuBackend:
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`."""
-        self._runner.stop(handle["runner"], grace=grace)
+        if self._vms is not None and "vm" in handle:
+            self._vms.stop(_on_vm(handle), grace=grace)
+        else:
+            self._runner.stop(handle["runner"], grace=grace)
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`: the host's side of the job; what its device does is not told."""
-        return self._runner.sample(handle["runner"])
+        return self._runner.sample(handle["runner"]) if "runner" in handle else {}
 
     def destroy(self, handle: Handle) -> None:
         """See `Backend.destroy`: the process first, so that nothing uses the device any more."""
@@ -152,6 +163,8 @@ class TpuBackend:
             if not entry.over:
                 self._remove(entry)
             self._watching.forget(entry)
+            if self._vms is not None and handle.get("runner") is None:
+                self._vms.destroy(entry.zone, handle["job_id"], handle["attempt"])
         with self._lock:
             self._kill_at.pop(handle["name"], None)
         # Last, since it may take long: the device bills no more.
@@ -172,6 +185,22 @@ class TpuBackend:
     def remove_strays(self, owned: Owned, over: Callable[[str], bool]) -> int:
         """See `CloudBackend.remove_strays`."""
         return self._strays.remove(owned) + self._homecoming.remove_strays(self._settings.zones, over)
+
+    def _vms_for(self, spec: LaunchSpec) -> OnVm | None:
+        """What runs this attempt on its TPU VM; None: it runs beside its TPU.
+
+        Raises:
+            BackendError: It should, and cannot.
+        """
+        if not self._settings.on_vm(spec.machine_type):
+            return None
+        if self._settings.way_of(spec.machine_type) == "pool":
+            raise BackendError("tpu_denied", "a job runs on a TPU VM that is made for it; nodes of a pool are not")
+        if spec.ports:
+            raise BackendError("option_refused", "a job on a TPU VM cannot be reached at ports of the worker's host")
+        if self._vms is None:
+            raise BackendError("bucket_missing", "a job on a TPU VM needs Cloud Storage, which is not set up here")
+        return self._vms
 
     def _artifacts(self, handle: Handle) -> Path:
         return self._attempts / str(handle["name"]) / "artifacts"
@@ -204,13 +233,14 @@ class TpuBackend:
         with self._lock:
             kill_at = self._kill_at.get(name)
             if kill_at is None:
-                self._kill_at[name] = time.monotonic() + handle["stop_grace"]
+                gone = "vm" in handle and trouble.reason != "tpu_unhealthy"  # and the job with it
+                self._kill_at[name] = time.monotonic() + (0.0 if gone else handle["stop_grace"])
         if kill_at is None:
             logger.warning("tpu_lost", extra={"reason": trouble.reason, "detail": trouble.detail})
             note_control(Path(handle["control"]), _TAKEN, trouble.reason)
-            self._runner.stop(handle["runner"], grace=True)
+            self.stop(handle, grace=True)
         elif time.monotonic() >= kill_at:
-            self._runner.stop(handle["runner"], grace=False)
+            self.stop(handle, grace=False)
 
 
 _LOST = frozenset({"preempted", "tpu_suspended", "tpu_unhealthy", "tpu_lost"})
@@ -220,6 +250,26 @@ def _taken(handle: Handle) -> Trouble | None:
     """What an earlier worker ended the job for. The job can write there too: only what it may be is believed."""
     reason = read_control(Path(handle["control"]), _TAKEN)
     return Trouble(reason, f"{handle['device']['name']} was lost") if reason in _LOST else None
+
+
+_OF_VM = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}
+"""What a job finds on a TPU VM, unless it says otherwise itself."""
+
+
+def _handle(spec: LaunchSpec, entry: Entry) -> Handle:
+    return {
+        "version": 1,
+        "name": spec.name,
+        "job_id": spec.job_id,
+        "attempt": spec.attempt,
+        "control": str(spec.control),
+        "device": asdict(entry),
+        "stop_grace": spec.stop_grace,
+    }
+
+
+def _on_vm(handle: Handle) -> Handle:
+    return {**handle, **handle["vm"]}
 
 
 def _address(device: Device) -> dict[str, str]:

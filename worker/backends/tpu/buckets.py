@@ -46,6 +46,30 @@ class Brought(Protocol):
         """What could not be brought, and why."""
 
 
+class Relay(Protocol):
+    """Where a worker and the machine that an attempt runs on tell each other things; raises as JobBucket does."""
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its objects begin with."""
+
+    def put(self, name: str, content: bytes | Path) -> None:
+        """Write an object, whatever is there."""
+
+    def get(self, name: str, most: int = 1 << 16) -> bytes | None:
+        """An object's content, no more than so many bytes of it; None: there is no such object."""
+
+    def names(self, folder: str, start: str) -> list[str]:
+        """Names in a folder, from this one on, in order."""
+
+    def clear(self) -> None:
+        """Remove all of it."""
+
+
 class JobBucket(Protocol):
     """The bucket of a region's jobs.
 
@@ -70,6 +94,9 @@ class JobBucket(Protocol):
 
     def complete(self, job_id: str, into: Path) -> Brought:
         """Copy all that is missing of the model folder."""
+
+    def relay(self, job_id: str, attempt: int) -> Relay:
+        """Where a worker and the machine that this attempt runs on meet."""
 
     def remove(self, job_id: str) -> None:
         """Delete the job's prefix, if that is the policy."""
@@ -128,12 +155,15 @@ class Places:
             raise BackendError(getattr(error, "reason", "bucket_refused"), error.message) from error
         self._paths[region] = paths
 
-    def environment(self, zone: str) -> dict[str, str]:
-        """What a job finds in its environment, its TPU being in this zone."""
+    def folders(self, zone: str) -> dict[str, str]:
+        """Where the job's places are, its TPU being in this zone."""
         paths = self._paths.get(region_of(zone))
-        if paths is None:
-            return {}
-        return {"TPU_MODEL_DIR": paths.model_dir, "TPU_DATA_DIR": paths.data_dir, **(paths.credentials or {})}
+        return {} if paths is None else {"TPU_MODEL_DIR": paths.model_dir, "TPU_DATA_DIR": paths.data_dir}
+
+    def environment(self, zone: str) -> dict[str, str]:
+        """The same, and what lets in a job that runs beside its TPU and has no account of its own."""
+        paths = self._paths.get(region_of(zone))
+        return self.folders(zone) | dict(paths.credentials or {} if paths is not None else {})
 
 
 class Homecoming:

@@ -32,7 +32,7 @@ def wish_for(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, inst
         accelerator_type=machine.tpu_type,
         runtime=runtime_of(machine, settings),
         labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
-        startup=_STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
+        startup=lambda _zone: _STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
     )
 
 

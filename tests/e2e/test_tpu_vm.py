@@ -1,0 +1,189 @@
+"""Jobs on a TPU VM itself: staged in the bucket, run by the start-up script, followed by what it writes there."""
+
+import contextlib
+import json
+import os
+import shutil
+
+import psutil
+import pytest
+from clouds import NOTHING, simulated, tpu_settings
+from deployment import Deployment, wait_until
+from dockerserver import SHELL
+
+from gradient_server.simulator.gcs import GcsSimulator
+from gradient_server.simulator.machines import Machines
+
+LESS_RIGHTS = """#!/bin/bash
+echo "$@" >>{asked}
+for argument; do
+    shift
+    [ "$argument" = --privileged ] || set -- "$@" "$argument"
+done
+exec {docker} "$@"
+"""
+COUNT = 'for n in $(seq 1 400); do echo "line $n"; sleep 0.01; done'
+COUNTED = b"".join(b"line %d\n" % number for number in range(1, 401))
+
+
+@pytest.fixture
+def storage():
+    simulator = GcsSimulator().start()
+    yield simulator
+    simulator.stop()
+
+
+@pytest.fixture
+def simulator(storage):
+    with vms(storage) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def vms(storage, **environment):
+    machines = Machines(storage.environment() | environment)
+    with simulated(machines=machines) as running:
+        yield running
+    machines.stop()
+
+
+@pytest.fixture
+def service(simulator, storage, tmp_path):
+    with served(simulator, storage, tmp_path) as deployment:
+        yield deployment
+
+
+@contextlib.contextmanager
+def served(simulator, storage, tmp_path, **settings):
+    patient = {"call_seconds": 30.0, "probe_seconds": 60.0, "unhealthy_seconds": 20.0}
+    made = tpu_settings(simulator, architecture="vm", vm_seconds=0.1, **patient)
+    tpu = {
+        f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
+        for name, value in made.items()
+    }
+    gcs = {"GRADIENT_GCS__ENDPOINT": storage.url, "GRADIENT_GCS__CA": str(storage.ca)}
+    deployment = Deployment(tmp_path / "home", **{"GRADIENT_WORKER__SWEEP_SECONDS": "0.5", **tpu, **gcs, **settings})
+    try:
+        deployment.start_up()
+        yield deployment
+    finally:
+        deployment.stop()
+
+
+def nothing_left(simulator, storage):
+    wait_until(lambda: simulator.cloud.left() == NOTHING, "nodes and queued resources to be gone")
+    wait_until(lambda: storage.objects() == [], "the bucket to be empty")
+    return True
+
+
+def printed(service, job_id):
+    return wait_until(lambda: service.raw_log(job_id), "the job to print something")
+
+
+def test_a_job_runs_on_its_vm_and_what_it_leaves_comes_home(service, simulator, storage):
+    leave = 'cd "$GRADIENT_ARTIFACTS_DIR"; echo kept >model; : >empty'
+    command = f'echo "$TPU_NAME in $PWD"; {leave}; exit 3'
+    job_id = service.submit(command, machineType="TPU")
+    job = service.wait_ended(job_id)
+    said = service.raw_log(job_id).decode()
+    assert (job["state"], job["exitCode"]) == ("Failed", 3), said
+    assert said.startswith("local in ")
+    assert str(service.home) not in said, "it ran on the VM's own disk"
+    assert [file["path"] for file in service.artifacts(job_id)["files"]] == ["empty", "model"]
+    assert service.artifact(job_id, "model") == b"kept\n"
+    assert nothing_left(simulator, storage)
+
+
+def test_a_job_that_is_stopped_may_save_first(service, simulator, storage):
+    command = 'trap "echo saved; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
+    job_id = service.submit(command, machineType="TPU")
+    printed(service, job_id)
+    service.request("POST", f"/jobs/{job_id}/stop")
+    assert service.wait_ended(job_id)["state"] == "Cancelled"
+    assert service.raw_log(job_id).endswith(b"saved\n")
+    assert nothing_left(simulator, storage)
+
+
+def test_a_job_that_ignores_the_wish_is_ended(service, simulator, storage):
+    job_id = service.submit('trap "" TERM; echo ready; while :; do sleep 0.05; done', machineType="TPU", stopGrace=1)
+    printed(service, job_id)
+    service.request("POST", f"/jobs/{job_id}/stop")
+    assert service.wait_ended(job_id)["state"] == "Cancelled"
+    assert nothing_left(simulator, storage)
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="the client of the engine is not installed")
+def test_on_a_vm_with_an_engine_it_is_a_container(docker_server, storage, tmp_path):
+    """With a real engine, which need not be allowed to give a container every right, as a TPU VM's is."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "docker").write_text(LESS_RIGHTS.format(asked=tmp_path / "asked", docker=shutil.which("docker")))
+    (programs / "docker").chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    docker = {"GRADIENT_DOCKER__URL": docker_server.url, "GRADIENT_TPU__RUNNER": "docker"}
+    with (
+        vms(storage, GRADIENT_VM_RUN="docker", DOCKER_HOST=docker_server.url, PATH=path) as simulator,
+        served(simulator, storage, tmp_path, **docker) as service,
+        docker_server.client() as client,
+    ):
+        command = 'echo "$TPU_NAME in $PWD as $(id -u): $WORDS"; echo kept >/artifacts/model; exit 3'
+        words = "two words\nand a line"
+        job_id = service.submit(command, machineType="TPU", container=SHELL, envVars={"WORDS": words})
+        job = service.wait_ended(job_id)
+        said = service.raw_log(job_id)
+        assert (job["state"], job["exitCode"]) == ("Failed", 3), job["message"]
+        assert said == b"local in /paperspace as 0: two words\nand a line\n"
+        assert service.artifact(job_id, "model") == b"kept\n"
+        asked = (tmp_path / "asked").read_text().split()
+        assert {"--privileged", "--net=host", "--env=WORDS"} <= set(asked)
+        assert "two" not in asked, "values do not stand on a command line"
+        client.remove_container("gradient-job", force=True)
+
+        job_id = service.submit("echo ready; sleep 600", machineType="TPU", container=SHELL)
+        printed(service, job_id)
+        service.request("POST", f"/jobs/{job_id}/stop")
+        assert service.wait_ended(job_id)["state"] == "Cancelled"
+        client.remove_container("gradient-job", force=True)
+
+        job = service.wait_ended(service.submit("true", machineType="TPU", container="nobodys/image:none"))
+        assert job["reason"] == "image_pull"
+        assert nothing_left(simulator, storage)
+
+
+@pytest.mark.faults
+def test_a_preempted_vm_takes_its_job_along_which_is_run_again(service, simulator, storage):
+    command = 'echo "attempt $GRADIENT_ATTEMPT"; [ "$GRADIENT_ATTEMPT" = 2 ] || sleep 600'
+    job_id = service.submit(command, machineType="TPU", maxAttempts=2)
+    printed(service, job_id)
+    simulator.cloud.preempt(f"gj-{job_id}-1")
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["attempt"]) == ("Stopped", 2)
+    [again] = [event for event in service.events(job_id) if event["kind"] == "requeued"]
+    assert again["reason"] == "preempted"
+    assert b"attempt 2\n" in service.raw_log(job_id)
+    assert nothing_left(simulator, storage)
+
+
+@pytest.mark.faults
+def test_a_worker_that_dies_loses_and_doubles_no_line(service, simulator, storage):
+    job_id = service.submit(COUNT, machineType="TPU")
+    printed(service, job_id)
+    service._processes[-1].kill()
+    service.start_up()
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["attempt"]) == ("Stopped", 1), job["message"]
+    assert service.raw_log(job_id) == COUNTED
+    assert nothing_left(simulator, storage)
+
+
+@pytest.mark.faults
+def test_an_agent_that_dies_is_begun_again_and_its_job_runs_on(service, simulator, storage):
+    job_id = service.submit(COUNT, machineType="TPU")
+    printed(service, job_id)
+    agents = [one for one in psutil.process_iter(["cmdline"]) if f"{job_id}-1" in " ".join(one.info["cmdline"] or ())]
+    for agent in [one for one in agents if "agent.py" in " ".join(one.info["cmdline"])]:
+        agent.kill()
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["attempt"]) == ("Stopped", 1), job["message"]
+    assert service.raw_log(job_id) == COUNTED
+    assert nothing_left(simulator, storage)

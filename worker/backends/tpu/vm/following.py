@@ -1,0 +1,265 @@
+"""Runs a job on a TPU VM from here: stages it in the bucket, and follows what the VM tells there.
+
+What the VM tells becomes the files of the job's control folder, as if it ran here. Each part of the output is named by
+where it begins, and what is here says where to go on: so nothing is lost or doubled, whoever dies in between.
+"""
+
+import json
+import logging
+import os
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from core.errors import GradientError, StoreUnavailable
+from core.settings import Settings
+from worker.backends.base import (
+    STOPPING,
+    WORKSPACE,
+    WRAPPER,
+    BackendError,
+    Exit,
+    Handle,
+    LaunchSpec,
+    note_control,
+    read_control,
+    read_exit_code,
+)
+from worker.backends.tpu.buckets import OpenBucket, Relay, region_of
+from worker.backends.tpu.verdict import Trouble
+from worker.backends.tpu.vm.agent import BEAT_STEPS, FOLLOWED, PART_BYTES
+
+logger = logging.getLogger(__name__)
+
+_HERE = Path(__file__).parent
+_THREADS = 4
+_KILLED, _ENDED = "killed", "vm_ended"
+_FAILURES = frozenset({"image_pull", "launch_failed", "stopped_by_user"})
+_LAST_STEPS = 15  # that an end may take to be told of once the job was killed
+
+
+@dataclass(slots=True)
+class _Followed:
+    looked_at: float = 0.0
+    look: Future[None] | None = None
+    alive: bytes | None = None
+    heard_at: float = 0.0
+    wished: str | None = None
+    killed_at: float | None = None
+
+
+class OnVm:
+    """See the module; any thread may use it.
+
+    Args:
+        opened: Opens the bucket of a region.
+        settings: The service's.
+    """
+
+    def __init__(self, opened: OpenBucket, settings: Settings) -> None:
+        self._open = opened
+        self._settings = settings.tpu
+        self._image = settings.docker.default_image
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-vm")
+        self._lock = threading.Lock()
+        self._followed: dict[str, _Followed] = {}
+
+    def startup(self, spec: LaunchSpec, zone: str) -> str:
+        """The script that a VM in this zone begins with."""
+        relay = self._relay(zone, spec.job_id, spec.attempt)
+        model = relay.prefix.partition("/vm/")[0] + "/model/"
+        told = {"bucket": relay.bucket, "prefix": relay.prefix, "model": model, "seconds": self._settings.vm_seconds}
+        return (
+            (_HERE / "startup.sh")
+            .read_text()
+            .replace("@SETTINGS@", json.dumps(told))
+            .replace("@WRAPPER@", WRAPPER.read_text().rstrip())
+            .replace("@AGENT@", (_HERE / "agent.py").read_text().rstrip())
+        )
+
+    def stage(self, spec: LaunchSpec, zone: str, env: dict[str, str]) -> None:
+        """Lay out for the VM what it is to run; nothing bills yet.
+
+        Raises:
+            BackendError: That cannot be.
+        """
+        relay = self._relay(zone, spec.job_id, spec.attempt)
+        job = _job(spec, spec.container or self._image, env)
+        with tempfile.NamedTemporaryFile(suffix=".tar.gz") as packed:
+            with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+                archive.add(spec.workspace, arcname=".")
+            packed.flush()
+            try:
+                relay.put("workspace.tar.gz", Path(packed.name))
+                relay.put("job.json", json.dumps(job).encode())
+            except GradientError as error:
+                away = isinstance(error, StoreUnavailable)
+                raise BackendError("tpu_api_away" if away else "bucket_refused", error.message) from error
+
+    def started(
+        self, spec: LaunchSpec, zone: str, say: Callable[[str], None], lost: Callable[[], Trouble | None]
+    ) -> None:
+        """Wait until the VM runs the job.
+
+        Args:
+            spec: The attempt.
+            zone: Where its VM is.
+            say: Told what is waited for; raises if the start has to be given up.
+            lost: Why the VM will not do it any more, if so.
+
+        Raises:
+            BackendError: It does not.
+        """
+        relay = self._relay(zone, spec.job_id, spec.attempt)
+        until = time.monotonic() + self._settings.probe_seconds
+        while True:
+            told = _told(relay)
+            phase = told.get("phase")
+            if phase == "running":
+                return
+            if phase == "failed":
+                reason = told.get("reason")  # the VM's word: only what it may be is believed
+                raise BackendError(str(reason) if reason in _FAILURES else "launch_failed", str(told.get("detail")))
+            trouble = lost()
+            if trouble is not None:
+                raise BackendError(trouble.reason, trouble.detail)
+            if phase is None and time.monotonic() >= until:
+                raise BackendError("tpu_unreachable", "the TPU VM has not told of itself in the bucket")
+            say(f"the TPU VM pulls {told['detail']}" if phase == "pulling" else "the TPU VM starts up")
+            time.sleep(self._settings.poll_seconds)
+
+    def poll(self, handle: Handle) -> Exit | None:
+        """How the job ended, as far as is known here; looks in the bucket apart from who asks."""
+        control = Path(handle["control"])
+        code, reason = read_exit_code(control), read_control(control, _ENDED)
+        if code is not None or reason is not None:
+            return Exit(code, None if code is not None else "vanished")
+        followed = self._of(handle)
+        with self._lock:
+            due = time.monotonic() - followed.looked_at >= self._settings.vm_seconds
+            if due and (followed.look is None or followed.look.done()):
+                followed.looked_at = time.monotonic()
+                followed.look = self._pool.submit(self._look, handle, followed)
+        if read_control(control, _KILLED) is not None:
+            followed.killed_at = followed.killed_at or time.monotonic()
+            if time.monotonic() - followed.killed_at >= _LAST_STEPS * self._settings.vm_seconds:
+                return Exit(None, "vanished")  # the VM is gone, or as good as that
+        return None
+
+    def silent(self, handle: Handle) -> Trouble | None:
+        """What is wrong where the VM has told nothing for long."""
+        followed = self._of(handle)
+        quiet = time.monotonic() - followed.heard_at if followed.heard_at else 0.0
+        if quiet < self._settings.unhealthy_seconds + 2 * BEAT_STEPS * self._settings.vm_seconds:
+            return None
+        return Trouble("tpu_unhealthy", f"{handle['name']}: the TPU VM has told nothing for {quiet:.0f} s")
+
+    def stop(self, handle: Handle, *, grace: bool) -> None:
+        """Leave word that the job is to end; the VM hears it at its next step."""
+        note_control(Path(handle["control"]), STOPPING if grace else _KILLED, "asked to end")
+        self._of(handle).looked_at = 0.0
+
+    def destroy(self, zone: str, job_id: str, attempt: int) -> None:
+        """Remove what was laid out in the bucket, where it is to be kept as well: it may hold secrets."""
+        with self._lock:
+            self._followed.pop(f"{job_id}-{attempt}", None)
+        try:
+            self._relay(zone, job_id, attempt).clear()
+        except GradientError:  # the whole place of the job is removed after this, for as long as that takes
+            logger.info("bucket_not_emptied", exc_info=True)
+
+    def _relay(self, zone: str, job_id: str, attempt: int) -> Relay:
+        return self._open(region_of(zone)).relay(job_id, attempt)
+
+    def _of(self, handle: Handle) -> _Followed:
+        with self._lock:
+            return self._followed.setdefault(handle["name"], _Followed(heard_at=time.monotonic()))
+
+    def _look(self, handle: Handle, followed: _Followed) -> None:
+        try:
+            relay = self._relay(handle["zone"], handle["job_id"], handle["attempt"])
+            self._pass(relay, Path(handle["control"]), followed)
+        except (GradientError, OSError):
+            logger.warning("tpu_vm_not_looked_at", exc_info=True, extra={"job_id": handle["job_id"]})
+        except Exception:  # in a pool's thread nobody else would hear of it
+            logger.exception("tpu_vm_look_failed", extra={"job_id": handle["job_id"]})
+
+    def _pass(self, relay: Relay, control: Path, followed: _Followed) -> None:
+        wish = _wish(control)
+        if wish is not None and wish != followed.wished:
+            relay.put("wish", wish.encode())
+            followed.wished = wish
+        ended = relay.get("exit")  # first: what was told before it is there then
+        for name in FOLLOWED:
+            _append(relay, control / name, name)
+        alive = relay.get("alive")
+        if alive != followed.alive:
+            followed.alive, followed.heard_at = alive, time.monotonic()
+        if ended is not None:
+            code = json.loads(ended).get("code")
+            known = isinstance(code, int) and 0 <= code <= 255  # noqa: PLR2004 - POSIX exit codes are bytes
+            note_control(control, "exit" if known else _ENDED, str(code))
+
+
+def _wish(control: Path) -> str | None:
+    if read_control(control, _KILLED) is not None:
+        return "kill"
+    return "stop" if read_control(control, STOPPING) is not None else None
+
+
+def _append(relay: Relay, file: Path, name: str) -> None:
+    """Add what is new of a file that the job writes on its VM."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        for part in relay.names(name, f"{max(0, size - PART_BYTES):020d}"):
+            begins = int(part) if part.isdecimal() else -1  # a job is its VM's master, and can write there too
+            wanted = 0 <= begins <= size < begins + PART_BYTES
+            content = relay.get(f"{name}/{part}", PART_BYTES) if wanted else None
+            # A write may have been cut short by a full disk or a death: only what is missing is added.
+            rest = memoryview(content or b"")[max(0, size - begins) :]
+            while rest:
+                written = os.write(descriptor, rest)
+                rest, size = rest[written:], size + written
+    finally:
+        os.close(descriptor)
+
+
+def _told(relay: Relay) -> dict[str, object]:
+    with suppress(StoreUnavailable, ValueError):
+        return dict(json.loads(relay.get("status") or b"{}"))
+    return {}
+
+
+def _job(spec: LaunchSpec, image: str, env: dict[str, str]) -> dict[str, object]:
+    """What the VM is told to run."""
+    login = spec.login(image)
+    limits = {
+        "cpus": spec.cpus,
+        "memory": spec.memory_bytes,
+        "shm-size": spec.shared_mem_bytes,
+        "user": spec.user,
+    }
+    within = None
+    if spec.working_dir is not None:
+        asked = PurePosixPath(spec.working_dir)
+        root = next((one for one in (WORKSPACE, str(spec.workspace)) if asked.is_relative_to(one)), None)
+        within = str(asked.relative_to(root)) if root is not None else None
+    return {
+        "command": spec.command,
+        "image": image,
+        "env": env,
+        "pull": spec.pull_policy,
+        "login": None
+        if login is None
+        else {"host": login.host, "username": login.username, "password": login.password},
+        "options": [f"--{name}={value}" for name, value in limits.items() if value is not None],
+        "working_dir": spec.working_dir,
+        "folder": within,
+    }
