@@ -25,6 +25,8 @@ TABLES = {
     "repairs",
     "schema_info",
     "turns",
+    "user_keys",
+    "users",
     "workers",
 }
 
