@@ -93,25 +93,31 @@ def _shape(job: Job, view: JobView) -> dict[str, Any]:
         "codeUploaded": uploaded,
         "codeCommit": view.code_commit,
         "jobEnv": view.env_vars,
-        "sharedMemMBytes": view.shared_mem_mb,
         "newImageName": view.registry_target,
-        "gpuName": view.gpu_name,
-        "gpuMem": view.gpu_mem,
-        "gpuDriver": view.gpu_driver,
-        "gpuCount": view.gpu_count,
+        **_machine(job, view),
         **_reached(view),
-        "machineType": view.machine_type,
-        "usageRate": f"{view.machine_type} hourly",
-        "cluster": CLUSTER,
-        "clusterId": CLUSTER_ID,
-        "clusterMachine": job.host,
-        "storageRegion": REGION,
         "startedByUserId": job.submitted_by,
         "parentJobId": job.parent_id,
         "queuePosition": view.queue_position,
         "seqNum": job.seq,
         "shutdownTimeout": view.stop_grace,
         "tags": view.tags,
+    }
+
+
+def _machine(job: Job, view: JobView) -> dict[str, Any]:
+    return {
+        "machineType": view.machine_type,
+        "usageRate": f"{view.machine_type} hourly",
+        "cluster": CLUSTER,
+        "clusterId": CLUSTER_ID,
+        "clusterMachine": job.host,
+        "storageRegion": REGION,
+        "sharedMemMBytes": view.shared_mem_mb,
+        "gpuName": view.gpu_name,
+        "gpuMem": view.gpu_mem,
+        "gpuDriver": view.gpu_driver,
+        "gpuCount": view.gpu_count,
     }
 
 
