@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from sqlalchemy.orm import Session
 
 from core.jobs.models import Job, Project
+from core.jobs.options import WORKSPACE
 from core.jobs.states import JobState
 from core.machines import MachineType
 from service.deps import OpenStores
@@ -21,7 +22,6 @@ REGION = "local"
 """This service is one cluster, wherever its workers are."""
 
 PREEMPTED = "Preempted"
-_WORKSPACE = "/paperspace"
 _PREEMPTION = "preempted"
 _TAKEN_DOWN = frozenset({"Failed", "Error", PREEMPTED})
 
@@ -87,7 +87,7 @@ def _shape(job: Job, view: JobView) -> dict[str, Any]:
         "containerUrl": view.container,
         "containerUser": view.user,
         "workspaceUrl": view.workspace or ("workspace.zip" if uploaded else None),
-        "workingDirectory": str(PurePosixPath(_WORKSPACE, view.working_dir or "")),
+        "workingDirectory": str(PurePosixPath(WORKSPACE, view.working_dir or "")),
         "artifactsDirectory": "/artifacts",
         "hasCode": uploaded or view.workspace is not None,
         "codeUploaded": uploaded,
