@@ -187,7 +187,6 @@ def show(args: argparse.Namespace) -> int:
 
 def _fields(job: dict[str, Any]) -> dict[str, str]:
     from gradient_cli.follow import sentence
-    from gradient_cli.usage import cards, used
 
     position, starts_at = job.get("queuePosition"), job.get("estimatedStartAt")
     phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
@@ -203,11 +202,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "stopping": "asked for" if job.get("stopRequested") and not job.get("finishedAt") else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
-        "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
-        "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
-        "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
-        "cards": cards(job),
-        "used": used(job),
+        **_machine_fields(job),
         "user": str(job.get("user") or ""),
         **_image_fields(job),
         "command": str(job.get("command") or ""),
@@ -226,6 +221,18 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     cost = " at ".join(part for part in (money(job.get("cost")), price(job)) if part)
     ran = duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
+    from gradient_cli.usage import cards, used
+
+    return {
+        "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
+        "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
+        "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
+        "cards": cards(job),
+        "used": used(job),
+    }
 
 
 def _image_fields(job: dict[str, Any]) -> dict[str, str]:

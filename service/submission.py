@@ -16,6 +16,7 @@ from core.jobs import lifecycle, projects, queries
 from core.jobs.lifecycle import Submission
 from core.jobs.models import Job, Project
 from core.jobs.offers import Offers, offers
+from core.jobs.options import is_in_workspace
 from core.jobs.spec import MAX_NAME, JobSpec, check_label
 from core.machines import MachineType
 from core.settings import SIMULATOR
@@ -244,7 +245,7 @@ def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -
     simulated = "Machine types are simulated on this server: a job is a process of the server's own user there."
     if spec.user is not None:
         raise SpecInvalid(f"{simulated} Leave the user out, or use a server with containers.", field="user")
-    if spec.working_dir is not None and spec.working_dir.startswith("/"):
+    if spec.working_dir is not None and not is_in_workspace(spec.working_dir):
         raise SpecInvalid(
             f"{simulated} It has no folders of a container's; name one of the workspace, such as src/train.",
             field="workingDir",

@@ -6,6 +6,8 @@ from pathlib import PurePosixPath
 from core.errors import SpecInvalid
 
 MAX_PATH = 1000
+WORKSPACE = "/paperspace"
+"""Where a container has the job's workspace."""
 _USER = re.compile(r"(?:root|[0-9]{1,9}(?::[0-9]{1,9})?)\Z")
 _ROOT = "0:0"
 
@@ -22,6 +24,11 @@ def check_working_dir(path: str) -> None:
         raise _bad_folder("It holds a line break or another control character.")
     if ".." in PurePosixPath(path).parts:
         raise _bad_folder(f"{path[:80]!r} leads upwards (..).")
+
+
+def is_in_workspace(path: str) -> bool:
+    """Whether a working directory is a folder of the workspace, whatever runs the job."""
+    return PurePosixPath(WORKSPACE, path).is_relative_to(WORKSPACE)
 
 
 def _bad_folder(what: str) -> SpecInvalid:

@@ -84,7 +84,9 @@ def test_a_rotation_keeps_the_key_before_for_who_was_just_writing(tmp_path):
         vault(tmp_path).open("p", first)
 
 
-@pytest.mark.parametrize("content", ["", "no key\n", f"{KEYS[0][:-1]}\n", "ü"])
+@pytest.mark.parametrize(
+    "content", ["", "no key\n", f"{KEYS[0][:-1]}\n", "ü"], ids=["empty", "words", "short", "strange"]
+)
 def test_a_broken_file_is_no_reason_for_a_new_key(tmp_path, content):
     (tmp_path / "secrets.key").write_text(content)
     (tmp_path / "secrets.key").chmod(0o600)

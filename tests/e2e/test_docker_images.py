@@ -177,6 +177,20 @@ def test_a_build_alone_is_pushed_and_runs_nothing(service, build, registry, dock
     assert service.raw_log(ran["id"]) == b"data of the workspace\n"
 
 
+def test_a_push_signs_in_with_what_is_stored_for_the_registry(service, build, registry):
+    registry.behave(require="Basic bWU6cHVzaGVk")  # me:pushed
+    wish = {"buildOnly": True, "registryTarget": f"{registry.host}/team/private:1", "command": ""}
+    refused = service.wait_ended(build(**wish))
+    assert (refused["state"], refused["reason"]) == ("Error", "image_push")
+    path = f"/registries/{registry.host}"
+    assert service.request("PUT", path, json={"username": "me", "password": "pushed"}).status_code == 201
+    job = service.wait_ended(build(**wish))
+    assert (job["state"], job["reason"]) == ("Stopped", "built")
+    assert registry.has("team/private:1")
+    registry.behave()
+    assert service.request("DELETE", path).status_code == 204
+
+
 def test_a_build_that_fails_says_so(service, build):
     job = service.wait_ended(build(f"FROM {SHELL}\nRUN exit 9\n"))
     assert (job["state"], job["reason"], job["exitCode"]) == ("Error", "image_build", None)

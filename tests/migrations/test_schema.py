@@ -31,6 +31,8 @@ TABLES = {
     "schema_info",
     "secrets",
     "turns",
+    "user_keys",
+    "users",
     "wanted_ports",
     "workers",
 }

@@ -116,15 +116,27 @@ def test_a_deleted_job_is_gone(gradient, ended):
     ("arguments", "words"),
     [
         (("--machineType", "Bogus"), "Invalid machine type. There is no machine type 'Bogus'"),
-        (("--ports", "5000:5000"), "`ports` cannot be honoured by this service"),
-        (("--registryPassword", "hunter2"), "`registryPassword` cannot be honoured"),
-        (("--workingDirectory", "/somewhere"), "`workingDirectory` cannot be honoured"),
+        (("--ports", "5000:70000"), "'5000:70000'"),
+        (("--registryPassword", "hunter2"), "Signing in to a registry takes both"),
+        (("--workingDirectory", "/somewhere"), "Machine types are simulated on this server"),
+        (("--useDockerfile", "true"), "Machine types are simulated here, so no image can be built"),
         (("--clusterId", "clelse"), "No such cluster"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(created, arguments, words):
     said = created("true", *arguments)
     assert (said.code, f"Failed to create resource: {words}" in said.out + said.err) == (0, True), said
+
+
+def test_options_of_the_container_are_honoured(created, service, gradient):
+    said = created("pwd; sleep 60", "--workspace", ".", "--ports", "0:5000", "--workingDirectory", "/paperspace/data")
+    wait_until(lambda: service.job(said.job_id)["state"] == "Running", "the job to run")
+    job = service.job(said.job_id)
+    assert job["workingDir"] == "/paperspace/data"
+    assert (job["ports"][0]["internal"], job["ports"][0]["url"].startswith("http://")) == (5000, True)
+    gradient("jobs", "stop", "--id", said.job_id)
+    service.wait_ended(said.job_id)
+    assert service.raw_log(said.job_id).endswith(b"/data\n")
 
 
 def test_a_bad_key_is_refused(gradient):

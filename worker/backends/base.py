@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from core.image_registry import Login
+from core.jobs import options
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 STOPPING = "stopping"
 """The control file that `stop` leaves: whoever adopts the job knows that it did not end by itself."""
 
-WORKSPACE, ARTIFACTS, STORAGE, CONTROL = "/paperspace", "/artifacts", "/storage", "/.gradient/control"
+WORKSPACE = options.WORKSPACE
+ARTIFACTS, STORAGE, CONTROL = "/artifacts", "/storage", "/.gradient/control"
 """Where a job finds its folders when the backend mounts them."""
 
 Progress = Callable[[str, str | None], None]

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from starlette.exceptions import HTTPException
 
 from core.errors import SpecInvalid
+from core.jobs.options import WORKSPACE
 from service.routes.original.params import Params
 from service.routes.original.views import CLUSTER, CLUSTER_ID
 
@@ -19,7 +20,6 @@ DEFAULT_MACHINE = "K80"
 
 _ENCODES = "paperspace-node"
 """The client that sends commands as base64. Not to be guessed: `date` and `true` are valid base64, too."""
-_HOME = "/paperspace"
 _ADDRESSES = ("https://", "http://", "git+", "git:", "ssh://", "s3://")
 
 Reader = Callable[[Params, str], object]
@@ -46,7 +46,7 @@ def _variables(given: Params, name: str) -> object:
 
 def _folder(given: Params, name: str) -> object:
     folder = given.text(name)
-    return None if folder is None or folder.rstrip("/") == _HOME else folder
+    return None if folder is None or folder.rstrip("/") == WORKSPACE else folder
 
 
 FIELDS: dict[str, tuple[str | None, Reader]] = {
@@ -100,6 +100,8 @@ def spec_of(given: Params, client: str | None, *, uploaded: bool) -> dict[str, A
         if field is None:
             raise SpecInvalid(f"`{name}` cannot be honoured by this service. Leave it out.", field=name)
         spec[field] = value
+    if "useDockerfile" in spec:
+        spec.pop("container", None)  # two of the clients send their default with every job
     workspace = _workspace(given, uploaded=uploaded)
     return spec if workspace is None else spec | {"workspace": workspace}
 

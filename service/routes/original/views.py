@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from sqlalchemy.orm import Session
 
 from core.jobs.models import Job, Project
+from core.jobs.options import WORKSPACE
 from core.jobs.states import JobState
 from core.machines import MachineType
 from service.deps import OpenStores
@@ -21,7 +22,6 @@ REGION = "local"
 """This service is one cluster, wherever its workers are."""
 
 PREEMPTED = "Preempted"
-_WORKSPACE = "/paperspace"
 _PREEMPTION = "preempted"
 _TAKEN_DOWN = frozenset({"Failed", "Error", PREEMPTED})
 
@@ -87,31 +87,37 @@ def _shape(job: Job, view: JobView) -> dict[str, Any]:
         "containerUrl": view.container,
         "containerUser": view.user,
         "workspaceUrl": view.workspace or ("workspace.zip" if uploaded else None),
-        "workingDirectory": str(PurePosixPath(_WORKSPACE, view.working_dir or "")),
+        "workingDirectory": str(PurePosixPath(WORKSPACE, view.working_dir or "")),
         "artifactsDirectory": "/artifacts",
         "hasCode": uploaded or view.workspace is not None,
         "codeUploaded": uploaded,
         "codeCommit": view.code_commit,
         "jobEnv": view.env_vars,
-        "sharedMemMBytes": view.shared_mem_mb,
         "newImageName": view.registry_target,
-        "gpuName": view.gpu_name,
-        "gpuMem": view.gpu_mem,
-        "gpuDriver": view.gpu_driver,
-        "gpuCount": view.gpu_count,
+        **_machine(job, view),
         **_reached(view),
-        "machineType": view.machine_type,
-        "usageRate": f"{view.machine_type} hourly",
-        "cluster": CLUSTER,
-        "clusterId": CLUSTER_ID,
-        "clusterMachine": job.host,
-        "storageRegion": REGION,
         "startedByUserId": job.submitted_by,
         "parentJobId": job.parent_id,
         "queuePosition": view.queue_position,
         "seqNum": job.seq,
         "shutdownTimeout": view.stop_grace,
         "tags": view.tags,
+    }
+
+
+def _machine(job: Job, view: JobView) -> dict[str, Any]:
+    return {
+        "machineType": view.machine_type,
+        "usageRate": f"{view.machine_type} hourly",
+        "cluster": CLUSTER,
+        "clusterId": CLUSTER_ID,
+        "clusterMachine": job.host,
+        "storageRegion": REGION,
+        "sharedMemMBytes": view.shared_mem_mb,
+        "gpuName": view.gpu_name,
+        "gpuMem": view.gpu_mem,
+        "gpuDriver": view.gpu_driver,
+        "gpuCount": view.gpu_count,
     }
 
 
