@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from deployment import SERVER, Deployment, wait_until
-from dockerserver import SHELL, _applets, _busybox, _image
+from dockerserver import SHELL, busybox, layer, shell_links
 
 PORT = 8125
 BASH = "gradient-test:bash"
@@ -23,9 +23,9 @@ def bash_image():
     """Busybox, and a bash for its way to send datagrams."""
     linked = subprocess.run(["ldd", "/bin/bash"], capture_output=True, text=True, check=True).stdout
     libraries = re.findall(r"(/\S+) \(0x", linked)
-    files = {"bin/busybox": _busybox(), "bin/bash": Path("/bin/bash").read_bytes(), "tmp/": None}
+    files = {"bin/busybox": busybox(), "bin/bash": Path("/bin/bash").read_bytes(), "tmp/": None}
     files |= {library.lstrip("/"): Path(library).read_bytes() for library in libraries}
-    return _image(files, links=[name for name in _applets() if name != "bash"])
+    return layer(files, links=[name for name in shell_links() if name != "bash"])
 
 
 @pytest.fixture

@@ -158,12 +158,12 @@ def test_a_job_has_an_image_again_that_went_before_it_started(registry, clean_en
     launcher, removed = place.backend._launcher, []
     network = launcher._network.have
 
-    def remove_first():
+    def remove_first(*opened):
         if not removed:
             with clean_engine.client() as client:
                 client.remove_image(reference)
             removed.append(reference)
-        return network()
+        return network(*opened)
 
     monkeypatch.setattr(launcher._network, "have", remove_first)
     handle = place.launch(place.spec("exit 7", container=reference))
