@@ -1,4 +1,6 @@
-"""A whole session of npm's client whose job runs in a container."""
+"""Sessions of the original clients whose jobs run in containers."""
+
+import re
 
 import pytest
 from deployment import Deployment
@@ -36,3 +38,15 @@ def test_a_folder_goes_into_a_container_and_its_outputs_come_back(paperspace, se
     listed = paperspace("jobs", "artifactsList", "--jobId", said.job_id, "--size", "--json").json
     assert listed == [{"file": "model.bin", "size": 8}]
     assert paperspace("jobs", "destroy", "--jobId", said.job_id).code == 0
+
+
+def test_the_python_clients_jobs_run_in_containers(gradient, paperspace_python, service):
+    project = re.search(r"pr[a-z0-9]{13}", gradient("projects", "create", "--name", "boxes").out)[0]
+    command = 'echo in "$PWD"; sh run.sh; echo weights >/artifacts/model.bin'
+    asked = ("--machineType", "CPU", "--container", SHELL, "--command", command, "--projectId", project)
+    for client, named in ((gradient, ["--id"]), (paperspace_python, [])):
+        said = client("jobs", "create", *asked, "--name", "boxed", "--workspace", ".")
+        job = service.wait_ended(said.job_id)
+        assert (job["state"], job["backend"]) == ("Stopped", "docker"), said
+        assert service.raw_log(said.job_id) == b"in /paperspace\nthe workspace\n"
+        assert "model.bin" in client("jobs", "artifacts", "list", *named, said.job_id).out
