@@ -3,13 +3,18 @@
 import time
 
 MAIN = """
-import os, sys
+import os, sys, time
 from gradient_statsd import Client
 client = Client(host="127.0.0.1", port=int(sys.argv[1]))
 for step in range(5):
     client.gauge("loss", 1 / (step + 1))
     client.increment("steps", 2)
 client.decrement("steps", 1)
+client.__del__()  # it sends most of it when it goes
+# No datagram is acknowledged: a program that ends at once may be gone before it is known whose they were.
+file = os.environ["GRADIENT_METRICS_FILE"]
+while not os.path.exists(file) or '"steps": 9' not in open(file).read():
+    time.sleep(0.05)
 """
 
 
