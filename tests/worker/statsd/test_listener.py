@@ -17,6 +17,15 @@ for value in range(5):
     time.sleep(0.05)
 print("sent", flush=True)
 """
+SEND_AND_SEE = (
+    SEND
+    + """
+while not os.path.exists(os.environ["GRADIENT_METRICS_FILE"]) or '"loss": 4' not in open(
+    os.environ["GRADIENT_METRICS_FILE"]
+).read():
+    time.sleep(0.05)
+"""
+)
 FLOOD = """
 import os, socket, sys, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -45,7 +54,7 @@ def service(tmp_path, port):
 
 
 def python(program, tmp_path, *arguments):
-    file = tmp_path / f"{'send' if program is SEND else 'flood'}.py"
+    file = tmp_path / f"{len(program)}.py"
     file.write_text(program)
     return " ".join([sys.executable, str(file), *map(str, arguments)])
 
@@ -56,7 +65,7 @@ def series(service, job):
 
 
 def test_what_a_job_sends_becomes_its_metrics(service, port, tmp_path):
-    job = service.submit(python(SEND, tmp_path, port))
+    job = service.submit(python(SEND_AND_SEE, tmp_path, port))
     assert service.wait_ended(job)["exitCode"] == 0
     assert series(service, job) == {"loss": [0.0, 1.0, 2.0, 3.0, 4.0]}
 
@@ -85,7 +94,7 @@ def test_a_flood_harms_nobody(service, port, tmp_path):
     found = series(service, flooding)
     assert (len(found) <= 201, found["statsd_dropped"][-1] > 0) == (True, True)
     assert psutil.Process(api.pid).memory_info().rss - before < 200 * 1024**2
-    last = service.submit(python(SEND, tmp_path, port))
+    last = service.submit(python(SEND_AND_SEE, tmp_path, port))
     service.wait_ended(last)
     assert series(service, last)["loss"][-1] == 4.0
 
