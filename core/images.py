@@ -4,16 +4,15 @@ An administrator's file of the same layout changes or adds names.
 """
 
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from core.errors import SpecInvalid
 from core.machines import MachineType
+from core.tables import Entry, TableList
 
 PACKAGED = Path(__file__).with_name("images.toml")
 
@@ -67,21 +66,15 @@ def pinned(reference: str, digest: str | None) -> str | None:
     return digest
 
 
-class ShortName(BaseModel):
+class ShortName(Entry):
     """One short name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(min_length=1, description="what users say")
-    aliases: tuple[str, ...] = Field((), description="other names of the same image")
     image: str = Field(min_length=1, description="what it stands for")
     gpu_image: str | None = Field(None, description="the same for machine types with NVIDIA cards, if it differs")
     summary: str = Field(min_length=1, description="what is in it, in a line")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its name and its aliases."""
-        return (self.name, *self.aliases)
+
+_LIST = TableList("image name", "images.file", ShortName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +102,14 @@ class ImageCatalogue:
 
     def __init__(self, names: list[ShortName]) -> None:
         self._names = tuple(names)
-        self._by_name: dict[str, ShortName] = {}
         for short in names:
             for image in (short.image, short.gpu_image):
                 if image is not None and not is_reference(image):
                     raise SpecInvalid(
                         f"image name {short.name!r}: {image[:80]!r} is not an image reference; write name:tag",
-                        field="images.file",
+                        field=_LIST.setting,
                     )
-            for name in short.names:
-                other = self._by_name.setdefault(name, short)
-                if other is not short:
-                    raise SpecInvalid(
-                        f"image name {short.name!r}: the name {name!r} already means {other.name!r}; change one of "
-                        "them",
-                        field="images.file",
-                    )
+        self._by_name = _LIST.by_name(names)
 
     @classmethod
     def load(cls, path: Path = PACKAGED, override_path: Path | None = None) -> "ImageCatalogue":
@@ -137,11 +122,7 @@ class ImageCatalogue:
         Raises:
             SpecInvalid: A file is missing, is no TOML or has an impossible value; the message says where.
         """
-        tables = _read(path)
-        for name, table in _read(override_path).items() if override_path else ():
-            tables[name] = tables.get(name, {}) | table
-        where = f"{path} and {override_path}" if override_path else str(path)
-        return cls([_short_name(name, table, where) for name, table in tables.items()])
+        return cls(_LIST.read(path, override_path))
 
     def resolve(self, container: str | None, machine: MachineType) -> Resolved:
         """What a `container` means on a machine type; a name with a tag is never a short one."""
@@ -158,26 +139,3 @@ class ImageCatalogue:
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
-    except OSError as error:
-        raise SpecInvalid(f"{path}: {error.strerror}; point GRADIENT_IMAGES__FILE at a readable file") from error
-    except ValueError as error:
-        raise SpecInvalid(f"{path}: not valid TOML: {error}") from error
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise SpecInvalid(f"{path}: {name!r} is no image name; every entry is a table, [{name!r}]")
-    return tables
-
-
-def _short_name(name: str, table: dict[str, Any], where: str) -> ShortName:
-    try:
-        return ShortName.model_validate(table | {"name": name})
-    except ValidationError as error:
-        first = error.errors()[0]
-        value = ".".join(map(str, first["loc"]))
-        raise SpecInvalid(f"{where}: image name {name!r}, {value}: {first['msg']}") from error

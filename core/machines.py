@@ -4,15 +4,15 @@ The shipped list is `machines.toml` beside this file; an administrator's file of
 """
 
 import difflib
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from core.errors import MachineTypeUnknown, SpecInvalid
+from core.errors import MachineTypeUnknown
 from core.opening import Opening
+from core.tables import Entry, TableList
 
 PACKAGED = Path(__file__).with_name("machines.toml")
 
@@ -20,16 +20,12 @@ _NEAREST = 3
 _NEAR_ENOUGH = 0.5
 
 
-class MachineType(BaseModel):
+class MachineType(Entry):
     """One machine type.
 
     A device is one GPU, one TPU chip or, on a CPU type, the whole host.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(min_length=1, description="what users ask for")
-    aliases: tuple[str, ...] = Field((), description="other names of the same type")
     backend: Literal["docker", "tpu", "mock"] = Field(description="what runs its jobs")
     kind: Literal["cpu", "gpu", "tpu"] = Field(description="what does the work")
     accelerator: str = Field(min_length=1, description="device model, in words")
@@ -53,10 +49,12 @@ class MachineType(BaseModel):
         """Accelerator cards that a job has for itself on the host it runs on; a TPU is no card of the host."""
         return self.count if self.kind == "gpu" else 0
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its name and its aliases."""
-        return (self.name, *self.aliases)
+
+def _key(name: str) -> str:
+    return " ".join(name.split()).casefold()
+
+
+_LIST = TableList("machine type", "machines.file", MachineType, _key)
 
 
 class Catalogue:
@@ -71,16 +69,7 @@ class Catalogue:
 
     def __init__(self, types: list[MachineType]) -> None:
         self._types = tuple(types)
-        self._by_name: dict[str, MachineType] = {}
-        for machine_type in types:
-            for name in machine_type.names:
-                other = self._by_name.setdefault(_key(name), machine_type)
-                if other is not machine_type:
-                    raise SpecInvalid(
-                        f"machine type {machine_type.name!r}: the name {name!r} already means {other.name!r}; "
-                        "change one of them",
-                        field="machines.file",
-                    )
+        self._by_name = _LIST.by_name(types)
 
     @classmethod
     def load(cls, path: Path = PACKAGED, override_path: Path | None = None) -> "Catalogue":
@@ -93,12 +82,7 @@ class Catalogue:
         Raises:
             SpecInvalid: A file is missing, is no TOML or has an impossible value; the message says where.
         """
-        tables = _read(path)
-        for name, table in _read(override_path).items() if override_path else ():
-            known = next((old for old in tables if _key(old) == _key(name)), name)
-            tables[known] = tables.get(known, {}) | table
-        where = f"{path} and {override_path}" if override_path else str(path)
-        return cls([_machine_type(name, table, where) for name, table in tables.items()])
+        return cls(_LIST.read(path, override_path))
 
     def get(self, name: str) -> MachineType:
         """The type with this name or alias, whatever the case.
@@ -122,30 +106,3 @@ class Catalogue:
 
     def __len__(self) -> int:
         return len(self._types)
-
-
-def _key(name: str) -> str:
-    return " ".join(name.split()).casefold()
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
-    except OSError as error:
-        raise SpecInvalid(f"{path}: {error.strerror}; point GRADIENT_MACHINES__FILE at a readable file") from error
-    except ValueError as error:
-        raise SpecInvalid(f"{path}: not valid TOML: {error}") from error
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise SpecInvalid(f"{path}: {name!r} is no machine type; every entry is a table, [{name!r}]")
-    return tables
-
-
-def _machine_type(name: str, table: dict[str, Any], where: str) -> MachineType:
-    try:
-        return MachineType.model_validate(table | {"name": name})
-    except ValidationError as error:
-        first = error.errors()[0]
-        value = ".".join(map(str, first["loc"]))
-        raise SpecInvalid(f"{where}: machine type {name!r}, {value}: {first['msg']}") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from core import schema
+from core import schema, words
 from core.artifacts import ArtifactStore
 from core.db import Database
 from core.errors import StoreUnavailable
@@ -18,7 +18,6 @@ from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from stores import open_artifacts
 
-_KILO = 1000
 _ROW = "{:24} {:10} {:>8} {:>10}  {:20} {}"
 
 
@@ -73,7 +72,7 @@ def _open(settings: Settings, *, dry_run: bool) -> Database:
 def _show_progress(report: Report) -> None:
     if sys.stderr.isatty():
         total = report.total
-        print(f"\r\x1b[K{total.count:,} so far, {bytes_in_words(total.bytes)}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{total.count:,} so far, {words.size(total.bytes)}", end="", file=sys.stderr, flush=True)
 
 
 def _end_progress() -> None:
@@ -107,7 +106,7 @@ def _ending(report: Report, *, dry_run: bool) -> Iterator[str]:
     ]
     said = ", ".join(f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
     verb = "Would be removed" if dry_run else "Removed"
-    yield f"{verb}: {said or 'nothing'}{f' ({bytes_in_words(total.bytes)})' if said else ''}."
+    yield f"{verb}: {said or 'nothing'}{f' ({words.size(total.bytes)})' if said else ''}."
     if report.unfinished:
         what = "are still to be removed" if dry_run else "were still to be removed"
         yield f"Files of {report.unfinished:,} earlier removals {what}."
@@ -117,7 +116,7 @@ def _ending(report: Report, *, dry_run: bool) -> Iterator[str]:
 
 def _row(name: str, what: str, tally: Tally, policy: str) -> str:
     oldest = f"{tally.oldest:%Y-%m-%d %H:%M}" if tally.oldest else ""
-    return _ROW.format(name, what, f"{tally.count:,}", bytes_in_words(tally.bytes), oldest, policy)
+    return _ROW.format(name, what, f"{tally.count:,}", words.size(tally.bytes), oldest, policy)
 
 
 def _json(report: Report, *, dry_run: bool) -> str:
@@ -148,13 +147,3 @@ def _tally(tally: Tally) -> dict[str, int | str | None]:
 
 def _iso(at: datetime | None) -> str | None:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
-
-
-def bytes_in_words(count: int) -> str:
-    """A number of bytes as people read it."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < _KILO:
-            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= _KILO
-    return f"{amount:.1f} TB"

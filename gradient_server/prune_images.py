@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from core import words
 from core.errors import StoreUnavailable
 from core.settings import Settings
-from gradient_server.prune import bytes_in_words
 from worker.backends import BACKENDS, make_backend
 from worker.backends.base import BackendError, ImageKeeper, Unused
 
@@ -48,8 +48,8 @@ def _lines(gone: Sequence[Unused], *, dry_run: bool) -> Iterator[str]:
         for one in gone:
             used = datetime.fromtimestamp(one.used_at, UTC)
             came = "building" if one.built else "pulling"
-            yield _ROW.format(one.reference, bytes_in_words(one.bytes), f"{used:%Y-%m-%d %H:%M}", came)
-    count = f"{len(gone)} image{'s' * (len(gone) != 1)} ({bytes_in_words(sum(one.bytes for one in gone))})"
+            yield _ROW.format(one.reference, words.size(one.bytes), f"{used:%Y-%m-%d %H:%M}", came)
+    count = f"{len(gone)} image{'s' * (len(gone) != 1)} ({words.size(sum(one.bytes for one in gone))})"
     yield f"{'Would be removed' if dry_run else 'Removed'}: {count if gone else 'nothing'}."
 
 

@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from core.words import size
 from service.dashboard.assets import asset_url
 from service.wire import iso
 
@@ -24,7 +25,6 @@ NOTHING = "\N{EN DASH}"
 """Stands where there is no value."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-_KILO = 1000
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _EXACT_SECONDS = 10
 _EXACT_DOLLARS = 1
@@ -73,16 +73,6 @@ def span(seconds: float | None) -> str:
     if whole < _DAY:
         return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
     return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
-
-
-def size(count: int) -> str:
-    """A number of bytes for people, in powers of 1000."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < _KILO:
-            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= _KILO
-    return f"{amount:.1f} TB"
 
 
 def dollars(amount: float) -> str:

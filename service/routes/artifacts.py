@@ -1,5 +1,6 @@
 """What jobs leave: a list, single files, and everything as one zip."""
 
+import contextlib
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -85,11 +86,7 @@ def read_artifact(
         if place is not None:
             return RedirectResponse(place, 307, {"Cache-Control": "no-store"})
     opened = stores.artifacts.open(job.id, attempt or job.attempt, path)
-    try:
-        return file_answer(request, opened, path, inline=inline)
-    except BaseException:
-        opened.file.close()
-        raise
+    return file_answer(request, opened, path, inline=inline)
 
 
 @router.get("/artifacts.zip", response_class=Response, responses=_ZIP)
@@ -113,11 +110,14 @@ def _view(file: ArtifactFile) -> ArtifactView:
 
 
 def file_answer(request: Request, opened: OpenArtifact, path: str, *, inline: bool = False) -> Response:
-    """An opened file's bytes, or those that Range asks for; closed once they are sent."""
+    """An opened file's bytes, or those that Range asks for; closed once they are sent, or cannot be."""
     etag = f'"{opened.sha256 or f"{opened.size:x}-{opened.mtime_ms:x}"}"'
     headers = ranges.user_content(path, inline=inline) | {"ETag": etag}
-    if ranges.not_modified(request, etag):
-        opened.file.close()
-        return Response(status_code=304, headers=headers)
-    stretch = ranges.stretch_of(request, opened.size, etag)
-    return ranges.serve(ranges.file_blocks(opened.file, stretch), stretch, headers)
+    with contextlib.ExitStack() as unless_sent:
+        unless_sent.callback(opened.file.close)
+        if ranges.not_modified(request, etag):
+            return Response(status_code=304, headers=headers)
+        stretch = ranges.stretch_of(request, opened.size, etag)
+        answer = ranges.serve(ranges.file_blocks(opened.file, stretch), stretch, headers)
+        unless_sent.pop_all()
+        return answer

@@ -49,8 +49,4 @@ def read_artifact(
     job = queries.get(session, job_id)
     refuse_removed(session, job, Kind.ARTIFACTS)
     opened = stores.artifacts.open(job.id, job.attempt, path)
-    try:
-        return file_answer(request, opened, path)
-    except BaseException:
-        opened.file.close()
-        raise
+    return file_answer(request, opened, path)

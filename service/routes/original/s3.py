@@ -81,11 +81,7 @@ def _answer(request: Request, session: Session, stores: OpenStores, job: Job, ke
     if folder != job.id:
         return _error(403, "AccessDenied", "This token is for the files of another job.")
     opened = stores.artifacts.open(job.id, job.attempt, path)
-    try:
-        return file_answer(request, opened, path)
-    except BaseException:
-        opened.file.close()
-        raise
+    return file_answer(request, opened, path)
 
 
 def _list(job: Job, files: Iterator[ArtifactFile], prefix: str) -> Iterator[str]:

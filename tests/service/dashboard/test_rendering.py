@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.dashboard.rendering import bytes_url, dollars, job_url, jobs_url, plain, price, prose, size, span
+from service.dashboard.rendering import bytes_url, dollars, job_url, jobs_url, plain, price, prose, span
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,6 @@ from service.dashboard.rendering import bytes_url, dollars, job_url, jobs_url, p
 )
 def test_durations(seconds, text):
     assert span(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345_678, "12.3 MB"), (5 * 10**15, "5000.0 TB")],
-)
-def test_sizes(count, text):
-    assert size(count) == text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,13 @@
+"""Figures as people read them."""
+
+import pytest
+
+from core.words import size
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345_678, "12.3 MB"), (5 * 10**15, "5000.0 TB")],
+)
+def test_sizes(count, text):
+    assert size(count) == text
