@@ -129,8 +129,10 @@ class Supervisor:
         while len(self._running) < self._slots and not self._stopping.is_set():
             if not self._claim():
                 break
-        if (rang and self._running) or time.monotonic() >= self._beat_at:
+        if time.monotonic() >= self._beat_at:
             self._beat()
+        elif rang and self._running:
+            self._heed(self._hearts())
         if time.monotonic() >= self._adopt_at:
             self._offer_anew()
             self._adopt()
@@ -226,11 +228,19 @@ class Supervisor:
                 del self._running[job_id]
 
     def _beat(self) -> None:
-        """One heartbeat for all jobs; it brings back which are lost and which should stop."""
+        """One heartbeat for all jobs."""
         asked_at = time.monotonic()
         hearts = self._host.write(lambda session: workers.beat(session, self._host.name, self._host.host))
         self._fence.in_contact(asked_at)
         self._beat_at = time.monotonic() + self._worker.heartbeat_seconds
+        self._heed(hearts)
+
+    def _hearts(self) -> dict[str, workers.Heart]:
+        with self._host.database.read() as session:
+            return workers.hearts(session, self._host.name, self._host.host)
+
+    def _heed(self, hearts: dict[str, workers.Heart]) -> None:
+        """Let go of the jobs that are lost, and end those that should stop."""
         for job_id, one in self._running.items():
             heart = hearts.get(job_id)
             # Gone: its thread has just closed it, or another worker took it over. A watch writes nothing under its

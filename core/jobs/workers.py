@@ -1,8 +1,10 @@
 """The workers' own record: what each offers, when it was last there, whether it may take new jobs."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from core.db import now
@@ -60,7 +62,17 @@ def beat(session: Session, worker: str, host: str) -> dict[str, Heart]:
         .returning(Job.id, Job.lease, Job.stop_requested_at)
         .execution_options(synchronize_session=False)
     )
-    return {row.id: Heart(row.lease, row.stop_requested_at is not None) for row in session.execute(statement)}
+    return _hearts(session.execute(statement))
+
+
+def hearts(session: Session, worker: str, host: str) -> dict[str, Heart]:
+    """What a heartbeat would bring back, without one: it costs no write."""
+    held = Job.worker == worker, Job.host == host, Job.state.in_(OWNED)
+    return _hearts(session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)))
+
+
+def _hearts(rows: Iterable[Row[tuple[str, int, datetime | None]]]) -> dict[str, Heart]:
+    return {row.id: Heart(row.lease, row.stop_requested_at is not None) for row in rows}
 
 
 def set_drained(session: Session, name: str, *, drained: bool) -> None:

@@ -28,7 +28,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield from opened(settings)
     engine = Engine(settings.docker, timeout=_TIMEOUT_SECONDS)
     try:
-        info: dict[str, Any] = engine.call(lambda api: api.info())
+        info = engine.info()
     except (EngineAway, EngineRefused) as error:
         yield warning(
             "docker",

@@ -82,7 +82,7 @@ class DockerBackend:
     def __init__(self, settings: Settings) -> None:
         self._root = settings.root
         self._engine = Engine(settings.docker)
-        self._watched = Engine(settings.docker, timeout=min(_LOOK_TIMEOUT_SECONDS, settings.docker.timeout_seconds))
+        self._watched = self._engine.hasty(_LOOK_TIMEOUT_SECONDS)
         self._cards = Cards(settings.docker)
         self._launcher = Launcher(self._engine, settings, self._cards)
         self._shelf = Shelf(self._engine, self._launcher.images, settings)
@@ -95,7 +95,7 @@ class DockerBackend:
     def unready(self) -> str | None:
         """See `Backend.unready`."""
         try:
-            info, version = self._watched.call(lambda api: (api.info(), api.api_version))
+            info, version = self._watched.info(), self._watched.call(lambda api: api.api_version)
         except EngineAway as error:
             return f"The Docker engine does not answer ({error}). Start it, or mend GRADIENT_DOCKER__URL."
         except EngineRefused as error:

@@ -27,6 +27,7 @@ T = TypeVar("T")
 OLDEST_API = (1, 41)
 NOT_FOUND, CONFLICT = 404, 409
 _SERVER_ERROR = 500
+_TOLD_SECONDS = 60.0
 _NAMING_SECONDS = 10.0
 _NAMING_PAUSE_SECONDS = 0.05
 _ENDED = frozenset({"exited", "dead"})
@@ -89,10 +90,23 @@ class ContainerState:
             error=state["Error"],
         )
 
+    @classmethod
+    def made(cls, container: str, image: str) -> Self:
+        """One that was made just now."""
+        return cls(id=container, image=image, status="created", exit_code=0, oom_killed=False, error="")
+
     @property
     def ended(self) -> bool:
         """Whether nothing of it runs any more."""
         return self.status in _ENDED
+
+
+@dataclass(slots=True)
+class _Told:
+    """What an engine told of itself last, and when."""
+
+    info: dict[str, Any] | None = None
+    at: float = 0.0
 
 
 class Engine:
@@ -108,6 +122,13 @@ class Engine:
         self._timeout = settings.timeout_seconds if timeout is None else timeout
         self._lock = threading.Lock()
         self._client: APIClient | None = None
+        self._told = _Told()
+
+    def hasty(self, timeout: float) -> "Engine":
+        """Another connection to the same engine, whose answers may take so many seconds at most."""
+        other = Engine(self._settings, timeout=min(timeout, self._timeout))
+        other._told = self._told
+        return other
 
     def call(self, action: Callable[[APIClient], T]) -> T:
         """Ask the engine.
@@ -129,6 +150,17 @@ class Engine:
         """Where it is."""
         return self._settings.url
 
+    def info(self) -> dict[str, Any]:
+        """What it tells of itself now. It takes its time for that: some 10 ms."""
+        info: dict[str, Any] = self.call(lambda api: api.info())
+        self._told.info, self._told.at = info, time.monotonic()
+        return info
+
+    def lasting_info(self) -> dict[str, Any]:
+        """What it told of itself within the last minute: its ID, the host's memory, its folder."""
+        info, at = self._told.info, self._told.at
+        return info if info is not None and time.monotonic() - at < _TOLD_SECONDS else self.info()
+
     def find(self, name: str) -> ContainerState | None:
         """The container of this name or id; None if there is none."""
         try:
@@ -138,18 +170,19 @@ class Engine:
                 return None
             raise
 
-    def create(self, name: str, config: dict[str, Any]) -> str:
-        """Make a container, or find the one of this name; its id."""
+    def create(self, name: str, config: dict[str, Any]) -> ContainerState:
+        """Make a container of an image, which is given by its id, or find the container of this name."""
         give_up = time.monotonic() + _NAMING_SECONDS
         while True:
             try:
-                return str(self.call(lambda api: api.create_container_from_config(config, name))["Id"])
+                made = self.call(lambda api: api.create_container_from_config(config, name))
+                return ContainerState.made(str(made["Id"]), config["Image"])
             except EngineRefused as error:
                 if error.status != CONFLICT:
                     raise
                 there = self.find(name)
                 if there is not None:
-                    return there.id
+                    return there
                 # The name is taken at once, the container can be seen a moment later, or never if that failed.
                 if time.monotonic() >= give_up:
                     raise
@@ -184,6 +217,7 @@ class Engine:
             return self._client
 
     def _disconnect(self) -> None:
-        """Connect anew next time: the engine that comes back may be a newer one."""
+        """Connect anew next time: the engine that comes back may be another one."""
         with self._lock:
             self._client = None
+        self._told.info = None

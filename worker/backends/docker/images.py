@@ -107,7 +107,7 @@ class Images:
 
     def ledger(self) -> Ledger:
         """The ledger of the engine that is there now."""
-        return Ledger(self._folder, str(self._engine.call(lambda api: api.info()).get("ID") or ""))
+        return Ledger(self._folder, str(self._engine.lasting_info().get("ID") or ""))
 
     def have(self, reference: str, progress: Progress, *, policy: str | None = None, auth: Auth | None = None) -> Image:
         """Have the image here, pulling it if the policy says so.

@@ -113,9 +113,9 @@ class Launcher:
                 time.sleep(pause)
 
     def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
-        state = self._engine.find(container_name(spec.name))
+        state, image = self._engine.find(container_name(spec.name)), None
         if state is None:
-            state = self._create(spec, progress)
+            state, image = self._create(spec, progress)
         failpoint("created")
         began = read_control(spec.control, "started") is not None
         try:
@@ -123,7 +123,7 @@ class Launcher:
                 self._require_shell(state, spec)
                 self._require_working_dir(state, spec)
                 self._require_free_cards(spec)
-            image = self.images.digest(state.image, spec.container)
+            digest = image.digest if image else self.images.digest(state.image, spec.container)
             confirm()
         except BackendError:
             # Only what is given up for good: who has lost the lease leaves what is there to who holds it now, and who
@@ -133,9 +133,9 @@ class Launcher:
         failpoint("confirmed")
         if not began and state.status == "created":
             self._start(state, spec)
-        return Started(state.id, image)
+        return Started(state.id, digest)
 
-    def _create(self, spec: LaunchSpec, progress: Progress) -> ContainerState:
+    def _create(self, spec: LaunchSpec, progress: Progress) -> tuple[ContainerState, Image]:
         opening = self._openings.of(spec.machine_type)
         user = self._user(spec, opening)
         info = self._look_over(spec)
@@ -157,21 +157,18 @@ class Launcher:
             bind=self._bind,
         )
         try:
-            made = self._engine.create(container_name(spec.name), container_config(spec, options))
+            return self._engine.create(container_name(spec.name), container_config(spec, options)), image
         except EngineRefused as error:
             if error.status == NOT_FOUND:
                 raise _MadeAgain(f"its image was removed just then: {error.detail}") from error
             raise
-        state = self._engine.find(made)
-        if state is None:
-            raise _MadeAgain("the container was removed while it was made")
-        return state
 
     def _look_over(self, spec: LaunchSpec) -> dict[str, Any]:
         """What the engine tells of itself, which can hand over the cards if there are to be any."""
-        info: dict[str, Any] = self._engine.call(lambda api: api.info())
-        if spec.cards:
-            handover.require(spec.cards, info)
+        if not spec.cards:
+            return self._engine.lasting_info()
+        info = self._engine.info()  # its runtimes may have been changed just now
+        handover.require(spec.cards, info)
         return info
 
     def _image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:

@@ -165,7 +165,7 @@ class Network:
 
     def _make(self, name: str) -> str:
         # Engines on one host share its interfaces: the name must be this engine's alone, and at most 15 long.
-        engine = self._engine.call(lambda api: api.info())["ID"]
+        engine = self._engine.lasting_info()["ID"]
         bridge = "gj" + hashlib.sha256(f"{engine} {name}".encode()).hexdigest()[:12]
         options = {_BRIDGE_OPTION: bridge, _ICC_OPTION: "false"}
         labels = {LABEL_HOME: str(self._settings.root)}

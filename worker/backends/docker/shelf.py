@@ -117,7 +117,7 @@ class Shelf:
     def _due(self, unused: Unused) -> bool:
         if unused.built and time.time() - unused.used_at >= self._settings.built_seconds:
             return True
-        full = self._measure(str(self._engine.call(lambda api: api.info()).get("DockerRootDir") or ""))
+        full = self._measure(str(self._engine.lasting_info().get("DockerRootDir") or ""))
         return full is not None and full > self._settings.keep_below_percent
 
     def _remove(self, page: Page, image_id: str) -> bool:
