@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from browser import find_chromium
 from buckets import Gcs
+from collector import Collector
 from deployment import Deployment
-from dockerserver import DockerServer, missing_for_docker
+from dockerserver import DockerServer, missing_for_docker, running_engine
 from faults import table
+from faults.proxy import Proxy
 from postgres import PostgresServer, find_binaries
 from redisserver import RedisServer, find_redis
 from smalldisk import SmallDisk, find_mount
@@ -173,13 +175,24 @@ def faketime() -> str:
 @pytest.fixture(scope="session")
 def docker_server() -> Iterator[DockerServer]:
     """A private Docker engine with two small images, gone when the run ends."""
-    server = DockerServer()
-    try:
-        server.start()
-        server.load_images()
+    with running_engine() as server:
         yield server
-    finally:
-        server.remove()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """What takes the traces that a service sends."""
+    made = Collector()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def proxy(postgres: PostgresServer) -> Iterator[Proxy]:
+    """A way to PostgreSQL that can be cut."""
+    made = Proxy(postgres.socket)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -158,6 +158,26 @@ class DockerServer:
         return str(self.folder) in Path("/proc/self/mounts").read_text()
 
 
+@contextlib.contextmanager
+def running_engine(programs: Path | None = None, data_bytes: int | None = None, **config) -> Iterator[DockerServer]:
+    """An engine with two small images, gone when the block ends.
+
+    Args:
+        programs: See `DockerServer`.
+        data_bytes: Its data are on a disk of their own of so many bytes.
+        config: See `DockerServer`.
+    """
+    server = DockerServer(programs, **config)
+    try:
+        if data_bytes is not None:
+            server.mount_data(data_bytes)
+        server.start()
+        server.load_images()
+        yield server
+    finally:
+        server.remove()
+
+
 def busybox() -> bytes:
     """The static program of many names."""
     return Path(shutil.which("busybox")).read_bytes()

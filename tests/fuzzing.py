@@ -12,7 +12,14 @@ from urllib.parse import quote
 
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis import Case, GenerationMode, Response
+from schemathesis.checks import not_a_server_error
 from schemathesis.core.parameters import ParameterLocation
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 from serving import Worker, a_job, a_zip
 
 from core import credentials, keys
@@ -30,6 +37,13 @@ from service.routes.original.s3 import BUCKET
 from service.submission import Origin
 from service.uploads import Body
 
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+]
 FILES = {
     "model/weights.h5": bytes(range(256)) * 64,
     "notes.txt": "grüße\n".encode(),

@@ -5,19 +5,11 @@ import threading
 
 import pytest
 from deployment import wait_until
-from faults.proxy import Proxy
 from sqlalchemy import text
 
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.patience import Patience
-
-
-@pytest.fixture
-def proxy(postgres):
-    proxy = Proxy(postgres.socket)
-    yield proxy
-    proxy.close()
 
 
 def ask(database):

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from deployment import CLI, Deployment, wait_until
-from dockerserver import SHELL, DockerServer
+from dockerserver import SHELL, running_engine
 from nvidiadriver import MIB, SmiDriver, hooked, install_toolkit
 
 GPU = "P4000"
@@ -26,13 +26,8 @@ def card_server(docker_server, programs):
     """An engine that finds NVIDIA's toolkit; asking for the plain one takes these tests out where none can be."""
     assert docker_server.url
     install_toolkit(programs)
-    server = DockerServer(programs)
-    try:
-        server.start()
-        server.load_images()
+    with running_engine(programs) as server:
         yield server
-    finally:
-        server.remove()
 
 
 @pytest.fixture

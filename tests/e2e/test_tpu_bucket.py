@@ -7,8 +7,6 @@ import pytest
 from clouds import simulated, tpu_settings
 from deployment import Deployment, wait_until
 
-from gradient_server.simulator.gcs import GcsSimulator
-
 WRITE = """
 import os
 from google.auth.credentials import AnonymousCredentials
@@ -26,13 +24,6 @@ for name in ("TPU_MODEL_DIR", "TPU_DATA_DIR"):
     else:
         print("read", sorted(blob.name for blob in bucket.list_blobs(prefix=prefix + "/") if blob.size))
 """
-
-
-@pytest.fixture
-def storage():
-    simulator = GcsSimulator().start()
-    yield simulator
-    simulator.stop()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from clouds import NOTHING, simulated, tpu_settings
 from deployment import Deployment, wait_until
 from dockerserver import SHELL
 
-from gradient_server.simulator.gcs import GcsSimulator
 from gradient_server.simulator.machines import Machines
 
 LESS_RIGHTS = """#!/bin/bash
@@ -24,13 +23,6 @@ exec {docker} "$@"
 """
 COUNT = 'for n in $(seq 1 400); do echo "line $n"; sleep 0.01; done'
 COUNTED = b"".join(b"line %d\n" % number for number in range(1, 401))
-
-
-@pytest.fixture
-def storage():
-    simulator = GcsSimulator().start()
-    yield simulator
-    simulator.stop()
 
 
 @pytest.fixture

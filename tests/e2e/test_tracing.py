@@ -6,7 +6,6 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
-from collector import Collector
 from deployment import Deployment, wait_until
 
 from core.errors import GradientError
@@ -16,13 +15,6 @@ from gradient_server.tracing import TracingMissing, traced
 STEPS = {"prepare", "launch", "run", "tear down", "collect", "finish"}
 GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'
 THEIRS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def collector():
-    collector = Collector()
-    yield collector
-    collector.stop()
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """What the fault tests stand on: services that remember, with timers short enough to watch them work."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from dockerserver import DockerServer
+from dockerserver import DockerServer, running_engine
 from faults.contained import ENGINES_OWN, Contained, inventory
 from faults.watched import Watched
 from postgres import PostgresServer
@@ -57,40 +57,18 @@ def parts(make_deployment, postgres: PostgresServer, redis: RedisServer) -> Watc
     return deployment
 
 
-def start_engine(data_bytes: int | None = None, **config: Any) -> DockerServer:
-    """An engine with two small images; its data on a disk of its own of so many bytes, if they are said."""
-    server = DockerServer(**config)
-    try:
-        if data_bytes is not None:
-            server.mount_data(data_bytes)
-        server.start()
-        server.load_images()
-    except BaseException:
-        server.remove()
-        raise
-    return server
-
-
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[DockerServer]:
     """An engine to be killed, apart from the one that other tests use."""
-    server = start_engine()
-    yield server
-    server.remove()
+    with running_engine() as server:
+        yield server
 
 
 @pytest.fixture
 def make_engine() -> Iterator[Callable[..., DockerServer]]:
     """Makes engines of a test's own."""
-    made: list[DockerServer] = []
-
-    def make(**options: Any) -> DockerServer:
-        made.append(start_engine(**options))
-        return made[-1]
-
-    yield make
-    for server in made:
-        server.remove()
+    with contextlib.ExitStack() as made:
+        yield lambda **options: made.enter_context(running_engine(**options))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import time
 
 import pytest
 from deployment import wait_until
-from faults.proxy import Proxy
 from faults.table import FULL, trial, tries
 from faults.truth import gate, recorded
 from postgres import PostgresServer
@@ -24,13 +23,6 @@ def fragile(tmp_path):
     server.start()
     yield server
     server.stop()
-
-
-@pytest.fixture
-def proxy(postgres):
-    proxy = Proxy(postgres.socket)
-    yield proxy
-    proxy.close()
 
 
 def adoptions(deployment):

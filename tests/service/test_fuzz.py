@@ -7,27 +7,15 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from fuzzing import Fuzzed, examples
+from fuzzing import CHECKS, Fuzzed, examples
 from hypothesis import settings
-from schemathesis.checks import not_a_server_error
 from schemathesis.python.asgi import shutdown_lifespans
 from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
     negative_data_rejection,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
 )
 
 from core.db import Database
 
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-    response_headers_conformance,
-]
 DESCRIPTION = Path(__file__).with_name("openapi.json")  # the application's own: test_openapi.py
 ANOTHER_PROTOCOL = "^/(original|_s3)/"  # it takes whatever it is sent: tests/service/original/test_fuzz.py
 API = schemathesis.openapi.from_path(DESCRIPTION).exclude(path_regex=ANOTHER_PROTOCOL)

@@ -7,22 +7,8 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from fuzzing import examples
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
+from fuzzing import CHECKS, examples
 
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-    response_headers_conformance,
-]
 DESCRIPTION = Path(__file__).parent.parent / "openapi.json"
 API = schemathesis.openapi.from_path(DESCRIPTION).include(path_regex="^/(original|_s3)/")
 API.config.analysis.constants.enabled = False

@@ -4,7 +4,6 @@ import socket
 from urllib.parse import urlsplit
 
 import pytest
-from collector import Collector
 from deployment import Deployment, wait_until
 from serving import a_zip
 
@@ -17,13 +16,6 @@ IN_QUERY = {
     "access_token": SECRET,
     "envVars": f'{{"A": "{SECRET}"',  # not even where it cannot be read
 }
-
-
-@pytest.fixture
-def collector():
-    collector = Collector()
-    yield collector
-    collector.stop()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What goes wrong with containers and their engine, on a real engine."""
 
-import contextlib
 import os
 import time
 
@@ -10,7 +9,7 @@ from backendplace import Place
 from deployment import wait_until
 from docker.api.client import APIClient
 from docker.errors import APIError
-from dockerserver import BARE, DockerServer
+from dockerserver import BARE, running_engine
 
 from worker.backends.base import ARTIFACTS, BackendError, Exit, read_control
 from worker.backends.docker.engine import Engine, EngineRefused
@@ -38,13 +37,8 @@ def make(docker_server, tmp_path):
 @pytest.fixture
 def mortal():
     """An engine to be killed, apart from the one that other tests use."""
-    server = DockerServer()
-    try:
-        server.start()
-        server.load_images()
+    with running_engine() as server:
         yield server
-    finally:
-        server.remove()
 
 
 def left(server):
@@ -355,10 +349,7 @@ def test_files_belong_to_the_user_of_the_settings_and_can_be_removed(make):
 
 
 def test_an_engine_without_live_restore_is_warned_of(tmp_path, caplog):
-    server = DockerServer(**{"live-restore": False})
-    with contextlib.ExitStack() as stack:
-        stack.callback(server.remove)
-        server.start()
+    with running_engine(**{"live-restore": False}) as server:
         place = Place("docker", tmp_path, server.settings())
         assert place.backend.unready() is None
         assert place.backend.unready() is None

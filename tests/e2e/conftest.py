@@ -1,0 +1,15 @@
+"""What several whole ways through the service stand on."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gradient_server.simulator.gcs import GcsSimulator
+
+
+@pytest.fixture
+def storage() -> Iterator[GcsSimulator]:
+    """A Cloud Storage of the test's own."""
+    simulator = GcsSimulator().start()
+    yield simulator
+    simulator.stop()
