@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,10 @@ STOP_SECONDS = 30
 
 class DemoError(Exception):
     """The demo did not show what it is there to show."""
+
+
+Summary = Callable[[dict[str, Any], dict[str, Any], str], None]
+"""Says what came out, from the job, its training's result, and its data in words."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +72,38 @@ class Programs:
 def main() -> int:
     """Run the demo; the exit code."""
     programs = Programs.for_home(HOME)
-    began = time.monotonic()
+    return told(lambda: show(programs, MACHINE_TYPE, lambda *shown: summarise(programs, *shown)))
+
+
+def told(demo: Callable[[], None]) -> int:
+    """Run a demo and say what became of it; the exit code."""
     try:
-        data = prepare_data()
-        with server(programs) as url:
-            job = train(programs)
-            result = fetch(programs, job)
-            summarise(programs, job, result, data)
-        say(f"\nDone in {time.monotonic() - began:.0f} s. The server of the demo has stopped ({url}).")
-        check_accuracy(result)
+        demo()
     except DemoError as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
+    return 0
+
+
+def show(programs: Programs, machine_type: str, summary: Summary) -> None:
+    """A training from its submission to its outputs.
+
+    Raises:
+        DemoError: It did not go as it should.
+    """
+    began = time.monotonic()
+    data = prepare_data()
+    with server(programs) as url:
+        job = train(programs, machine_type)
+        result = fetch(programs, job)
+        summary(job, result, data)
+    say(f"\nDone in {time.monotonic() - began:.0f} s. The server of the demo has stopped ({url}).")
+    check_accuracy(result)
     say("`make up` keeps one running; with this job in it: make up GRADIENT_HOME=.demo")
     say(f"Then look at http://127.0.0.1:8780/ui/jobs/{job['id']} (it asks for a key once: the one in .demo/cli.json)")
-    return 0
 
 
 def prepare_data() -> str:
@@ -172,7 +190,7 @@ def stop_jobs(programs: Programs) -> None:
             programs.run("jobs", "wait", job["id"], "--timeout", str(STOP_SECONDS))
 
 
-def train(programs: Programs, machine_type: str = MACHINE_TYPE) -> dict[str, Any]:
+def train(programs: Programs, machine_type: str) -> dict[str, Any]:
     """Submit examples/mnist and follow it to its end.
 
     Raises:

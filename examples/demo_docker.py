@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from typing import Any
 
 import demo
@@ -28,26 +27,14 @@ SETTINGS = {
 
 def main() -> int:
     """Run the demo; its exit code."""
-    programs = Programs.for_home(demo.HOME)
-    programs = Programs(programs.env | SETTINGS)
-    began = time.monotonic()
-    try:
+    programs = Programs(Programs.for_home(demo.HOME).env | SETTINGS)
+
+    def in_container() -> None:
         require_engine()
         have_image()
-        data = demo.prepare_data()
-        with demo.server(programs) as url:
-            job = demo.train(programs, MACHINE_TYPE)
-            result = demo.fetch(programs, job)
-            summarise(job, result, data)
-        say(f"\nDone in {time.monotonic() - began:.0f} s. The server of the demo has stopped ({url}).")
-        demo.check_accuracy(result)
-    except DemoError as error:
-        print(f"\nThe demo failed: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    return 0
+        demo.show(programs, MACHINE_TYPE, summarise)
+
+    return demo.told(in_container)
 
 
 def require_engine() -> None:
