@@ -12,7 +12,7 @@ from docker.errors import APIError
 from dockerserver import BARE, running_engine
 
 from worker.backends.base import ARTIFACTS, BackendError, Exit, read_control
-from worker.backends.docker.engine import Engine, EngineRefused
+from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
 from worker.workspace import Scratch
 
 PRINTS = "i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 7"
@@ -348,6 +348,7 @@ def test_files_belong_to_the_user_of_the_settings_and_can_be_removed(make):
     assert not scratch.root.exists()
 
 
+@pytest.mark.usefixtures("docker_server")
 def test_an_engine_without_live_restore_is_warned_of(tmp_path, caplog):
     with running_engine(**{"live-restore": False}) as server:
         place = Place("docker", tmp_path, server.settings())
@@ -370,3 +371,20 @@ def test_an_engine_that_hangs_delays_no_look_for_long(make, mortal):
         mortal.thaw()
     place.backend.stop(handle, grace=False)
     assert wait_until(lambda: place.backend.poll(handle), "its end").code == 137
+
+
+@pytest.mark.usefixtures("docker_server")
+def test_what_lasts_is_not_asked_for_again_until_the_engine_goes_away(mortal):
+    engine = Engine(mortal.settings())
+    hasty = engine.hasty(5)
+    told = hasty.lasting_info()
+    assert engine.lasting_info() is told, "two connections, one engine"
+    assert hasty.info() is not told, "what is asked for now is asked for"
+    assert engine.lasting_info() is not told, "and remembered"
+    mortal.kill()
+    with pytest.raises(EngineAway):
+        engine.call(lambda api: api.ping())
+    with pytest.raises(EngineAway):
+        hasty.lasting_info()
+    mortal.start()
+    assert engine.lasting_info()["ID"] == told["ID"]
