@@ -44,6 +44,7 @@ _PAGE_BYTES = 256 * 1024
 _ROW_SECONDS = 1.0
 _WAITS_SECONDS = 5.0
 _LEAST_SECONDS = 0.01
+_BURST_SECONDS = 0.05
 _KEEP_ALIVE_SECONDS = 15.0
 _GOODBYE_SECONDS = 1.0
 _RECONNECT_MS = 1000
@@ -100,10 +101,12 @@ class LogStream(Response):
 
     async def _follow(self, send: Send, wakes: Wakes) -> None:
         follower = self._follower
+        pace = Pace()
         sent = time.monotonic()
         while not wakes.stopped.is_set():
             wakes.changed.clear()
             looked = time.monotonic()
+            earliest = pace.after(looked)
             events = await self._read(follower.look)
             if events:
                 await send(_chunk(events))
@@ -114,17 +117,32 @@ class LogStream(Response):
             if follower.done:
                 return
             if not follower.more:
-                await _pause(wakes, looked, follower.row_due)
+                await _pause(wakes, follower.row_due, earliest)
 
     async def _read(self, call: Any) -> Any:  # noqa: ANN401 - what it returns
         return await anyio.to_thread.run_sync(call, limiter=self._stores.streams.readers)
 
 
-async def _pause(wakes: Wakes, looked: float, until: float) -> None:
+class Pace:
+    """How often a log is looked at: 100 times a second, where a job prints letter by letter.
+
+    A few changes close together, as at a job's start, are each seen at once.
+    """
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def after(self, looked: float) -> float:
+        """When the next look may be, after one at this moment of the monotonic clock."""
+        self._due = min(max(self._due, looked) + _LEAST_SECONDS, looked + _BURST_SECONDS + _LEAST_SECONDS)
+        return self._due - _BURST_SECONDS
+
+
+async def _pause(wakes: Wakes, until: float, earliest: float) -> None:
+    """Wait for a change, or until then at the latest; and on, if that is too early."""
     with anyio.move_on_after(max(0.0, until - time.monotonic())):
         await wakes.changed.wait()
-    # A job that prints letter by letter is read at most 100 times a second.
-    with anyio.move_on_after(max(0.0, looked + _LEAST_SECONDS - time.monotonic())):
+    with anyio.move_on_after(max(0.0, earliest - time.monotonic())):
         await wakes.stopped.wait()
 
 

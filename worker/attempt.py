@@ -168,6 +168,7 @@ class AttemptRun:
 
     def _watch(self) -> None:
         with Recorder(self._host, self.job, self._scratch) as recorder:
+            recorder.ship()  # what it printed while it started: somebody waits for its first line
             watch = Watch(self._host, self.job, self._scratch, self._signals, recorder)
             syncs = ArtifactSync(self._host, self.job, self._scratch), MetricsSync(recorder, self.job)
             for sync in syncs:

@@ -249,7 +249,6 @@ class Watch:
         with FileWatch(self._control) as files:
             self._signals.wakes(files)
             try:
-                self._recorder.ship()  # what it printed while it started, before its backend is asked anything
                 while True:
                     self._signals.check()
                     ended = self._backend.poll(self._handle)
