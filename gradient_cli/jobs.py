@@ -224,13 +224,14 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
 
 
 def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
-    from gradient_cli.usage import cards, used
+    from gradient_cli.usage import cards, tpu, used
 
     return {
         "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
         "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
         "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
         "cards": cards(job),
+        "TPU": tpu(job),
         "used": used(job),
     }
 

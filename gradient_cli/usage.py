@@ -26,6 +26,15 @@ def cards(job: Mapping[str, Any]) -> str:
     return ", ".join(part for part in said if part)
 
 
+def tpu(job: Mapping[str, Any]) -> str:
+    """The job's TPU: `us-central1-b/gj-jabc-1, v2-8, grpc://10.0.0.2:8470`."""
+    found = job.get("tpu")
+    if not found:
+        return ""
+    said = [f"{found.get('zone')}/{found.get('name')}", found.get("type"), found.get("grpcUrl")]
+    return ", ".join(part for part in said if part)
+
+
 def used(job: Mapping[str, Any]) -> str:
     """The most that the job used: `memory 1.2 GB; CPU 180%, 95% on average; card 100%, 71% on average, …`."""
     usage = job.get("usage") or {}

@@ -3,11 +3,11 @@
 from typing import TypedDict
 
 from core.jobs.models import Attempt
-from service.wire_usage import CardView, UsageView
+from service.wire_usage import CardView, TpuView, UsageView
 
 
 class Machine(TypedDict):
-    """The fields of a job that tell of its cards and its peaks."""
+    """The fields of a job that tell of its cards, its TPU and its peaks."""
 
     gpu_name: str | None
     gpu_mem: int | None
@@ -15,6 +15,7 @@ class Machine(TypedDict):
     gpu_cuda: str | None
     gpu_count: int | None
     gpus: list[CardView]
+    tpu: TpuView | None
     usage: UsageView | None
 
 
@@ -38,8 +39,16 @@ def machine_of(attempt: Attempt | None) -> Machine:
             )
             for card in cards
         ],
+        "tpu": _tpu(attempt),
         "usage": _usage(attempt),
     }
+
+
+def _tpu(attempt: Attempt | None) -> TpuView | None:
+    found = attempt.tpu if attempt else None
+    if found is None:
+        return None
+    return TpuView(zone=found["zone"], name=found["name"], type=found["type"], grpc_url=found["url"])
 
 
 def _usage(attempt: Attempt | None) -> UsageView | None:

@@ -15,6 +15,15 @@ class CardView(View):
     memory: int | None = Field(description="bytes")
 
 
+class TpuView(View):
+    """The TPU that a job has for itself."""
+
+    zone: str
+    name: str
+    type: str = Field(description="the cloud's name of the kind, such as v2-8")
+    grpc_url: str | None = Field(description="its address; null where the job runs on the TPU's own VM")
+
+
 class UsageView(View):
     """The most that an attempt used so far, and its means; null where it is not measured."""
 

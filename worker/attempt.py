@@ -124,7 +124,7 @@ class AttemptRun:
         if handle is None:
             self._end(Outcome("built", self.job.image_digest, 0))
             return
-        self._move(lambda session: lifecycle.started(session, self.job, handle, cards=handle.get("cards")))
+        self._move(lambda session: lifecycle.started(session, self.job, handle))
         failpoint("running")
 
     def _launch(self) -> Handle | None:

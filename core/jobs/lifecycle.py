@@ -191,10 +191,10 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     return moved
 
 
-def started(
-    session: Session, job: Job, handle: dict[str, Any], *, cards: Sequence[dict[str, Any]] | None = None
-) -> Job:
-    """The command runs: `starting → running`, with the handle that finds it again and what its cards are.
+def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
+    """The command runs: `starting → running`, with the handle that finds it again.
+
+    What the handle tells of its image, its cards and its TPU (`image`, `cards`, `tpu`) is kept with the attempt.
 
     Raises:
         LeaseLost: The job is no longer ours.
@@ -210,7 +210,14 @@ def started(
         phase="running",
         phase_detail=None,
     )
-    note_attempt(session, moved, started_at=moved.started_at, image_digest=moved.image_digest, cards=cards)
+    note_attempt(
+        session,
+        moved,
+        started_at=moved.started_at,
+        image_digest=moved.image_digest,
+        cards=handle.get("cards"),
+        tpu=handle.get("tpu"),
+    )
     record(session, moved, "started", from_state=source, to_state=moved.state)
     return moved
 

@@ -262,6 +262,8 @@ class Attempt(Base):
     """Artifacts kept of it, bytes; None until they are collected."""
     cards: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     """What the cards are that it has, as it numbers them: index, uuid, name, memory (bytes), serial, driver, cuda."""
+    tpu: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """The TPU that it has: zone, name, type, url (none where it runs on the TPU's own VM)."""
     sampled_seconds: Mapped[float | None]
     """Running time that the means below are of; None: no sample yet."""
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)

@@ -48,6 +48,13 @@ def test_one_command_gets_a_device_runs_beside_it_and_gives_it_back(service, sim
     assert done.stdout == f"at grpc://{address}:{port}\n"
     [job] = service.request("GET", "/jobs").json()["jobs"]
     assert (job["state"], job["backend"], job["simulated"]) == ("Failed", "tpu-simulator", True)
+    place = {"zone": job["tpu"]["zone"], "name": f"gj-{job['id']}-1", "type": "v2-8"}
+    assert job["tpu"] == place | {"grpcUrl": f"grpc://{address}:{port}"}
+    shown = subprocess.run([CLI, "jobs", "show", job["id"]], env=env, capture_output=True, text=True, check=True)
+    assert f"{place['zone']}/{place['name']}, v2-8, grpc://{address}:{port}" in shown.stdout
+    original = service.request("GET", f"/original/jobs/getJob?jobId={job['id']}").json()
+    assert (original["tpuName"], original["tpuType"]) == (place["name"], "v2-8")
+    assert original["tpuGrpcUrl"] == f"grpc://{address}:{port}"
     assert service.artifact(job["id"], "model") == b"model\n"
     said = [event for event in service.events(job["id"]) if event["kind"] == "phase"]
     assert [event["phase"] for event in said if event["phase"] == "provisioning"]

@@ -80,6 +80,7 @@ def test_a_job_runs_on_its_vm_and_what_it_leaves_comes_home(service, simulator, 
     said = service.raw_log(job_id).decode()
     assert (job["state"], job["exitCode"]) == ("Failed", 3), said
     assert said.startswith("local in ")
+    assert (job["tpu"]["name"], job["tpu"]["grpcUrl"]) == (f"gj-{job_id}-1", None)
     assert str(service.home) not in said, "it ran on the VM's own disk"
     assert [file["path"] for file in service.artifacts(job_id)["files"]] == ["empty", "model"]
     assert service.artifact(job_id, "model") == b"kept\n"

@@ -361,6 +361,18 @@ def test_what_a_simulated_machine_cannot_give_is_refused(client, database, asked
     assert (taken["workingDir"], taken["sharedMemMb"], taken["user"]) == ("src", 64, None)
 
 
+def test_a_tpu_is_shown_once_it_is_known(client, database, worker):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    assert client.get(f"/jobs/{job_id}").json()["tpu"] is None
+    job = worker.claim()
+    tpu = {"zone": "us-central1-b", "name": "gj-1", "type": "v2-8", "url": "grpc://10.0.0.2:8470"}
+    with database.write() as session:
+        lifecycle.started(session, job, {"pid": 1, "tpu": tpu})
+    shown = client.get(f"/jobs/{job_id}").json()["tpu"]
+    assert shown == {"zone": "us-central1-b", "name": "gj-1", "type": "v2-8", "grpcUrl": "grpc://10.0.0.2:8470"}
+    assert re.search("gj-1</code>, v2-8.*us-central1-b, grpc://10.0.0.2:8470", client.get(f"/ui/jobs/{job_id}").text)
+
+
 def test_cards_and_peaks_are_shown_once_they_are_known(client, database, worker):
     job_id = client.post("/jobs", json=a_job()).json()["id"]
     job = worker.claim()
@@ -369,7 +381,7 @@ def test_cards_and_peaks_are_shown_once_they_are_known(client, database, worker)
         {"index": "5"},
     ]
     with database.write() as session:
-        job = lifecycle.started(session, job, {"pid": 1}, cards=cards)
+        job = lifecycle.started(session, job, {"pid": 1, "cards": cards})
     shown = client.get(f"/jobs/{job_id}").json()
     assert {name: shown[name] for name in shown if name.startswith("gpu")} == {
         "gpuName": "NVIDIA Test Card",

@@ -43,11 +43,8 @@ _NONE = (
     "metricsURL",
     "targetNodeAttrs",
     "tpuDatasetDir",
-    "tpuGrpcUrl",
     "tpuModelDir",
-    "tpuName",
     "tpuTFVersion",
-    "tpuType",
 )
 _FALSE = ("isPreemptible", "isPublic", "pushOnCompletion", "runTillCancelled")
 
@@ -118,6 +115,9 @@ def _machine(job: Job, view: JobView) -> dict[str, Any]:
         "gpuMem": view.gpu_mem,
         "gpuDriver": view.gpu_driver,
         "gpuCount": view.gpu_count,
+        "tpuName": view.tpu.name if view.tpu else None,
+        "tpuType": view.tpu.type if view.tpu else None,
+        "tpuGrpcUrl": view.tpu.grpc_url if view.tpu else None,
     }
 
 

@@ -111,7 +111,7 @@ class TpuBackend:
                 vms.stage(spec, zone, _OF_VM | spec.env | places.folders(zone))
 
         device = Seeker(self._api, self._ledger, self._settings, ready).seek(spec, wish, say)
-        handle = _handle(spec, device.entry)
+        handle = _handle(spec, device, on_vm=vms is not None)
         try:
             if vms is not None:
                 vms.started(spec, device.entry.zone, say, partial(self._watching.trouble, device.entry))
@@ -256,14 +256,21 @@ _OF_VM = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_
 """What a job finds on a TPU VM, unless it says otherwise itself."""
 
 
-def _handle(spec: LaunchSpec, entry: Entry) -> Handle:
+def _handle(spec: LaunchSpec, device: Device, *, on_vm: bool) -> Handle:
+    node = device.node
     return {
         "version": 1,
         "name": spec.name,
         "job_id": spec.job_id,
         "attempt": spec.attempt,
         "control": str(spec.control),
-        "device": asdict(entry),
+        "device": asdict(device.entry),
+        "tpu": {
+            "zone": node.zone,
+            "name": node.id,
+            "type": node.accelerator_type,
+            "url": None if on_vm else node.url,
+        },
         "stop_grace": spec.stop_grace,
     }
 
