@@ -3,7 +3,7 @@
 from typing import TypedDict
 
 from core.jobs.models import Attempt
-from service.wire_usage import CardView, TpuView, UsageView
+from service.wire_usage import CardView, JobTpu, UsageView
 
 
 class Machine(TypedDict):
@@ -15,7 +15,7 @@ class Machine(TypedDict):
     gpu_cuda: str | None
     gpu_count: int | None
     gpus: list[CardView]
-    tpu: TpuView | None
+    tpu: JobTpu | None
     usage: UsageView | None
 
 
@@ -44,11 +44,11 @@ def machine_of(attempt: Attempt | None) -> Machine:
     }
 
 
-def _tpu(attempt: Attempt | None) -> TpuView | None:
+def _tpu(attempt: Attempt | None) -> JobTpu | None:
     found = attempt.tpu if attempt else None
     if found is None:
         return None
-    return TpuView(zone=found["zone"], name=found["name"], type=found["type"], grpc_url=found["url"])
+    return JobTpu(zone=found["zone"], name=found["name"], type=found["type"], grpc_url=found["url"])
 
 
 def _usage(attempt: Attempt | None) -> UsageView | None:

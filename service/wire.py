@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_camel
 from core.jobs.spec import JobSpec
 from service.wire_base import View
 from service.wire_images import AskedImage, RunImage, WishedImage
-from service.wire_usage import CardView, TpuView, UsageView
+from service.wire_usage import CardView, JobTpu, UsageView
 
 MAX_LINE = 2**62
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -253,7 +253,7 @@ class JobView(RunImage, View):
     gpu_cuda: str | None = Field(description="newest CUDA version that the driver runs")
     gpu_count: int | None = Field(description="cards that this attempt has; null for none")
     gpus: list[CardView] = Field(description="those cards, as the job numbers them")
-    tpu: TpuView | None = Field(description="the TPU that this attempt has or had; null until it starts")
+    tpu: JobTpu | None = Field(description="the TPU that this attempt has or had; null until it starts")
     usage: UsageView | None = Field(description="what this attempt used; null before the first sample")
     artifacts_state: str
     removed: list[RemovedView] = Field(description="what policies removed of what it printed and left")

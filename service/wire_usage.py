@@ -15,7 +15,7 @@ class CardView(View):
     memory: int | None = Field(description="bytes")
 
 
-class TpuView(View):
+class JobTpu(View):
     """The TPU that a job has for itself."""
 
     zone: str

@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from service.dashboard import access, artifact_pages, assets, job_pages
+from service.dashboard import access, artifact_pages, assets, job_pages, tpu_page
 from service.dashboard.access import SignInAttempts
 from service.dashboard.error_pages import ErrorPages
 
@@ -15,6 +15,6 @@ def mount(app: FastAPI) -> None:
     Must come last: the error pages are drawn from the answers of everything else.
     """
     app.state.sign_in_attempts = SignInAttempts()
-    for pages in (access, job_pages, artifact_pages, assets):
+    for pages in (access, job_pages, artifact_pages, tpu_page, assets):
         app.include_router(pages.router, include_in_schema=False)
     app.add_middleware(ErrorPages)

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Depends, Form
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from core.jobs import queries
+from core.jobs import queries, resources
 from core.jobs.models import Job
+from core.settings import CLOUD_BACKENDS
 from service import submission
 from service.auth import PageCaller, require_key_or_session
 from service.dashboard.access import HOME, OwnForm
@@ -68,6 +69,7 @@ def show_jobs(
         # The first job of all is waited for, too.
         live=any(job.state in LIVE for job in found.jobs) or not (found.jobs or state or project or after),
         public_url=stores.settings.public_url,
+        tpus=len(resources.all_open(session)) if stores.settings.backend_of("tpu") in CLOUD_BACKENDS else None,
     )
 
 

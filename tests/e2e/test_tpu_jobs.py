@@ -74,6 +74,8 @@ def test_whose_a_tpu_is_and_what_it_costs_is_listed(service, simulator):
     [tpu] = service.request("GET", "/tpus").json()["tpus"]
     assert (tpu["jobId"], tpu["zone"], tpu["way"]) == (job_id, ZONES[0], "queued")
     assert (tpu["state"], tpu["health"]) == ("READY", "HEALTHY")
+    assert ">1 TPU is held</a>" in service.request("GET", "/ui/jobs").text
+    assert f"gj-{job_id}-1" in service.request("GET", "/ui/tpus").text
     first = wait_until(lambda: service.job(job_id)["cost"], "it to cost something")
     wait_until(lambda: service.request("GET", "/tpus").json()["tpus"][0]["cost"] > first, "it to cost more")
     service.request("POST", f"/jobs/{job_id}/stop")

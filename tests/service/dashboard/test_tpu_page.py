@@ -1,0 +1,43 @@
+"""The page of the TPUs that bill."""
+
+import pytest
+from serving import a_job
+
+from core.jobs import resources
+
+
+@pytest.fixture
+def tpu(client, database):
+    job_id = client.post("/jobs", json=a_job(name="on <a> TPU", machineType="TPU")).json()["id"]
+    with database.write() as session:
+        name = f"us-central1-b/gj-{job_id}-1"
+        made = resources.intend(session, "tpu_queued", name, job_id=job_id, attempt=1, host="here").id
+    return job_id, made
+
+
+def test_who_holds_nothing_is_told_that_nothing_bills(person):
+    assert "nothing bills" in person.get("/ui/tpus").text
+
+
+def test_a_tpu_is_shown_until_it_is_gone(person, tpu, database):
+    job_id, made = tpu
+    asked = person.get("/ui/tpus").text
+    assert f"<code>gj-{job_id}-1</code>" in asked
+    assert "intended" in asked
+    assert "not yet" in asked
+    assert "on &lt;a&gt; TPU" in asked
+    assert f'href="/ui/jobs/{job_id}"' in asked
+    with database.write() as session:
+        resources.note(session, made, state="READY", health="HEALTHY")
+        resources.billing(session, made)
+    billed = person.get("/ui/tpus").text
+    assert "READY" in billed
+    assert "HEALTHY" in billed
+    assert "not yet" not in billed
+    with database.write() as session:
+        resources.gone(session, made)
+    assert "nothing bills" in person.get("/ui/tpus").text
+
+
+def test_a_stranger_is_asked_to_sign_in(visitor):
+    assert visitor.get("/ui/tpus").headers["location"].startswith("/ui/login")
