@@ -123,7 +123,9 @@ class Launcher:
                 self._require_shell(state, spec)
                 self._require_working_dir(state, spec)
                 self._require_free_cards(spec)
-            digest = image.digest if image else self.images.digest(state.image, spec.container)
+            # Another worker may have made it just then, of what the image's name meant to that one.
+            known = image.digest if image is not None and image.id == state.image else None
+            digest = known or self.images.digest(state.image, spec.container)
             confirm()
         except BackendError:
             # Only what is given up for good: who has lost the lease leaves what is there to who holds it now, and who
