@@ -21,6 +21,7 @@ from core.jobs import claims, lifecycle, queries
 from core.jobs.build import DOCKERFILE
 from core.jobs.models import Job
 from core.jobs.moves import note_sizes
+from core.jobs.options import is_in_workspace
 from core.jobs.states import JobState
 from worker.backends import base
 from worker.backends.base import BackendError, Build, Handle, ImageKeeper, LaunchSpec, PortMap
@@ -290,10 +291,9 @@ class AttemptRun:
         asked = self.job.spec.working_dir
         if asked is None:
             return None
-        path = PurePosixPath(base.WORKSPACE, asked)
-        if not path.is_relative_to(base.WORKSPACE):
+        if not is_in_workspace(asked):
             return asked  # the container's own
-        within = str(path.relative_to(base.WORKSPACE))
+        within = str(PurePosixPath(base.WORKSPACE, asked).relative_to(base.WORKSPACE))
         if base.read_control(self._scratch.control, "started") is None:  # it may remove its folder as it likes
             within = str(self._scratch.folder(within).relative_to(self._scratch.workspace.resolve()))
         workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace

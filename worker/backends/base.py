@@ -24,7 +24,7 @@ Handle = dict[str, Any]
 
 Under `cards` it may hold what the job's cards are: for each its index, and, as far as is known, uuid, name, memory
 (bytes), serial, driver and cuda.
-What is known of the image it runs stands in it as `image`.
+What is known of the image it runs stands in it as `image`, and of its TPU as `tpu`: zone, name, type and url.
 """
 
 WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
@@ -286,6 +286,12 @@ def read_control(control: Path, name: str) -> str | None:
         return line if end else None
     finally:
         os.close(descriptor)
+
+
+def handle_of(job_id: str, attempt: int, control: Path) -> Handle:
+    """What every handle has: enough for `destroy`."""
+    name = f"{job_id}-{attempt}"
+    return {"version": 1, "name": name, "job_id": job_id, "attempt": attempt, "control": str(control)}
 
 
 def note_control(control: Path, name: str, detail: str) -> None:

@@ -34,6 +34,7 @@ from worker.backends.base import (
     Handle,
     LaunchSpec,
     Progress,
+    handle_of,
     note_control,
     read_control,
     read_exit_code,
@@ -98,11 +99,7 @@ class MockBackend:
             self._start(spec)
         preempt = _seconds(spec.env.get("MOCK_PREEMPT_AFTER"))
         return {
-            "version": 1,
-            "name": spec.name,
-            "job_id": spec.job_id,
-            "attempt": spec.attempt,
-            "control": str(spec.control),
+            **handle_of(spec.job_id, spec.attempt, spec.control),
             "boot_id": boot_id(),
             # The clock that no administrator and no time server moves; one for all processes since the machine's start.
             "launched": time.monotonic(),
@@ -179,8 +176,7 @@ class MockBackend:
             job_id, _, attempt = folder.name.rpartition("-")
             if not job_id or not attempt.isdecimal():
                 continue
-            handle = {"version": 1, "name": folder.name, "job_id": job_id, "attempt": int(attempt)}
-            handle["control"] = str(folder / "control")
+            handle = handle_of(job_id, int(attempt), folder / "control")
             if any(_members(handle).all()):
                 owned.append(handle)
         return owned

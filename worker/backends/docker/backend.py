@@ -26,6 +26,7 @@ from worker.backends.base import (
     LaunchSpec,
     Progress,
     Unused,
+    handle_of,
     note_control,
     read_control,
     read_exit_code,
@@ -120,13 +121,9 @@ class DockerBackend:
         with self._lock:
             self._looks.pop(spec.name, None)
         return {
-            "version": 1,
-            "name": spec.name,
-            "job_id": spec.job_id,
-            "attempt": spec.attempt,
+            **handle_of(spec.job_id, spec.attempt, spec.control),
             "container": started.container,
             "image": started.image,
-            "control": str(spec.control),
             "boot_id": boot_id(),
             "launched_at": time.time(),
             "memory_bytes": spec.memory_bytes,
@@ -222,9 +219,7 @@ class DockerBackend:
 
     def _handle(self, listed: dict[str, Any]) -> Handle:
         job_id, attempt = listed["Labels"][LABEL_JOB], int(listed["Labels"][LABEL_ATTEMPT])
-        name = f"{job_id}-{attempt}"
-        control = str(self._root / "attempts" / name / "control")
-        return {"version": 1, "name": name, "job_id": job_id, "attempt": attempt, "control": control}
+        return handle_of(job_id, attempt, self._root / "attempts" / f"{job_id}-{attempt}" / "control")
 
     def _look(self, name: str, seconds: float) -> _Look | None:
         """Look at a container, but not more often than every so many seconds; None: nothing is known now."""

@@ -118,11 +118,6 @@ class Images:
             policy: Always, IfNotPresent or Never; None: as the settings say.
             auth: Credentials for its registry; None: those that the worker's own `docker login` left.
 
-        Args:
-            reference: Image reference.
-            progress: Told how far a pull is.
-            auth: Username and password for its registry; None: what the worker's own `docker login` left.
-
         Raises:
             BackendError: It cannot be had.
             EngineAway: The engine does not answer.

@@ -22,6 +22,7 @@ from worker.backends.base import (
     Handle,
     LaunchSpec,
     Progress,
+    handle_of,
     note_control,
     read_control,
 )
@@ -177,9 +178,7 @@ class TpuBackend:
             found[inner["name"]] = inner | {"runner": inner}
         for entry in self._ledger.here():
             name = f"{entry.job_id}-{entry.attempt}"
-            control = str(self._attempts / name / "control")
-            bare = {"version": 1, "name": name, "job_id": entry.job_id, "attempt": entry.attempt, "control": control}
-            found.setdefault(name, bare)
+            found.setdefault(name, handle_of(entry.job_id, entry.attempt, self._attempts / name / "control"))
         return list(found.values())
 
     def remove_strays(self, owned: Owned, over: Callable[[str], bool]) -> int:
@@ -259,11 +258,7 @@ _OF_VM = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_
 def _handle(spec: LaunchSpec, device: Device, *, on_vm: bool) -> Handle:
     node = device.node
     return {
-        "version": 1,
-        "name": spec.name,
-        "job_id": spec.job_id,
-        "attempt": spec.attempt,
-        "control": str(spec.control),
+        **handle_of(spec.job_id, spec.attempt, spec.control),
         "device": asdict(device.entry),
         "tpu": {
             "zone": node.zone,
