@@ -16,7 +16,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # One test process a CPU, but not so many that real servers and jobs starve each other.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
-.PHONY: help demo demo-docker images images-offline up test check fmt migration bench faults clean
+.PHONY: help demo demo-docker images images-offline up test check audit fmt migration bench faults clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -47,6 +47,9 @@ check: $(ALL) ## check format, lint, types, imports and the rules of this reposi
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; exit 1; }
 	@$(BIN)/python -m pytest -q --no-header tests/test_project.py
+
+audit: $(ALL) ## known vulnerabilities, secrets in files, bill of materials; needs the advisories of pypi.org
+	@.ci/audit
 
 fmt: $(ALL) ## format, and mend what ruff can mend
 	@$(BIN)/ruff check --fix-only --quiet .
