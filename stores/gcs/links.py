@@ -9,13 +9,13 @@ from google.cloud import storage
 from stores.gcs.client import answering
 
 
-def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str]) -> str | None:
+def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | None = None) -> str | None:
     """An address of an object that needs no credentials.
 
     Args:
         blob: The object.
         seconds: How long the address works.
-        headers: `Content-Type` and `Content-Disposition` of the answer.
+        headers: `Content-Type` and `Content-Disposition` of the answer; default: the object's own.
 
     Returns:
         The address; None where our credentials cannot sign.
@@ -38,8 +38,8 @@ def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str]) -> s
         url: str = blob.generate_signed_url(
             version="v4",
             expiration=timedelta(seconds=seconds),
-            response_type=headers["Content-Type"],
-            response_disposition=headers["Content-Disposition"],
+            response_type=headers["Content-Type"] if headers else None,
+            response_disposition=headers["Content-Disposition"] if headers else None,
             **signer,
         )
     return url

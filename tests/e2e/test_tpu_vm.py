@@ -174,9 +174,73 @@ def test_an_agent_that_dies_is_begun_again_and_its_job_runs_on(service, simulato
     job_id = service.submit(COUNT, machineType="TPU")
     printed(service, job_id)
     agents = [one for one in psutil.process_iter(["cmdline"]) if f"{job_id}-1" in " ".join(one.info["cmdline"] or ())]
-    for agent in [one for one in agents if "agent.py" in " ".join(one.info["cmdline"])]:
+    for agent in [one for one in agents if "-m agent" in " ".join(one.info["cmdline"])]:
         agent.kill()
     job = service.wait_ended(job_id)
     assert (job["state"], job["attempt"]) == ("Stopped", 1), job["message"]
     assert service.raw_log(job_id) == COUNTED
     assert nothing_left(simulator, storage)
+
+
+READ_OTHERS = """
+import json, os, urllib.error, urllib.request
+storage, bucket = os.environ["STORAGE_EMULATOR_HOST"], os.environ["TPU_MODEL_DIR"].split("/")[2]
+account = "/computeMetadata/v1/instance/service-accounts/default/token"
+
+def ask(token, name, method="GET"):
+    where = f"upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}"
+    where = f"storage/v1/b/{bucket}/o/{name}?alt=media" if method == "GET" else where
+    body = None if method == "GET" else b"{}"
+    request = urllib.request.Request(f"{storage}/{where}", body, {"Authorization": f"Bearer {token}"}, method=method)
+    try:
+        return urllib.request.urlopen(request).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+for host in (os.environ["GCE_METADATA_HOST"], os.environ["VM_METADATA"]):
+    request = urllib.request.Request(f"http://{host}{account}", headers={"Metadata-Flavor": "Google"})
+    token = json.load(urllib.request.urlopen(request))["access_token"]
+    own = f"jobs%2F{os.environ['GRADIENT_JOB_ID']}%2Fmodel%2Fmine"
+    other = "jobs%2Fother%2Fvm%2F1%2Fjob.json"
+    print(ask(token, other), ask(token, other, "POST"), ask(token, own, "POST"), flush=True)
+"""
+ACCOUNT = "tpu@p.iam.gserviceaccount.com"
+
+
+def test_a_job_on_a_vm_is_let_into_its_own_part_of_the_bucket_alone(storage, tmp_path):
+    """Another job's `job.json` holds that job's secrets; the VM's account and the job's own tokens are tried."""
+    operator = storage.tokens.caller(None)
+    machines = Machines(
+        storage.environment(), lambda: storage.tokens.impersonate(operator, ACCOUNT, 3600.0)["accessToken"]
+    )
+    with (
+        simulated(machines=machines) as simulator,
+        served(simulator, storage, tmp_path, GRADIENT_TPU__SERVICE_ACCOUNT=ACCOUNT) as service,
+    ):
+        first = service.wait_ended(service.submit("true", machineType="TPU"))
+        assert first["state"] == "Stopped", first["message"]
+        bucket = storage.buckets.all()[0].name
+        storage.buckets.put(bucket, "jobs/other/vm/1/job.json", b'{"env": {"PASSWORD": "canary"}}', {}, {})
+        environment = {"VM_METADATA": machines._environment["GCE_METADATA_HOST"], "PROGRAM": READ_OTHERS}
+        job_id = service.submit('python3 -c "$PROGRAM"', machineType="TPU", envVars=environment)
+        service.wait_ended(job_id)
+        assert service.raw_log(job_id).decode().splitlines() == ["403 403 200", "403 403 403"]
+    machines.stop()
+
+
+def test_tokens_are_renewed_for_as_long_as_the_job_runs(simulator, storage, tmp_path):
+    """Each token lives for a minute here; the job sees another one while it runs."""
+    with served(simulator, storage, tmp_path, GRADIENT_BUCKET__TOKEN_SECONDS="60") as service:
+        job_id = service.submit("echo begun; until [ -e go ]; do sleep 0.1; done", machineType="TPU")
+        printed(service, job_id)
+        [name] = [name for name in storage.objects() if name.endswith("/vm/1/token")]
+
+        def token():
+            bucket, _, path = name.removeprefix("gs://").partition("/")
+            return storage.buckets.get(bucket, path).content
+
+        before = token()
+        wait_until(lambda: token() != before, "a fresh token")
+        service.request("POST", f"/jobs/{job_id}/stop")
+        service.wait_ended(job_id)
+        assert nothing_left(simulator, storage)

@@ -4,6 +4,7 @@ It is given by the settings, or made when a job first needs it.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -17,8 +18,9 @@ from google.cloud import storage
 from core.errors import JobNotFound, StoreUnavailable
 from core.settings import Settings
 from stores.gcs.client import open_client, open_credentials, open_session
+from stores.gcs.links import signed_url
 from stores.gcs.sending import remove_all
-from worker.buckets.access import JOBS, admit, limited_token
+from worker.buckets.access import JOBS, Token, admit, limited_token
 from worker.buckets.mirror import Mirror, Mirrored
 from worker.buckets.refusal import BucketRefused, asking
 from worker.buckets.relay import Relay
@@ -30,6 +32,8 @@ _CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
 """Buckets that lie in several regions, and what the names of those begin with."""
 _POLICY_SECONDS = 120.0
 _QUIET_PASSES = 3
+_TOKEN_URL_SECONDS = 7 * 86_400.0
+"""The longest that Google signs an address for."""
 _LABELS = {"gradient-jobs": "bucket"}
 
 
@@ -96,15 +100,18 @@ class JobBucket:
         for folder in (prefix, f"{prefix}model/", f"{prefix}data/"):
             with asking(self.name, "writing"):
                 self._bucket.blob(folder).upload_from_string(b"")
-        gcs = self._settings.gcs
-        token = limited_token(open_credentials(gcs), open_session(gcs), self.name, prefix)
-        expires_at = min(token.expires_at, time.time() + self._settings.bucket.token_seconds)
+        token = self._token(prefix)
         return BucketPaths(
             model_dir=f"gs://{self.name}/{prefix}model",
             data_dir=f"gs://{self.name}/{prefix}data",
             credentials=self._variables(token.text),
-            expires_at=expires_at,
+            expires_at=token.expires_at,
         )
+
+    def _token(self, prefix: str) -> Token:
+        gcs = self._settings.gcs
+        token = limited_token(open_credentials(gcs), open_session(gcs), self.name, prefix)
+        return Token(token.text, min(token.expires_at, time.time() + self._settings.bucket.token_seconds))
 
     def _variables(self, token: str) -> dict[str, str]:
         """How a program is given a token: TensorFlow reads the first, Google's tools the second."""
@@ -273,6 +280,37 @@ class JobBucket:
     def relay(self, job_id: str, attempt: int) -> Relay:
         """Where a worker and the machine that the attempt runs on tell each other things."""
         return Relay(self._bucket, f"{self._prefix(job_id)}vm/{attempt}/", self._parallel)
+
+    def token_url(self, job_id: str, attempt: int) -> str:
+        """Sign the address at which the attempt's TPU VM finds its token; it works for a week.
+
+        Raises:
+            BucketRefused: The worker's credentials cannot sign.
+            StoreUnavailable: Google does not answer.
+        """
+        url = signed_url(self._bucket.blob(self._token_name(job_id, attempt)), _TOKEN_URL_SECONDS)
+        if url is None:
+            raise BucketRefused(
+                "bucket_refused",
+                "The worker's credentials cannot sign an address, which a job on a TPU VM is let into its part of "
+                f"gs://{self.name} with. Use a service account, with roles/iam.serviceAccountTokenCreator on itself.",
+            )
+        return url
+
+    def renew_token(self, job_id: str, attempt: int) -> None:
+        """Write a fresh token, limited to the job's prefix, where the attempt's TPU VM finds it.
+
+        Raises:
+            BucketRefused: Google makes none, or does not take it.
+            StoreUnavailable: Google does not answer.
+        """
+        token = self._token(self._prefix(job_id))
+        content = json.dumps({"access_token": token.text, "expires_at": token.expires_at})
+        with asking(self.name, "writing a token"):
+            self._bucket.blob(self._token_name(job_id, attempt)).upload_from_string(content, checksum="crc32c")
+
+    def _token_name(self, job_id: str, attempt: int) -> str:
+        return f"{self._prefix(job_id)}vm/{attempt}/token"
 
     def jobs(self) -> list[str]:
         """Ids of the jobs that something in the bucket is of.

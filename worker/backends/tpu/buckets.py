@@ -98,6 +98,12 @@ class JobBucket(Protocol):
     def relay(self, job_id: str, attempt: int) -> Relay:
         """Where a worker and the machine that this attempt runs on meet."""
 
+    def token_url(self, job_id: str, attempt: int) -> str:
+        """Sign the address at which the attempt's TPU VM finds its token."""
+
+    def renew_token(self, job_id: str, attempt: int) -> None:
+        """Write a fresh token of the job's prefix there."""
+
     def remove(self, job_id: str) -> None:
         """Delete the job's prefix, if that is the policy."""
 
@@ -120,7 +126,8 @@ class Places:
     def __init__(self, opened: OpenBucket | None, spec: LaunchSpec, settings: Settings, progress: Progress) -> None:
         self._open = opened
         self._spec = spec
-        self._account = settings.tpu.service_account
+        # A job on its VM brings a token of its own: the VM's account may nothing in the bucket.
+        self._account = None if settings.tpu.on_vm(spec.machine_type) else settings.tpu.service_account
         self._progress = progress
         self._paths: dict[str, Paths] = {}
 

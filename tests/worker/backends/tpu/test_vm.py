@@ -48,7 +48,8 @@ def relay():
 @pytest.fixture
 def vms(relay):
     settings = Settings(tpu={"vm_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1})
-    return OnVm(lambda _region: SimpleNamespace(relay=lambda _job, _attempt: relay), settings)
+    bucket = SimpleNamespace(relay=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
+    return OnVm(lambda _region: bucket, settings)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from worker.backends.base import (
     read_control,
     read_exit_code,
 )
-from worker.backends.tpu.buckets import OpenBucket, Relay, region_of
+from worker.backends.tpu.buckets import JobBucket, OpenBucket, Relay, region_of
 from worker.backends.tpu.verdict import Trouble
 from worker.backends.tpu.vm.agent import BEAT_STEPS, FOLLOWED, PART_BYTES
 
@@ -50,6 +50,7 @@ class _Followed:
     look: Future[None] | None = None
     alive: bytes | None = None
     heard_at: float = 0.0
+    renewed_at: float = 0.0
     wished: str | None = None
     killed_at: float | None = None
 
@@ -66,21 +67,36 @@ class OnVm:
         self._open = opened
         self._settings = settings.tpu
         self._image = settings.docker.default_image
+        self._renew_seconds = settings.bucket.token_seconds / 6  # Google being away for half an hour does no harm
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-vm")
         self._lock = threading.Lock()
         self._followed: dict[str, _Followed] = {}
 
     def startup(self, spec: LaunchSpec, zone: str) -> str:
-        """The script that a VM in this zone begins with."""
-        relay = self._relay(zone, spec.job_id, spec.attempt)
-        model = relay.prefix.partition("/vm/")[0] + "/model/"
-        told = {"bucket": relay.bucket, "prefix": relay.prefix, "model": model, "seconds": self._settings.vm_seconds}
+        """Return the script that a VM in this zone begins with; it holds the address of the job's token.
+
+        Raises:
+            BackendError: No such address can be signed.
+        """
+        bucket = self._open(region_of(zone))
+        relay = bucket.relay(spec.job_id, spec.attempt)
+        try:
+            token_url = bucket.token_url(spec.job_id, spec.attempt)
+        except GradientError as error:
+            raise _refused(error) from error
+        told = {
+            "bucket": relay.bucket,
+            "prefix": relay.prefix,
+            "model": relay.prefix.partition("/vm/")[0] + "/model/",
+            "seconds": self._settings.vm_seconds,
+            "token_url": token_url,
+        }
         return (
             (_HERE / "startup.sh")
             .read_text()
             .replace("@SETTINGS@", json.dumps(told))
             .replace("@WRAPPER@", WRAPPER.read_text().rstrip())
-            .replace("@AGENT@", (_HERE / "agent.py").read_text().rstrip())
+            .replace("@AGENT@", "\n".join(map(_written, sorted((_HERE / "agent").glob("*.py")))))
         )
 
     def stage(self, spec: LaunchSpec, zone: str, env: dict[str, str]) -> None:
@@ -99,8 +115,7 @@ class OnVm:
                 relay.put("workspace.tar.gz", Path(packed.name))
                 relay.put("job.json", json.dumps(job).encode())
             except GradientError as error:
-                away = isinstance(error, StoreUnavailable)
-                raise BackendError("tpu_api_away" if away else "bucket_refused", error.message) from error
+                raise _refused(error) from error
 
     def started(
         self, spec: LaunchSpec, zone: str, say: Callable[[str], None], lost: Callable[[], Trouble | None]
@@ -116,9 +131,13 @@ class OnVm:
         Raises:
             BackendError: It does not.
         """
-        relay = self._relay(zone, spec.job_id, spec.attempt)
+        bucket = self._open(region_of(zone))
+        relay = bucket.relay(spec.job_id, spec.attempt)
         until = time.monotonic() + self._settings.probe_seconds
+        renew_at = 0.0
         while True:
+            if time.monotonic() >= renew_at and _renewed(bucket, spec):
+                renew_at = time.monotonic() + self._renew_seconds
             told = _told(relay)
             phase = told.get("phase")
             if phase == "running":
@@ -183,8 +202,11 @@ class OnVm:
 
     def _look(self, handle: Handle, followed: _Followed) -> None:
         try:
-            relay = self._relay(handle["zone"], handle["job_id"], handle["attempt"])
-            self._pass(relay, Path(handle["control"]), followed)
+            bucket = self._open(region_of(handle["zone"]))
+            if time.monotonic() - followed.renewed_at >= self._renew_seconds or not followed.renewed_at:
+                bucket.renew_token(handle["job_id"], handle["attempt"])
+                followed.renewed_at = time.monotonic()
+            self._pass(bucket.relay(handle["job_id"], handle["attempt"]), Path(handle["control"]), followed)
         except (GradientError, OSError):
             logger.warning("tpu_vm_not_looked_at", exc_info=True, extra={"job_id": handle["job_id"]})
         except Exception:  # in a pool's thread nobody else would hear of it
@@ -205,6 +227,27 @@ class OnVm:
             code = json.loads(ended).get("code")
             known = isinstance(code, int) and 0 <= code <= 255  # noqa: PLR2004 - POSIX exit codes are bytes
             note_control(control, "exit" if known else _ENDED, str(code))
+
+
+def _written(file: Path) -> str:
+    """The shell command that writes a file of the agent on the VM."""
+    return f"cat >\"$place/agent/{file.name}\" <<'GRADIENT_AGENT'\n{file.read_text().rstrip()}\nGRADIENT_AGENT"
+
+
+def _renewed(bucket: JobBucket, spec: LaunchSpec) -> bool:
+    """Write a fresh token for an attempt, unless Google does not answer."""
+    try:
+        bucket.renew_token(spec.job_id, spec.attempt)
+    except StoreUnavailable:
+        return False
+    except GradientError as error:
+        raise _refused(error) from error
+    return True
+
+
+def _refused(error: GradientError) -> BackendError:
+    away = isinstance(error, StoreUnavailable)
+    return BackendError("tpu_api_away" if away else "bucket_refused", error.message)
 
 
 def _wish(control: Path) -> str | None:

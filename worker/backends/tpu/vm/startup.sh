@@ -17,9 +17,8 @@ cat >"$place/run.sh" <<'GRADIENT_RUN'
 GRADIENT_RUN
 chmod 755 "$place/run.sh"
 
-cat >"$place/agent.py" <<'GRADIENT_AGENT'
+mkdir -p "$place/agent"
 @AGENT@
-GRADIENT_AGENT
 
 if [ "${GRADIENT_VM_RUN:-docker}" = docker ] && ! command -v docker >/dev/null; then
     # Without it the agent says so in the bucket.
@@ -27,6 +26,7 @@ if [ "${GRADIENT_VM_RUN:-docker}" = docker ] && ! command -v docker >/dev/null; 
 fi
 
 # Wherever it was when it fell over, it takes the job up again there.
-until python3 "$place/agent.py" "$place"; do
+cd "$place"
+until python3 -m agent "$place"; do
     sleep 5
 done

@@ -1,0 +1,215 @@
+"""The agent's loop; run as `python3 -m agent FOLDER`."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import BEAT_STEPS, CALL_SECONDS, FOLDERS, FOLLOWED, PART_BYTES
+from .bucket import Bucket
+from .metadata import Metadata
+from .runners import Container, JobFailed, Process
+
+_BLOCK_BYTES = 1024**2
+_ARTIFACT_SECONDS = 10.0
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(self, place: Path) -> None:
+        settings = json.loads((place / "vm.json").read_text())
+        self._place = place
+        self._control = place / "control"
+        self._prefix: str = settings["prefix"]
+        self._model: str = settings["model"]
+        self._seconds: float = settings["seconds"]
+        self._bucket = Bucket(settings["bucket"], self._prefix + "token", settings["token_url"])
+        plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
+        self._runner: Any = Process(place) if plain else Container(place)
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._at: dict[str, int] = {}
+        self._obeyed = b""
+
+    def run(self) -> None:
+        """The whole job, from wherever it is."""
+        if self._bucket.get(self._prefix + "exit") is not None:
+            return
+        metadata = {"GCE_METADATA_HOST": self._serve_metadata()}
+        metadata["GCE_METADATA_IP"] = metadata["GCE_METADATA_HOST"]
+        if not (self._control / "started").exists():
+            try:
+                self._start(metadata)
+            except JobFailed as error:
+                self._say("failed", error.reason, error.detail)
+                return
+        self._say("running")
+        reason = self._follow()
+        self._put("exit", json.dumps({"code": self._code(), "reason": reason}).encode())
+
+    def _serve_metadata(self) -> str:
+        """Serve the job's tokens at the address that an agent before this one did, which the job knows."""
+        file = self._place / "metadata-port"
+        port = int(file.read_text()) if file.exists() else 0
+        server = Metadata(port, self._bucket)
+        port = server.server_address[1]
+        file.write_text(str(port))
+        threading.Thread(target=server.serve_forever, name="metadata", daemon=True).start()
+        return f"127.0.0.1:{port}"
+
+    def _start(self, metadata: dict[str, str]) -> None:
+        self._say("here")
+        job = self._job()
+        job["env"] |= metadata
+        for name in FOLDERS:
+            shutil.rmtree(self._place / name, ignore_errors=True)
+            (self._place / name).mkdir()
+            (self._place / name).chmod(0o777)  # the container's user may be any
+        packed = self._place / "workspace.tar.gz"
+        with self._bucket.open(self._prefix + "workspace.tar.gz") as answer, packed.open("wb") as file:
+            shutil.copyfileobj(answer, file)
+        with tarfile.open(packed) as archive:
+            archive.extractall(self._place / "workspace")  # noqa: S202 - the service packed it
+        self._say("pulling", detail=job["image"])
+        self._runner.prepare(job)
+        if self._bucket.get(self._prefix + "wish") is not None:
+            raise JobFailed("stopped_by_user", "before it was started")
+        self._runner.start(job)
+        until = time.monotonic() + CALL_SECONDS
+        while not (self._control / "started").exists():
+            if time.monotonic() >= until:
+                raise JobFailed("launch_failed", "the command did not begin")
+            time.sleep(0.05)
+
+    def _job(self) -> dict[str, Any]:
+        """What is to run. It may hold secrets: it does not stay in the bucket."""
+        kept = self._place / "job.json"
+        while not kept.exists():
+            content = self._bucket.get(self._prefix + "job.json")
+            if content is None:
+                time.sleep(self._seconds)
+                continue
+            new = kept.with_suffix(".new")
+            new.touch(0o600)
+            new.write_bytes(content)
+            new.replace(kept)
+        self._bucket.remove(self._prefix + "job.json")
+        job: dict[str, Any] = json.loads(kept.read_text())
+        return job
+
+    def _follow(self) -> str | None:
+        """Tell of the job until it has ended; why, where its exit code does not say it."""
+        beats = itertools.count()
+        alive = artifacts = 0.0
+        while True:
+            current = time.monotonic()
+            try:
+                # Looked at first: what was written before the end is sent after this.
+                over = not self._runner.running()
+                for name in FOLLOWED:
+                    self._ship(name)
+                if over or current - artifacts >= _ARTIFACT_SECONDS:
+                    artifacts = current
+                    self._send_artifacts()
+                if over:
+                    return None if self._code() is not None else "vanished"
+                if current - alive >= BEAT_STEPS * self._seconds:
+                    alive = current
+                    self._put("alive", str(next(beats)).encode())
+                self._obey()
+            except OSError as error:  # the network, or the metadata server: the job runs on, and is told of later
+                sys.stderr.write(f"not told of the job: {error}\n")
+            time.sleep(self._seconds)
+
+    def _code(self) -> int | None:
+        with contextlib.suppress(OSError, ValueError):
+            return int((self._control / "exit").read_text())
+        code: int | None = self._runner.code()
+        return code
+
+    def _obey(self) -> None:
+        wish = self._bucket.get(self._prefix + "wish") or b""
+        if wish != self._obeyed:
+            (self._control / "stopping").write_text("asked to end\n")
+            self._runner.signal(signal.SIGKILL if wish == b"kill" else signal.SIGTERM)
+            self._obeyed = wish
+
+    def _ship(self, name: str) -> None:
+        """Send what is new in a file that the job writes, which may be anything."""
+        try:
+            descriptor = os.open(self._control / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return
+        try:
+            while stat.S_ISREG(os.fstat(descriptor).st_mode):
+                at = self._position(name)
+                data = os.pread(descriptor, PART_BYTES, at)
+                if not data:
+                    return
+                if self._bucket.put(f"{self._prefix}{name}/{at:020d}", data, len(data), new=True):
+                    self._at[name] = at + len(data)
+                else:  # sent, and its answer was lost
+                    del self._at[name]
+        finally:
+            os.close(descriptor)
+
+    def _position(self, name: str) -> int:
+        """Bytes of a file that are sent: the bucket knows it, whoever of us sent them."""
+        if name not in self._at:
+            parts = self._bucket.sizes(f"{self._prefix}{name}/")
+            self._at[name] = max((int(part.rpartition("/")[2]) + size for part, size in parts.items()), default=0)
+        return self._at[name]
+
+    def _send_artifacts(self) -> None:
+        """Send what is new or changed of what the job leaves: regular files, found without following a link."""
+        root = self._place / "artifacts"
+        there = set()
+        for folder, _, names in os.walk(root):
+            for name in names:
+                path = Path(folder, name)
+                shown = os.fsencode(path.relative_to(root)).decode(errors="replace")
+                there.add(shown)
+                with contextlib.suppress(FileNotFoundError):
+                    self._send(path, shown)
+        for gone in self._sent.keys() - there:
+            self._bucket.remove(self._model + gone)
+            del self._sent[gone]
+
+    def _send(self, path: Path, shown: str) -> None:
+        status = path.lstat()
+        state = status.st_size, status.st_mtime_ns
+        if not stat.S_ISREG(status.st_mode) or self._sent.get(shown) == state:
+            return
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            self._bucket.put(self._model + shown, _blocks(file, status.st_size), status.st_size)
+        self._sent[shown] = state
+
+    def _say(self, phase: str, reason: str | None = None, detail: str | None = None) -> None:
+        self._put("status", json.dumps({"phase": phase, "reason": reason, "detail": detail}).encode())
+
+    def _put(self, name: str, content: bytes) -> None:
+        self._bucket.put(self._prefix + name, content, len(content))
+
+
+def _blocks(file: Any, size: int) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
+    """As much of a file as was announced, whatever it grows to meanwhile."""
+    while size:
+        block: bytes = file.read(min(size, _BLOCK_BYTES))
+        if not block:
+            raise OSError("the file became shorter while it was sent")
+        size -= len(block)
+        yield block
+
+
+if __name__ == "__main__":
+    Agent(Path(sys.argv[1])).run()

@@ -1,0 +1,117 @@
+"""The job's objects in Cloud Storage, by tokens of its own."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from . import CALL_SECONDS
+
+_STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
+_MISSING, _PRESENT = 404, 412
+_TOKEN_SECONDS = 300.0
+
+
+class Bucket:
+    """The objects below the job's prefix, by its own tokens; any thread may use it.
+
+    Args:
+        name: Of the bucket.
+        token_name: The object that the worker writes tokens to.
+        token_url: Signed address of that object.
+    """
+
+    def __init__(self, name: str, token_name: str, token_url: str) -> None:
+        self._objects = f"{_STORAGE}/storage/v1/b/{name}/o"
+        self._uploads = f"{_STORAGE}/upload/storage/v1/b/{name}/o"
+        self._token_at = f"{self._objects}/{urllib.parse.quote(token_name, safe='')}?alt=media"
+        self._token_url = token_url
+        self._lock = threading.Lock()
+        self._token = ""
+        self._expires_at = self._read_again_at = 0.0
+
+    def token(self) -> tuple[str, float]:
+        """An access token, and the Unix time at which it expires; waits until there is one."""
+        with self._lock:
+            while time.time() >= self._read_again_at:
+                try:
+                    with self._open_token() as answer:
+                        made = json.load(answer)
+                except (OSError, ValueError) as error:
+                    sys.stderr.write(f"no fresh token: {error}\n")
+                    if time.time() < self._expires_at:
+                        break
+                    time.sleep(1)
+                else:
+                    self._token, self._expires_at = str(made["access_token"]), float(made["expires_at"])
+                    self._read_again_at = time.time() + min(_TOKEN_SECONDS, (self._expires_at - time.time()) / 2)
+            return self._token, self._expires_at
+
+    def _open_token(self) -> Any:  # noqa: ANN401 - a response of urllib's, whose type it keeps to itself
+        """The token's object: by the last token, for the signed address works for a week only, else by that."""
+        if time.time() < self._expires_at:
+            request = urllib.request.Request(self._token_at, headers={"Authorization": f"Bearer {self._token}"})  # noqa: S310 - Google's, or a simulator's
+            with contextlib.suppress(OSError):
+                return urllib.request.urlopen(request, timeout=CALL_SECONDS)  # noqa: S310 - the same
+        return urllib.request.urlopen(self._token_url, timeout=CALL_SECONDS)  # noqa: S310 - the same
+
+    def get(self, name: str) -> bytes | None:
+        """An object's content; None if there is no such object."""
+        try:
+            with self.open(name) as answer:
+                content: bytes = answer.read()
+                return content
+        except urllib.error.HTTPError as error:
+            if error.code == _MISSING:
+                return None
+            raise
+
+    def open(self, name: str) -> Any:  # noqa: ANN401 - a response of urllib's, whose type it keeps to itself
+        """An object to be read."""
+        return self._ask("GET", f"{self._objects}/{urllib.parse.quote(name, safe='')}?alt=media")
+
+    def put(self, name: str, content: Any, size: int, *, new: bool = False) -> bool:  # noqa: ANN401 - bytes or a file
+        """Write an object; False if `new` was asked for and it is there."""
+        query = urllib.parse.urlencode(
+            {"uploadType": "media", "name": name} | ({"ifGenerationMatch": 0} if new else {})
+        )
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        try:
+            self._ask("POST", f"{self._uploads}?{query}", content, headers).close()
+        except urllib.error.HTTPError as error:
+            if new and error.code == _PRESENT:
+                return False
+            raise
+        return True
+
+    def remove(self, name: str) -> None:
+        """Delete an object, if it is there."""
+        try:
+            self._ask("DELETE", f"{self._objects}/{urllib.parse.quote(name, safe='')}").close()
+        except urllib.error.HTTPError as error:
+            if error.code != _MISSING:
+                raise
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Names below a prefix, and how many bytes each has."""
+        found: dict[str, int] = {}
+        token = ""
+        while True:
+            query = urllib.parse.urlencode({"prefix": prefix} | ({"pageToken": token} if token else {}))
+            with self._ask("GET", f"{self._objects}?{query}") as answer:
+                page = json.load(answer)
+            found |= {one["name"]: int(one["size"]) for one in page.get("items", ())}
+            token = page.get("nextPageToken", "")
+            if not token:
+                return found
+
+    def _ask(self, method: str, url: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - as above
+        given = {"Authorization": f"Bearer {self.token()[0]}"} | (headers or {})
+        request = urllib.request.Request(url, data=body, headers=given, method=method)  # noqa: S310 - Google's, or a simulator's
+        return urllib.request.urlopen(request, timeout=CALL_SECONDS)  # noqa: S310 - the same

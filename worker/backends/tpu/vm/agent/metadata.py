@@ -1,0 +1,73 @@
+"""A metadata server for the job's programs, so that they find the job's own tokens as they would the VM's account."""
+
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from . import CALL_SECONDS
+from .bucket import Bucket
+
+_METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+
+
+class Metadata(ThreadingHTTPServer):
+    """A metadata server for the job: its account is the job's own token, all else is the VM's own server's.
+
+    Args:
+        port: To listen on, at 127.0.0.1; 0 takes a free one.
+        bucket: Has the tokens.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, port: int, bucket: Bucket) -> None:
+        super().__init__(("127.0.0.1", port), _MetadataRequest)
+        self.bucket = bucket
+
+
+class _MetadataRequest(BaseHTTPRequestHandler):
+    server: Metadata
+
+    def do_GET(self) -> None:
+        url = urllib.parse.urlsplit(self.path)
+        account = url.path.partition("/instance/service-accounts/")[2]
+        if account:
+            self._answer(*self._of_account(account, url.query))
+            return
+        headers = {"Metadata-Flavor": self.headers.get("Metadata-Flavor", "")}
+        request = urllib.request.Request(f"http://{_METADATA}{self.path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:  # noqa: S310 - the same
+                self._answer(200, answer.headers.get("Content-Type", "text/plain"), answer.read())
+        except urllib.error.HTTPError as error:
+            self._answer(error.code, "text/plain", error.read())
+        except OSError as error:
+            self._answer(502, "text/plain", str(error).encode())
+
+    def _of_account(self, path: str, query: str) -> tuple[int, str, bytes]:
+        if self.headers.get("Metadata-Flavor") != "Google":
+            return 403, "text/plain", b"Missing Metadata-Flavor:Google header.\n"
+        name = path.partition("/")[2].rstrip("/")
+        if name == "token":
+            token, expires_at = self.server.bucket.token()
+            made = {"access_token": token, "expires_in": int(expires_at - time.time()), "token_type": "Bearer"}
+            return 200, "application/json", json.dumps(made).encode()
+        facts = {"email": "job", "scopes": ["https://www.googleapis.com/auth/cloud-platform"], "aliases": ["default"]}
+        if not name and "recursive" in query:
+            return 200, "application/json", json.dumps(facts).encode()
+        texts = {"email": "job\n", "scopes": f"{facts['scopes'][0]}\n"}
+        return (200, "text/plain", texts[name].encode()) if name in texts else (404, "text/plain", b"")
+
+    def _answer(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        for name, value in (("Metadata-Flavor", "Google"), ("Content-Type", kind), ("Content-Length", len(content))):
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as http.server names it
+        """Say nothing."""

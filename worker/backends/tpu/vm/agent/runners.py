@@ -1,0 +1,148 @@
+"""The job on this machine: in a container, or as a process where machines are simulated."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import FOLDERS
+
+_CONTAINER = "gradient-job"
+
+
+class JobFailed(Exception):
+    """The job cannot be started.
+
+    Args:
+        reason: What the service calls it.
+        detail: For the user.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Process:
+    """The job as a process of this machine: where machines are simulated, and have no engine of their own."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        """Nothing has to be fetched for it."""
+
+    def start(self, job: dict[str, Any]) -> None:
+        """Start the wrapper in a session of its own."""
+        folders = {f"GRADIENT_{name.upper()}_DIR": str(self._place / name) for name in FOLDERS}
+        metrics = {"GRADIENT_METRICS_FILE": str(self._place / "control" / "metrics.jsonl")}
+        places = {"PS_JOBSPACE": str(self._place / "workspace"), "PS_MODEL_PATH": str(self._place / "artifacts")}
+        subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
+            [str(self._place / "run.sh"), str(self._place / "control"), job["command"]],
+            cwd=self._place / "workspace" / (job["folder"] or "."),
+            env=dict(os.environ) | job["env"] | folders | metrics | places,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def running(self) -> bool:
+        """Whether the wrapper is alive."""
+        leader = self._leader()
+        return leader is not None and leader in set(self._members(leader))
+
+    def code(self) -> int | None:
+        """How it ended where the wrapper left no word: not known."""
+        return None
+
+    def signal(self, number: int) -> None:
+        """Signal all of it but the wrapper, which tells how it ended."""
+        leader = self._leader()
+        for pid in self._members(leader) if leader is not None else ():
+            if pid != leader:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _leader(self) -> int | None:
+        with contextlib.suppress(OSError, ValueError):
+            return int((self._place / "control" / "started").read_text())
+        return None
+
+    def _members(self, leader: int) -> Iterator[int]:
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                state, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
+                if state != "Z" and int(rest[2]) == leader:
+                    yield int(entry.name)
+
+
+class Container:
+    """The job in its container, which has the machine's devices and network."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        """Have the image."""
+        if shutil.which("docker") is None:
+            raise JobFailed("launch_failed", "there is no Docker on the TPU VM, and it could not be installed")
+        image, login = job["image"], job["login"]
+        if job["pull"] != "Always" and self._docker("image", "inspect", image).returncode == 0:
+            return
+        if login is not None:
+            sign_in = ("login", "--username", login["username"], "--password-stdin", login["host"])
+            done = self._docker(*sign_in, given=login["password"])
+            if done.returncode:
+                raise JobFailed("image_pull", f"{login['host']} takes no sign-in of {login['username']}: {done.stdout}")
+        done = self._docker("pull", "--quiet", image)
+        if done.returncode:
+            raise JobFailed("image_pull", f"{image}: {done.stdout.strip()}")
+
+    def start(self, job: dict[str, Any]) -> None:
+        """Start the container, which may touch the TPU's devices (that takes every right on the machine)."""
+        mounts = [f"--volume={self._place / name}:{inside}" for name, inside in FOLDERS.items()]
+        mounts.append(f"--volume={self._place / 'run.sh'}:/.gradient/run.sh:ro")
+        # Names alone: the values come by the environment, where no list of processes shows them.
+        names = [f"--env={name}" for name in job["env"]]
+        options = ["--detach", f"--name={_CONTAINER}", "--privileged", "--net=host", "--entrypoint=/bin/sh"]
+        options += [f"--workdir={job['working_dir'] or FOLDERS['workspace']}", *job["options"], *mounts, *names]
+        command = ["/.gradient/run.sh", FOLDERS["control"], job["command"], "alone"]
+        self._docker("rm", "--force", _CONTAINER)
+        done = self._docker("run", *options, job["image"], *command, env=job["env"])
+        if done.returncode:
+            raise JobFailed("launch_failed", done.stdout.strip())
+
+    def running(self) -> bool:
+        """Whether the container is."""
+        return self._told("{{.State.Running}}") == "true"
+
+    def code(self) -> int | None:
+        """What the engine says of its end."""
+        told = self._told("{{.State.ExitCode}}")
+        return int(told) if told.isdecimal() else None
+
+    def signal(self, number: int) -> None:
+        """Signal the wrapper, which passes it on."""
+        self._docker("kill", f"--signal={number}", _CONTAINER)
+
+    def _told(self, what: str) -> str:
+        return self._docker("inspect", f"--format={what}", _CONTAINER).stdout.strip()
+
+    def _docker(
+        self, *arguments: str, given: str | None = None, env: dict[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        program = shutil.which("docker") or "docker"
+        return subprocess.run(  # noqa: S603 - no shell is between
+            [program, *arguments],
+            input=given,
+            env={**(env or {}), **os.environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
