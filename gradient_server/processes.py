@@ -181,7 +181,10 @@ def _with_port(settings: Settings, listener: socket.socket) -> Settings:
 
 def _announce(settings: Settings, ticket: str) -> None:
     url = settings.public_url
-    simulated = "\n  Machines   simulated: every machine type runs on this computer's CPU" * settings.machines.simulate
+    simulated = (
+        "\n  Machines   simulated: every machine type runs on this computer's CPU, as your user, without isolation;"
+        "\n             submit only programs that you trust"
+    ) * settings.machines.simulate
     simulated += "\n  TPUs       simulated: API, bucket and device" * (settings.tpu.simulator is not None)
     _say(
         f"Gradient Jobs is ready.\n"
