@@ -150,11 +150,11 @@ class Database:
         Raises:
             StoreUnavailable: The database does not answer.
         """
-        with Session(self.engine, expire_on_commit=False) as session:
-            try:
+        try:  # around the session: its end is a ROLLBACK, for which the connection may be gone as well
+            with Session(self.engine, expire_on_commit=False) as session:
                 yield session
-            except _AWAY as error:
-                raise _unavailable(error) from error
+        except _AWAY as error:
+            raise _unavailable(error) from error
 
     @contextmanager
     def write(self) -> Iterator[Session]:
@@ -164,14 +164,13 @@ class Database:
             StoreUnavailable: The database does not answer; nothing was committed, as far as it can be known.
         """
         engine = self.engine.execution_options(gradient_write=True)
-        with self._turn, Session(engine, expire_on_commit=False) as session:
-            try:
+        try:
+            with self._turn, Session(engine, expire_on_commit=False) as session:
                 yield session
                 session.commit()
-            except _AWAY as error:
-                session.rollback()
-                raise _unavailable(error) from error
-            callbacks: list[Callable[[], None]] = session.info.pop(_ON_COMMIT, [])
+                callbacks: list[Callable[[], None]] = session.info.pop(_ON_COMMIT, [])
+        except _AWAY as error:
+            raise _unavailable(error) from error
         for callback in callbacks:
             try:
                 callback()

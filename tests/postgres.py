@@ -7,6 +7,11 @@ import subprocess
 import uuid
 from pathlib import Path
 
+from deployment import wait_until
+from sqlalchemy import Connection, create_engine, event
+
+from core.db import Database
+
 
 def find_binaries() -> Path | None:
     """The folder of PostgreSQL's server programs, newest first; None if they are not installed."""
@@ -71,6 +76,30 @@ class PostgresServer:
         with self._log.open("ab") as log:
             done = subprocess.run(command, cwd="/", env=environment, stdout=log, stderr=log, check=False, **user)
         assert done.returncode == 0, self._log.read_text()
+
+
+class EndedBackends:
+    """Has the server end the connections of a database's sessions, each between its last statement and its ROLLBACK.
+
+    Args:
+        database: Over PostgreSQL.
+        count: How many sessions.
+    """
+
+    def __init__(self, database: Database, count: int = 1) -> None:
+        self.left = count
+        self._other = create_engine(database.url, isolation_level="AUTOCOMMIT")
+        event.listen(database.engine, "rollback", self._end)
+
+    def _end(self, connection: Connection) -> None:
+        if self.left:
+            self.left -= 1
+            pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+            with self._other.connect() as other:
+                other.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")
+                alive = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"
+                wait_until(lambda: not other.exec_driver_sql(alive).scalar(), "the backend to end")
+            self._other.dispose()
 
 
 def _exists(account: str) -> bool:

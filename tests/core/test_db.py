@@ -1,11 +1,12 @@
 """The database's failures, as the rest of the service sees them."""
 
 import pytest
+from postgres import EndedBackends
 from sqlalchemy import select, text
 from sqlalchemy.exc import DataError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from core.errors import StoreUnavailable
+from core.errors import JobNotFound, StoreUnavailable
 from core.jobs.models import Job
 
 
@@ -44,3 +45,21 @@ def test_values_stay_out_of_errors(database):
 def test_a_nul_is_refused_by_postgresql_as_the_fault_of_the_value(database):
     with pytest.raises(DataError), database.read() as session:
         session.scalar(select(Job.seq).where(Job.id == "j\0"))
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_connection_that_dies_at_the_end_of_a_read_is_an_unavailable_store(database):
+    EndedBackends(database)
+    with pytest.raises(StoreUnavailable), database.read() as session:
+        session.scalar(select(Job.seq))
+    with database.read() as session:
+        assert session.scalar(select(Job.seq)) is None, "the next one has a connection of its own"
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("begin", ["read", "write"])
+def test_a_connection_that_dies_while_an_error_is_told_is_an_unavailable_store(database, begin):
+    EndedBackends(database)
+    with pytest.raises(StoreUnavailable), getattr(database, begin)() as session:
+        session.scalar(select(Job.seq))
+        raise JobNotFound("none")

@@ -5,8 +5,10 @@ import sys
 
 import pytest
 from deployment import wait_until
+from postgres import EndedBackends
 from sqlalchemy import update
 
+from core import schema
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.joblog_writer import LogWriter
@@ -279,3 +281,24 @@ def test_what_cannot_build_images_says_so_and_runs_nothing(host, claim):
     row = ended(host, job)
     assert (row.state, row.reason, row.exit_code) == (JobState.FAILED, "image_build", None)
     assert output(host, job) == []
+
+
+class TestOverPostgresql:
+    @pytest.fixture
+    def database(self, postgres):
+        database = Database(postgres.new_database())
+        schema.upgrade(database)
+        yield database
+        database.close()
+
+    def test_connections_that_die_at_the_end_of_reads_are_no_failures_of_the_attempt(
+        self, host, claim, database, monkeypatch, caplog
+    ):
+        """More of them than an attempt has failures."""
+        monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+        job = claim("echo done")
+        backends = EndedBackends(database, 8)
+        run_attempt(host, job, Signals())
+        assert (ended(host, job).state, backends.left) == (JobState.SUCCEEDED, 0)
+        assert "attempt_failed" not in caplog.text

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from deployment import wait_until
+from postgres import EndedBackends
 
 from core.bell import Bell
 from core.errors import StoreUnavailable
@@ -14,6 +15,7 @@ from core.settings import Settings
 from worker import supervisor as module
 from worker.host import Host
 from worker.supervisor import Supervisor
+from worker.sweep import Sweep
 
 
 @pytest.fixture
@@ -153,3 +155,18 @@ def test_a_card_that_something_uses_is_passed_over(database, submit, attempts, t
     wait_until(lambda: second.id in attempts, "the second to be claimed once the card is free")
     assert held()[second.id] == ("0",)
     wait_until(lambda: told() is None, "nothing to be told any more")
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_connection_that_dies_at_the_end_of_a_read_is_a_database_that_is_away(
+    database, submit, attempts, start, monkeypatch, caplog
+):
+    away = []
+    monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(Sweep, "database_was_away", lambda _: away.append(1))
+    EndedBackends(database)
+    start()
+    wait_until(lambda: away, "the connection to die")
+    job = submit()
+    wait_until(lambda: job.id in attempts, "the job to be claimed all the same")
+    assert "round_failed" not in caplog.text

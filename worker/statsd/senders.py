@@ -5,7 +5,8 @@ one whose environment they inherited. A socket that is closed before we look is 
 after it was last seen, as long as nobody else has that address; after that what it sent is dropped. Jobs of the mock
 backend run as one user of this machine, who may do anything to all of them anyway: this keeps them from each other's
 metrics by mistake, not by malice. A container is found by the address that the engine gave it, which it cannot forge:
-it has no right to raw sockets.
+it has no right to raw sockets. The network is asked for it, not the list of containers: that has a container only when
+its start is complete, which on a busy machine is seconds after its first process has begun to send.
 """
 
 import contextlib
@@ -14,10 +15,10 @@ import os
 import re
 import time
 from collections.abc import Collection
-from typing import Protocol
+from typing import Any, Protocol
 
 from core.settings import Settings
-from worker.backends.docker.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB
+from worker.backends.docker.config import container_name
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
 from worker.statsd.collector import Sender
 
@@ -29,6 +30,7 @@ _CLOSED_SECONDS = 2.0
 _TRUSTED_SECONDS = 0.2
 """Shorter than any container takes to start: an address is not taken for that of whoever had it before."""
 _REMEMBERED = 4096
+_CONTAINER = re.compile(re.escape(container_name("")) + r"(.+)-(\d+)\Z")
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 
 
@@ -96,14 +98,13 @@ class ContainerSenders:
     def __init__(self, settings: Settings) -> None:
         self._engine = Engine(settings.docker, timeout=min(5.0, settings.docker.timeout_seconds))
         self._network = settings.docker.network
-        self._filters = {"label": [f"{LABEL_HOME}={settings.root}"]}
-        self._known: dict[str, Sender] = {}
+        self._seen: dict[str, tuple[float, Sender]] = {}
         self._trusted_until = 0.0
 
     def listen_at(self) -> str | None:
         """See `Senders.listen_at`: the host's end of the jobs' network, which is made with the first job."""
         try:
-            network = self._engine.call(lambda api: api.inspect_network(self._network))
+            network = self._inspect()
         except (EngineAway, EngineRefused):
             return None
         configs = network["IPAM"]["Config"] or [{}]
@@ -112,21 +113,25 @@ class ContainerSenders:
 
     def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
         """See `Senders.who`; the port does not matter, the address is the container's own."""
-        if time.monotonic() >= self._trusted_until or not self._known.keys() >= {one for one, _ in addresses}:
+        if time.monotonic() >= self._trusted_until or not self._seen.keys() >= {one for one, _ in addresses}:
             self._ask()
-        return {address: self._known[address[0]] for address in addresses if address[0] in self._known}
+        return {address: self._seen[address[0]][1] for address in addresses if address[0] in self._seen}
 
     def _ask(self) -> None:
         try:
-            found = self._engine.call(lambda api: api.containers(filters=self._filters))
+            found = self._inspect()["Containers"] or {}
         except (EngineAway, EngineRefused):
-            found = []
-        self._known = {}
-        for one in found:
-            sender = Sender(one["Labels"][LABEL_JOB], int(one["Labels"][LABEL_ATTEMPT]))
-            for network in one["NetworkSettings"]["Networks"].values():
-                self._known[network["IPAddress"]] = sender
-        self._trusted_until = time.monotonic() + _TRUSTED_SECONDS
+            return  # it gives no address to another container meanwhile
+        now = time.monotonic()
+        self._seen = {address: seen for address, seen in self._seen.items() if seen[0] > now - _CLOSED_SECONDS}
+        for one in found.values():
+            if attempt := _CONTAINER.match(one["Name"]):
+                self._seen[one["IPv4Address"].partition("/")[0]] = (now, Sender(attempt[1], int(attempt[2])))
+        self._trusted_until = now + _TRUSTED_SECONDS
+
+    def _inspect(self) -> dict[str, Any]:
+        network: dict[str, Any] = self._engine.call(lambda api: api.inspect_network(self._network))
+        return network
 
 
 def _udp_sockets() -> dict[Address, int]:

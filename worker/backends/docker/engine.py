@@ -17,6 +17,7 @@ import requests
 import urllib3
 from docker.api.client import APIClient
 from docker.errors import APIError, DockerException
+from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnectionPool
 
 from core.settings import DockerSettings
 
@@ -122,6 +123,7 @@ class Engine:
         self._timeout = settings.timeout_seconds if timeout is None else timeout
         self._lock = threading.Lock()
         self._client: APIClient | None = None
+        self._close: Callable[[], object] = lambda: None
         self._told = _Told()
 
     def hasty(self, timeout: float) -> "Engine":
@@ -137,12 +139,17 @@ class Engine:
             EngineAway: It does not answer.
             EngineRefused: It cannot do that.
         """
+        client: APIClient | None = None
         try:
-            return action(self._connected())
+            client = self._connected()
+            return action(client)
         except APIError as error:
-            raise EngineRefused(error.status_code or 500, str(error.explanation or error)) from error
+            raise EngineRefused(error.status_code or _SERVER_ERROR, str(error.explanation or error)) from error
+        except requests.exceptions.JSONDecodeError as error:
+            # An engine has been seen to send an empty body with status 200, for statistics of a container that ended.
+            raise EngineRefused(_SERVER_ERROR, f"an answer that is not JSON: {error}") from error
         except _NO_ONE_THERE as error:
-            self._disconnect()
+            self._disconnect(client)
             raise EngineAway(f"{self._settings.url}: {error}") from error
 
     @property
@@ -212,12 +219,35 @@ class Engine:
     def _connected(self) -> APIClient:
         with self._lock:
             if self._client is None:
-                self._client = APIClient(self._settings.url, version="auto", timeout=math.ceil(self._timeout))
-                weakref.finalize(self, self._client.close)
+                self._client = _open_client(self._settings.url, math.ceil(self._timeout))
+                self._close = weakref.finalize(self, self._client.close)
             return self._client
 
-    def _disconnect(self) -> None:
-        """Connect anew next time: the engine that comes back may be another one."""
+    def _disconnect(self, failed: APIClient | None) -> None:
+        """Connect anew next time: the engine that comes back may be another one.
+
+        Args:
+            failed: The client that got no answer. Another thread may have replaced it already.
+        """
         with self._lock:
-            self._client = None
+            if self._client is not None and self._client is failed:
+                self._client = None
+                self._close()
         self._told.info = None
+
+
+class _UnixAdapter(UnixHTTPAdapter):
+    """One pool of connections for all requests; the SDK's has one for each URL, 25 in all."""
+
+    def get_connection(self, url: str | bytes, proxies: Any = None) -> UnixHTTPConnectionPool:  # noqa: ANN401 - requests' own
+        del url
+        return super().get_connection("", proxies)
+
+
+def _open_client(url: str, timeout: int) -> APIClient:
+    client = APIClient(url, version="auto", timeout=timeout)
+    adapter = client.get_adapter(client.base_url)
+    if isinstance(adapter, UnixHTTPAdapter):
+        adapter.close()
+        client.mount("http+docker://", _UnixAdapter(adapter.socket_path, timeout))
+    return client

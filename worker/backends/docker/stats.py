@@ -1,5 +1,6 @@
 """What a container uses now, out of the engine's stats, and its cards, out of the driver's."""
 
+import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -8,6 +9,8 @@ from typing import Any
 
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
 from worker.backends.docker.nvidia import Cards
+
+logger = logging.getLogger(__name__)
 
 _FIRST_SECONDS = 0.5
 _NANOSECONDS = 1e9
@@ -110,6 +113,7 @@ class Sampler:
     def _ask(self, container: str, cards: tuple[str, ...]) -> Reading | None:
         try:
             found = read(self._engine.call(lambda api: api.stats(container, stream=False, one_shot=True)))
-        except (EngineAway, EngineRefused):
+        except (EngineAway, EngineRefused) as error:
+            logger.info("stats_not_read", extra={"container": container, "error": str(error)})
             return None
         return found and replace(found, values=found.values | self._cards.sample(cards))
