@@ -241,7 +241,8 @@ class AttemptRun:
         with Recorder(self._host, self.job, self._scratch) as recorder:
             recorder.finish()
         log_bytes = self._host.logs.reader(self.job.id).size
-        if not (self._scratch.artifacts.is_dir() or (self._scratch.control / "started").exists()):
+        began = base.read_control(self._scratch.control, "started") is not None
+        if not (began or self._scratch.artifacts.is_dir()):
             return _Kept(
                 self.job.artifacts_state, log_bytes
             )  # it never began: what an earlier attempt left is still the latest

@@ -2,8 +2,8 @@
 
 Calls return soon, but for `launch`. Loops, time limits, retries and state belong to `worker.attempt`; a backend
 translates. What a job prints, and how it ended, is in the files of its control folder, whichever backend runs it:
-`log`, `started`, `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the last), and `stopping` once
-`stop` was called.
+`log`, `start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except
+the last), and `stopping` once `stop` was called. `RESERVED` are there before the wrapper is, filled with spaces.
 """
 
 import logging
@@ -32,6 +32,9 @@ WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 
 STOPPING = "stopping"
 """The control file that `stop` leaves: whoever adopts the job knows that it did not end by itself."""
+
+RESERVED = ("started", "exit")
+"""Control files that the wrapper overwrites in place, so that a full disk cannot keep it from that."""
 
 WORKSPACE = options.WORKSPACE
 ARTIFACTS, STORAGE, CONTROL = "/artifacts", "/storage", "/.gradient/control"
@@ -295,10 +298,14 @@ def handle_of(job_id: str, attempt: int, control: Path) -> Handle:
 
 
 def note_control(control: Path, name: str, detail: str) -> None:
-    """Leave a note beside the wrapper's files; the job, which can write there too, must not lead it elsewhere."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    """Leave a note beside the wrapper's files; the job, which can write there too, must not lead it elsewhere.
+
+    Any file of that name is replaced, not written: it may be a link, or another name of a file outside.
+    """
+    path = control / name
     try:
-        descriptor = os.open(control / name, flags, 0o600)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, f"{detail}\n".encode("ascii", "replace"))
         finally:
