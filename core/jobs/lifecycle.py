@@ -319,7 +319,7 @@ def may_retry(job: Job, reason: Reason) -> bool:
         return False
     if reason.fault not in NOT_THE_USERS:
         return job.attempt - job.machine_faults < job.max_attempts
-    allowed = job.max_attempts > 1 or job.started_at is None
+    allowed = job.max_attempts > 1 or job.started_at is None or reason.unbegun
     return allowed and (reason.unlimited or job.machine_faults < MAX_MACHINE_FAULTS)
 
 

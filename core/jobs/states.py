@@ -71,6 +71,7 @@ class Reason:
         retry: Whether another attempt could end differently.
         unlimited: Whether it is tried again however often it happens; else, where it is no fault of the user's, a few
             times.
+        unbegun: The command is known not to have begun, though its start was recorded.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Reason:
     sentence: str
     retry: bool = False
     unlimited: bool = False
+    unbegun: bool = False
 
 
 _ALL = (
@@ -367,6 +369,7 @@ _ALL = (
         Fault.MACHINE,
         "The machine took the job, but its command never began to run. Submit it again.",
         retry=True,
+        unbegun=True,
     ),
     Reason("disk_full", S.FAILED, Fault.MACHINE, "The machine's disk is full: {detail}", retry=True),
     # Lost.

@@ -17,6 +17,7 @@ from core.jobs.states import JobState
 from core.settings import Settings
 from worker import attempt as module
 from worker.attempt import AttemptRun, run_attempt
+from worker.backends import mock
 from worker.backends.base import read_control
 from worker.host import Host
 from worker.signals import Detached, Signals
@@ -278,3 +279,20 @@ def test_what_cannot_build_images_says_so_and_runs_nothing(host, claim):
     row = ended(host, job)
     assert (row.state, row.reason, row.exit_code) == (JobState.FAILED, "image_build", None)
     assert output(host, job) == []
+
+
+def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host, claim, small_disk, monkeypatch):
+    """The file system has no name left for the wrapper's lock: the command never began."""
+    monkeypatch.setattr(mock, "_NEVER_STARTED_SECONDS", 0.5)
+    disk = small_disk(host.attempts, 1024**2)
+    job = claim("echo ran", max_attempts=1)
+    attempt = AttemptRun(host, job, Signals())
+    attempt._prepare()
+    disk.exhaust()
+    run_attempt(host, job, Signals())
+    assert (ended(host, job).state, ended(host, job).machine_faults) == (JobState.QUEUED, 1)
+    disk.relieve()
+    with host.database.write() as session:
+        session.execute(update(Job).values(run_after=None))
+    run_attempt(host, host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",)))), Signals())
+    assert (ended(host, job).state, output(host, job)) == (JobState.SUCCEEDED, ["ran"])
