@@ -106,6 +106,12 @@ _ALL = (
         "Every worker that could take it is drained and takes nothing new. Let one work again with "
         "`gradient-server resume`, or start another.",
     ),
+    Reason(
+        "low_disk",
+        None,
+        Fault.MACHINE,
+        "The disk of every machine that could take it is almost full: {detail}. It starts once there is room.",
+    ),
     Reason("retrying", None, Fault.NOBODY, "It is tried again: {detail}"),
     Reason(
         "project_quota",
@@ -186,6 +192,13 @@ _ALL = (
         S.FAILED,
         Fault.BUDGET,
         "Its time limit of {detail} was reached. Set a longer one with --timeLimit; outputs so far are kept.",
+    ),
+    Reason(
+        "disk_quota",
+        S.FAILED,
+        Fault.USER,
+        "It took more disk than a job may ({detail}) and was ended. Keep less in its workspace and artifacts, or have "
+        "an administrator raise GRADIENT_DISK__JOB_MB; of its artifacts, those are kept that fit.",
     ),
     Reason(
         "preempted",

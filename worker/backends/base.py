@@ -207,6 +207,13 @@ class Backend(Protocol):
         Of its cards, numbered from 0: gpu0_percent (100 is all of it), gpu0_memory_bytes, gpu0_watts, gpu0_celsius.
         """
 
+    def layer_bytes(self, handle: Handle) -> int:
+        """Bytes on disk that the job has written outside of its folders.
+
+        Raises:
+            BackendError: That cannot be known now.
+        """
+
     def destroy(self, handle: Handle) -> None:
         """Remove whatever `launch` made, outputs excepted; destroying the missing is success."""
 
@@ -244,6 +251,9 @@ class ImageKeeper(Protocol):
 
     def images(self) -> tuple[str, ...] | None:
         """References of the images that are here, those that jobs used last first; None: the engine does not tell."""
+
+    def data_folder(self) -> Path | None:
+        """The folder of this host that images and containers lie in; None: it is not known now, or not here."""
 
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
         """Remove images that jobs brought and nothing uses, the longest unused first.
