@@ -7,6 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
+from core.artifact_mirror import STOPPED, Stopped, never
 from core.artifact_paths import OPEN_FILE, open_beneath, present
 from core.artifact_survey import Skips, Survey
 from core.manifests import ArtifactFile
@@ -16,11 +17,15 @@ _TRIES = 3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class _Stopped(Exception):
+    """Somebody stopped the reading."""
+
+
 class _Changed(Exception):
     """The file is not what it was when its reading began."""
 
 
-def hash_files(folder: int, stored: Survey, skips: Skips) -> list[ArtifactFile]:
+def hash_files(folder: int, stored: Survey, skips: Skips, stopped: Stopped = never) -> list[ArtifactFile]:
     """Hashes all files below a folder.
 
     Returns once their content and names would also outlast a power cut.
@@ -28,7 +33,8 @@ def hash_files(folder: int, stored: Survey, skips: Skips) -> list[ArtifactFile]:
     Args:
         folder: Descriptor of the store's folder.
         stored: What lies in it.
-        skips: Gets the files that keep changing, have vanished or cannot be read.
+        skips: Gets the files that keep changing, have vanished or cannot be read, or were not read before a stop.
+        stopped: Says that no more is to be read.
 
     Returns:
         The files that were read whole and quiet, sorted by public path.
@@ -40,7 +46,7 @@ def hash_files(folder: int, stored: Survey, skips: Skips) -> list[ArtifactFile]:
         for parent, paths in groupby(stored.files, key=_parent):
             inside = open_beneath(folder, parent.split("/") if parent else ())
             try:
-                hashed = (_hash_patiently(inside, path, block, skips) for path in paths)
+                hashed = (_hash_patiently(inside, path, block, skips, stopped) for path in paths)
                 found += [file for file in hashed if file]
             finally:
                 os.close(inside)
@@ -52,12 +58,15 @@ def _parent(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _hash_patiently(folder: int, path: str, block: bytearray, skips: Skips) -> ArtifactFile | None:
+def _hash_patiently(folder: int, path: str, block: bytearray, skips: Skips, stopped: Stopped) -> ArtifactFile | None:
     for _ in range(_TRIES):
         try:
-            return _hash(folder, path, block)
+            return _hash(folder, path, block, stopped)
         except _Changed:
             continue
+        except _Stopped:
+            skips.add(path, STOPPED, lost=True)
+            return None
         except OSError as error:
             skips.add(path, f"cannot be read: {error.strerror}", lost=True)
             return None
@@ -65,7 +74,7 @@ def _hash_patiently(folder: int, path: str, block: bytearray, skips: Skips) -> A
     return None
 
 
-def _hash(folder: int, path: str, block: bytearray) -> ArtifactFile:
+def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> ArtifactFile:
     digest = hashlib.sha256()
     view = memoryview(block)
     descriptor = os.open(path.rpartition("/")[2], OPEN_FILE, dir_fd=folder)
@@ -74,6 +83,8 @@ def _hash(folder: int, path: str, block: bytearray) -> ArtifactFile:
         size = 0
         # A file that grows as fast as it is read must not be followed for ever.
         while size <= before.st_size and (count := os.readv(descriptor, [block])):
+            if stopped():
+                raise _Stopped
             digest.update(view[:count])
             size += count
         after = os.fstat(descriptor)

@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, open_beneath
@@ -17,6 +17,20 @@ _SETTLED_NS = 2_000_000_000
 _LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
+Stopped = Callable[[], bool]
+"""Asked again and again while something takes long: whether to leave it at that."""
+STOPPED = "collecting was stopped before it was kept"
+
+
+def never() -> bool:
+    """Nobody stops it."""
+    return False
+
+
+class _Stopped(Exception):
+    """Somebody stopped the copying."""
+
+
 class Mirror:
     """One pass over one attempt's folder.
 
@@ -25,10 +39,12 @@ class Mirror:
         store: Descriptor of the folder that becomes its mirror.
         incoming: Descriptor of an empty folder on the store's file system. A file is made there, checked, and
             only then renamed into the store: what a swapped name led to is never visible in it.
-        skips: Gets what cannot be read.
+        skips: Gets what cannot be read, and what is not copied because of a stop.
+        stopped: Says that nothing more is to be copied.
     """
 
-    def __init__(self, source: int, store: int, incoming: int, skips: Skips) -> None:
+    def __init__(self, source: int, store: int, incoming: int, skips: Skips, stopped: Stopped = never) -> None:
+        self._stopped = stopped
         self._source = source
         self._store = store
         self._incoming = incoming
@@ -130,6 +146,11 @@ class Mirror:
                 self.unsettled.append(path)
                 return False
             self._write_copy(reading, before)
+        except _Stopped:
+            os.unlink(_TEMPORARY, dir_fd=self._incoming)
+            self._skips.add(path, STOPPED, lost=True)
+            return False
+        else:
             if Seen.of(os.fstat(reading)) != Seen.of(before):
                 # Kept all the same: a file that is written all the time is better kept as it was than not.
                 self.unsettled.append(path)
@@ -144,6 +165,8 @@ class Mirror:
         try:
             left = status.st_size  # and no further: the file may grow faster than it is copied
             while left and (count := os.readv(reading, [block[: min(left, _COPY_BLOCK)]])):
+                if self._stopped():
+                    raise _Stopped
                 _write_all(copy, block[:count])
                 left -= count
             os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -6,9 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from core.artifact_paths import MAX_DEPTH, OPEN_FOLDER, present
+from core.artifact_paths import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER, open_beneath, present
 
 _MAX_REPORTED = 1_000
+_SPARSE_BYTES = 1 << 20
+_MAX_EXTENTS = 10_000
+_STAT_BLOCK = 512
 _KINDS = {
     stat.S_IFLNK: "a symbolic link is not followed",
     stat.S_IFIFO: "a fifo is not a file",
@@ -25,10 +28,12 @@ class ArtifactLimits:
     Args:
         max_files: Files of one attempt.
         max_bytes: Bytes of one attempt.
+        max_hole_bytes: Bytes of one attempt that no disk holds: each is hashed, copied and sent as any other.
     """
 
-    max_files: int = 200_000
-    max_bytes: int = 1 << 40
+    max_files: int = 100_000
+    max_bytes: int = 50 << 30
+    max_hole_bytes: int = 1 << 30
 
 
 class Skipped(NamedTuple):
@@ -85,6 +90,8 @@ class Survey:
     files: dict[str, Seen] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     """A folder comes before what lies in it."""
+    sparse: list[str] = field(default_factory=list)
+    """Files that take far less of the disk than their size says: they have holes, or the disk compresses."""
 
 
 def survey(folder: int, skips: Skips, *, max_files: int | None = None) -> Survey:
@@ -131,6 +138,54 @@ def drop_excess(found: Survey, max_bytes: int, skips: Skips) -> None:
             skips.add(path, f"over the limit of {max_bytes:,} bytes for all artifacts", lost=True)
 
 
+def drop_sparse(found: Survey, folder: int, max_hole_bytes: int, skips: Skips) -> None:
+    """Removes files, in order of path, whose holes do not fit into the limit.
+
+    Args:
+        found: The job's folder; loses such files.
+        folder: Its descriptor; stays open.
+        max_hole_bytes: Bytes of all holes together.
+        skips: Gets what was removed.
+    """
+    room = max_hole_bytes
+    for path in sorted(found.sparse):
+        holes = _hole_bytes(folder, path) if path in found.files else 0
+        if holes <= room:
+            room -= holes
+            continue
+        size = found.files.pop(path).size
+        skips.add(
+            path,
+            f"a sparse file, {holes:,} of whose {size:,} bytes are holes; at most {max_hole_bytes:,} bytes of holes "
+            "are kept. Pack it (tar --sparse) to keep it",
+            lost=True,
+        )
+
+
+def _hole_bytes(folder: int, path: str) -> int:
+    """Bytes of a file that the disk does not hold, by the file system's word; 0 if it cannot be opened any more."""
+    *parents, name = path.split("/")
+    try:
+        inside = open_beneath(folder, parents)
+        try:
+            descriptor = os.open(name, OPEN_FILE, dir_fd=inside)
+        finally:
+            os.close(inside)
+    except OSError:
+        return 0
+    try:
+        size, data, end = os.fstat(descriptor).st_size, 0, 0
+        for _ in range(_MAX_EXTENTS):  # what is in more pieces counts as holes from there on
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+            data += end - start
+    except OSError:  # no more data up to its end
+        return max(0, size - data)
+    finally:
+        os.close(descriptor)
+    return max(0, size - data)
+
+
 class _Walk:
     def __init__(self, device: int, skips: Skips, max_files: int | None) -> None:
         self._device = device
@@ -165,6 +220,8 @@ class _Walk:
             self.uncounted += 1
         else:
             self.found.files[path] = Seen.of(status)
+            if status.st_size - status.st_blocks * _STAT_BLOCK >= _SPARSE_BYTES:
+                self.found.sparse.append(path)
 
     def _enter(self, parent: int, name: str, path: str, depth: int) -> None:
         if depth >= MAX_DEPTH:

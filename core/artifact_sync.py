@@ -5,14 +5,16 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from core.artifact_mirror import Mirror
+from core.artifact_mirror import Mirror, Stopped, never
 from core.artifact_paths import NOT_A_FOLDER, OPEN_FOLDER, opened_folder
-from core.artifact_survey import ArtifactLimits, Skips, Survey, drop_excess, drop_outside_links, survey
+from core.artifact_survey import ArtifactLimits, Skips, Survey, drop_excess, drop_outside_links, drop_sparse, survey
 
 _FINAL_PASSES = 3
 
 
-def bring_in(directory: Path, source: Path, limits: ArtifactLimits, *, final: bool) -> tuple[Survey, Skips]:
+def bring_in(
+    directory: Path, source: Path, limits: ArtifactLimits, *, final: bool, stopped: Stopped = never
+) -> tuple[Survey, Skips]:
     """Makes `directory/files` the mirror of a job's folder.
 
     Args:
@@ -20,6 +22,7 @@ def bring_in(directory: Path, source: Path, limits: ArtifactLimits, *, final: bo
         source: The folder the job writes to; nothing in it is trusted.
         limits: How much is taken.
         final: The job has ended: what seems to change is looked at again, and reported if it does not stop.
+        stopped: Says that nothing more is to be copied; what is not copied by then is reported.
 
     Returns:
         What the store holds now, and what was left out.
@@ -30,12 +33,14 @@ def bring_in(directory: Path, source: Path, limits: ArtifactLimits, *, final: bo
     (directory / "files").mkdir(parents=True, exist_ok=True)
     incoming.mkdir()
     with opened_folder(directory / "files") as store, opened_folder(incoming) as arriving:
-        found = _mirror(source, store, arriving, limits, final=final)
+        found = _mirror(source, store, arriving, limits, final=final, stopped=stopped)
     incoming.rmdir()
     return found
 
 
-def _mirror(source: Path, store: int, incoming: int, limits: ArtifactLimits, *, final: bool) -> tuple[Survey, Skips]:
+def _mirror(
+    source: Path, store: int, incoming: int, limits: ArtifactLimits, *, final: bool, stopped: Stopped
+) -> tuple[Survey, Skips]:
     try:
         origin = os.open(source, OPEN_FOLDER)
     except OSError as error:
@@ -46,7 +51,7 @@ def _mirror(source: Path, store: int, incoming: int, limits: ArtifactLimits, *, 
         return survey(store, Skips()), skips
     try:
         for _ in range(_FINAL_PASSES if final else 1):
-            stored, skips, unsettled = _pass(origin, store, incoming, limits)
+            stored, skips, unsettled = _pass(origin, store, incoming, limits, stopped)
             if not unsettled:
                 break
     finally:
@@ -57,13 +62,16 @@ def _mirror(source: Path, store: int, incoming: int, limits: ArtifactLimits, *, 
     return stored, skips
 
 
-def _pass(source: int, store: int, incoming: int, limits: ArtifactLimits) -> tuple[Survey, Skips, list[str]]:
+def _pass(
+    source: int, store: int, incoming: int, limits: ArtifactLimits, stopped: Stopped
+) -> tuple[Survey, Skips, list[str]]:
     skips = Skips()
     stored = survey(store, Skips())
     wanted = survey(source, skips, max_files=limits.max_files)
     same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
     drop_outside_links(wanted, stored if same_device else Survey(), skips)
+    drop_sparse(wanted, source, limits.max_hole_bytes, skips)
     drop_excess(wanted, limits.max_bytes, skips)
-    mirror = Mirror(source, store, incoming, skips)
+    mirror = Mirror(source, store, incoming, skips, stopped)
     mirror.run(wanted, stored)
     return survey(store, Skips()) if mirror.changed else stored, skips, mirror.unsettled

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from core.artifact_hash import hash_files
+from core.artifact_mirror import Stopped, never
 from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, not_found, open_beneath, opened_folder, present, resolve
 from core.artifact_survey import ArtifactLimits, Skipped, Skips
 from core.artifact_sync import bring_in
@@ -84,7 +85,16 @@ class ArtifactStore(Protocol):
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
         """Makes the store hold what the job's folder holds now."""
 
-    def close(self, job_id: str, attempt: int, source: Path, *, lost: Sequence[Skipped] = ()) -> Manifest:
+    def close(
+        self,
+        job_id: str,
+        attempt: int,
+        source: Path,
+        *,
+        lost: Sequence[Skipped] = (),
+        max_bytes: int | None = None,
+        stopped: Stopped = never,
+    ) -> Manifest:
         """Syncs a last time, hashes every file and writes the manifest; repeating returns the same."""
 
     def list(
@@ -141,7 +151,16 @@ class DirectoryStore:
         write_list(directory / "listing.jsonl", listing, files, durable=False)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
-    def close(self, job_id: str, attempt: int, source: Path, *, lost: Sequence[Skipped] = ()) -> Manifest:
+    def close(
+        self,
+        job_id: str,
+        attempt: int,
+        source: Path,
+        *,
+        lost: Sequence[Skipped] = (),
+        max_bytes: int | None = None,
+        stopped: Stopped = never,
+    ) -> Manifest:
         """Syncs a last time, hashes every file and writes the manifest, which is final.
 
         The manifest names only files that are in the store with the hash it gives, also after a power cut. What
@@ -152,6 +171,8 @@ class DirectoryStore:
             attempt: Its attempt.
             source: The folder the job wrote to.
             lost: What should have come into that folder from elsewhere and could not, and why.
+            max_bytes: Bytes that are kept, where that is less than the store's own limit.
+            stopped: Asked while that takes its time: whether to leave it at what is kept by then.
 
         Raises:
             OSError: The store cannot be written, e.g. the disk is full. Trying again goes on from there.
@@ -159,11 +180,14 @@ class DirectoryStore:
         if manifest := self._manifest(job_id, attempt):
             return manifest
         directory = self._directory(job_id, attempt)
-        stored, skips = bring_in(directory, source, self._limits, final=True)
+        limits = self._limits
+        if max_bytes is not None:
+            limits = replace(limits, max_bytes=min(max_bytes, limits.max_bytes))
+        stored, skips = bring_in(directory, source, limits, final=True, stopped=stopped)
         for path, why in lost:
             skips.add(path, why, lost=True)
         with opened_folder(directory / "files") as folder:
-            files = hash_files(folder, stored, skips)
+            files = hash_files(folder, stored, skips, stopped)
         manifest = _summary("partial" if skips.lost else "complete", files, skips)
         write_list(directory / "manifest.jsonl", manifest, files, durable=True)
         (directory / "listing.jsonl").unlink(missing_ok=True)

@@ -17,6 +17,7 @@ GradientError
 ├── Unauthorized
 ├── SecretUnreadable
 ├── StoreUnavailable
+├── StorageFull
 ├── DatabaseOutdated
 ├── ReleaseOutdated
 └── LeaseLost
@@ -104,6 +105,10 @@ class SecretUnreadable(GradientError):
 
 class StoreUnavailable(GradientError):
     """A store (disk, bucket, database) does not answer now; trying again later may work."""
+
+
+class StorageFull(GradientError):
+    """A disk or a quota has no room for what was sent; it will have once something is removed."""
 
 
 class DatabaseOutdated(GradientError):

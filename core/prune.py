@@ -83,7 +83,7 @@ class Report:
 
     Attributes:
         projects: Those whose policies do not keep everything for good.
-        workspaces_days: How long an archive is kept that no job needs; None: for good.
+        workspaces_days: How long an archive is kept that no job needs; 0: for good.
         workspaces: The archives.
         unfinished: Removals of an earlier time whose files were still there.
         failed: Removals whose files could not be removed; they are tried again next time.
@@ -91,7 +91,7 @@ class Report:
     """
 
     projects: list[ProjectTally] = field(default_factory=list)
-    workspaces_days: int | None = None
+    workspaces_days: int = 0
     workspaces: Tally = field(default_factory=Tally)
     unfinished: int = 0
     failed: int = 0
@@ -154,7 +154,7 @@ class _Run:
                 self.report.projects.append(tally)
                 for kind in ending:
                     self._expire(tally, kind)
-        if self._settings.workspaces_days is not None:
+        if self._settings.workspaces_days:
             self._discard_workspaces(self._settings.workspaces_days)
 
     def _time_is_up(self) -> bool:

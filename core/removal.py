@@ -5,6 +5,7 @@ from collections.abc import Callable
 from core import retention
 from core.errors import SpecInvalid
 from core.jobs.models import Job
+from core.jobs.moves import note_attempt
 from core.prune import Kept
 from core.retention import Kind
 
@@ -25,6 +26,9 @@ def remove_artifacts(kept: Kept, job: Job, meant: Callable[[str], bool] | None) 
         raise SpecInvalid("The job is not over, and would leave its artifacts again. Stop it first.", field="jobId")
     if meant is not None:
         kept.artifacts.discard(job.id, job.attempt, meant)
+        left = kept.artifacts.list(job.id, job.attempt, limit=0).total_bytes
+        with kept.database.write() as session:
+            note_attempt(session, job, artifact_bytes=left)
         return
     with kept.database.write() as session:
         retention.expire(session, Kind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])

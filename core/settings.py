@@ -3,6 +3,7 @@
 `GRADIENT_WORKER__SLOTS=4` sets `settings.worker.slots`. `.env.example` lists them all.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from core.disk_settings import DiskSettings
 
 GIB = 1024**3
 MAX_DAYS = 36_500
@@ -91,6 +94,12 @@ class WorkerSettings(BaseModel):
     )
     cpus: float | None = Field(default=None, description="CPUs that jobs may ask for on this host; default: all")
     memory_mb: int | None = Field(default=None, description="MiB that jobs may ask for on this host; default: all")
+    default_memory_mb: int | None = Field(
+        default=None,
+        ge=0,
+        description="MiB of memory of a container whose job names none; default: 9/10 of the host's, divided by its "
+        "slots; 0: 9/10 of the host's",
+    )
     address: str | None = Field(
         default=None,
         description="name or address that people reach this machine at, for links to jobs' ports; default: "
@@ -108,6 +117,11 @@ class WorkerSettings(BaseModel):
         default=30.0, description="a job due for this long is announced once more: its message may have been lost"
     )
     keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
+
+    @property
+    def most_slots(self) -> int:
+        """Jobs at once on this host: as it is set, else one per two CPUs, at least two."""
+        return self.slots or max(2, (os.cpu_count() or 1) // 2)
 
     @property
     def cut_off_seconds(self) -> float:
@@ -183,7 +197,8 @@ class ImageSettings(BaseModel):
     build_memory_mb: int | None = Field(
         default=None,
         ge=16,
-        description="MiB of memory of a build's steps; default: what its job asks for, else 9/10 of the host's",
+        description="MiB of memory of a build's steps; default: what its job asks for, else as of a job "
+        "that names none",
     )
     build_network: str | None = Field(
         default=None, description="network of a build's steps; default: that of the jobs' containers; none: none at all"
@@ -361,11 +376,11 @@ class RetentionSettings(BaseModel):
     artifacts_days: int | None = Field(
         default=None, ge=1, le=MAX_DAYS, description="days that artifacts are kept after a job's end; default: for good"
     )
-    workspaces_days: int | None = Field(
-        default=None,
-        ge=1,
+    workspaces_days: int = Field(
+        default=30,
+        ge=0,
         le=MAX_DAYS,
-        description="days that an uploaded workspace is kept after the end of the last job on it; default: for good",
+        description="days that an uploaded workspace is kept after the end of the last job on it; 0: for good",
     )
 
 
@@ -387,6 +402,7 @@ class Settings(BaseSettings):
     database: DatabaseSettings = DatabaseSettings()
     queue: QueueSettings = QueueSettings()
     logs: LogSettings = LogSettings()
+    disk: DiskSettings = DiskSettings()
     worker: WorkerSettings = WorkerSettings()
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()

@@ -15,6 +15,7 @@ from core.db import Database
 from core.dispatch import Dispatcher
 from core.errors import GradientError
 from core.patience import Patience
+from core.private import keep_private
 from core.rings import Ring
 from core.settings import Settings
 from gradient_server.first_key import ensure_local_key
@@ -105,7 +106,7 @@ def migrate(settings: Settings, back_to: str | None) -> int:
 
 
 def _open(settings: Settings) -> Database:
-    settings.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    keep_private(settings)
     return Database(settings.database_url, pool_size=settings.database.pool_size)
 
 

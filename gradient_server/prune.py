@@ -81,7 +81,7 @@ def _end_progress() -> None:
 
 
 def _lines(report: Report, *, dry_run: bool) -> Iterator[str]:
-    if not report.projects and report.workspaces_days is None:
+    if not report.projects and not report.workspaces_days:
         yield "No policy is set: everything is kept for good."
         yield "GRADIENT_RETENTION__* and `gradient-cli projects update` set one."
     elif report.total.count:
@@ -134,7 +134,7 @@ def _json(report: Report, *, dry_run: bool) -> str:
     found = {
         "dryRun": dry_run,
         "projects": projects,
-        "workspaces": {**_tally(report.workspaces), "keepDays": report.workspaces_days},
+        "workspaces": {**_tally(report.workspaces), "keepDays": report.workspaces_days or None},
         "unfinished": report.unfinished,
         "failed": report.failed,
     }

@@ -37,6 +37,7 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.Unauthorized: 401,
     errors.SecretUnreadable: 503,
     errors.StoreUnavailable: 503,
+    errors.StorageFull: 507,
     errors.DatabaseOutdated: 503,
     errors.ReleaseOutdated: 503,
     errors.LeaseLost: 409,

@@ -12,7 +12,7 @@ from core.archives import ArchiveLimits
 from core.db import on_commit
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.failpoints import failpoint
-from core.jobs import lifecycle, projects, queries
+from core.jobs import lifecycle, projects, queries, stored
 from core.jobs.lifecycle import Submission
 from core.jobs.models import Job, Project
 from core.jobs.offers import Offers, offers
@@ -294,6 +294,8 @@ def _project(session: Session, asked: SubmitJob) -> Project:
 
 def _write(session: Session, stores: OpenStores, submission: Submission) -> tuple[Job, bool]:
     job, made = lifecycle.submit(session, submission)
+    if made:  # what was accepted before stays so
+        stored.require_room(session, submission.project, stores.settings.disk.project_mb)
     on_commit(session, stores.wake)
     failpoint("submit_before_commit")
     return job, made

@@ -17,7 +17,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from core.errors import SpecInvalid, WorkspaceInvalid
+from core.disk import shortage
+from core.errors import SpecInvalid, StorageFull, WorkspaceInvalid
 from service.errors import problem
 
 SPEC = "spec"
@@ -46,7 +47,9 @@ class Body:
             self.workspace.close()
 
 
-async def read_body(request: Request, folder: Path, *, max_spec_bytes: int, max_upload_bytes: int) -> Body:
+async def read_body(
+    request: Request, folder: Path, *, max_spec_bytes: int, max_upload_bytes: int, min_free_mb: int
+) -> Body:
     """Read the whole body of a submission.
 
     Args:
@@ -54,10 +57,12 @@ async def read_body(request: Request, folder: Path, *, max_spec_bytes: int, max_
         folder: Where uploads lie until they are stored.
         max_spec_bytes: Largest spec.
         max_upload_bytes: Largest archive.
+        min_free_mb: MiB that stay free on the folder's disk; 0: not looked at.
 
     Raises:
         RequestValidationError: It is neither JSON nor a form with a `spec`.
         WorkspaceInvalid: The upload breaks off.
+        StorageFull: There is too little room for it.
         HTTPException: 413: a part is too large; 415: another content type.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
@@ -70,10 +75,10 @@ async def read_body(request: Request, folder: Path, *, max_spec_bytes: int, max_
     boundary = options.get(b"boundary")
     if not boundary:
         raise _no_boundary()
-    return await _read_form(request, boundary, _Form(folder, WORKSPACE, max_upload_bytes, max_spec_bytes))
+    return await _read_form(request, boundary, _Form(folder, WORKSPACE, min_free_mb, max_upload_bytes, max_spec_bytes))
 
 
-async def read_upload(request: Request, folder: Path, *, part: str, max_upload_bytes: int) -> Body:
+async def read_upload(request: Request, folder: Path, *, part: str, max_upload_bytes: int, min_free_mb: int) -> Body:
     """Read a form of one file, whose content type does not matter; what the spec says came otherwise.
 
     Args:
@@ -81,17 +86,19 @@ async def read_upload(request: Request, folder: Path, *, part: str, max_upload_b
         folder: Where uploads lie until they are stored.
         part: The part's name.
         max_upload_bytes: Largest file.
+        min_free_mb: MiB that stay free on the folder's disk; 0: not looked at.
 
     Raises:
         RequestValidationError: The form has other parts.
         WorkspaceInvalid: The upload breaks off.
+        StorageFull: There is too little room for it.
         HTTPException: 413: the file is too large.
     """
     _, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
     if not boundary:
         raise _no_boundary()
-    return await _read_form(request, boundary, _Form(folder, part, max_upload_bytes))
+    return await _read_form(request, boundary, _Form(folder, part, min_free_mb, max_upload_bytes))
 
 
 def _no_boundary() -> RequestValidationError:
@@ -99,6 +106,8 @@ def _no_boundary() -> RequestValidationError:
 
 
 async def _read_form(request: Request, boundary: bytes, form: "_Form") -> Body:
+    length = request.headers.get("content-length", "")
+    await anyio.to_thread.run_sync(form.require_room, int(length) if length.isdecimal() else 0)
     try:
         return await form.read(request.stream(), boundary)
     except BaseException:
@@ -130,12 +139,16 @@ class _Form:
     Args:
         folder: Where the file lies until it is stored.
         file: Name of the part that is the file.
+        min_free_mb: MiB that stay free on the folder's disk.
         max_upload_bytes: Its largest size.
         max_spec_bytes: Largest spec; None: the form has none.
     """
 
-    def __init__(self, folder: Path, file: str, max_upload_bytes: int, max_spec_bytes: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, file: str, min_free_mb: int, max_upload_bytes: int, max_spec_bytes: int | None = None
+    ) -> None:
         self._folder = folder
+        self._min_free_mb = min_free_mb
         self._file = file
         self._limits = {} if max_spec_bytes is None else {SPEC: max_spec_bytes}
         self._limits[file] = max_upload_bytes
@@ -146,6 +159,20 @@ class _Form:
         self._workspace: BinaryIO | None = None
         self._pending = bytearray()
         self._ended = False
+
+    def require_room(self, coming: int) -> None:
+        """Check that so many bytes fit on the disk.
+
+        Raises:
+            StorageFull: They do not.
+        """
+        short = shortage([self._folder], self._min_free_mb, coming=coming)
+        if short is not None:
+            raise StorageFull(
+                f"There is no room for an upload of {coming:,} bytes: {short} (GRADIENT_DISK__MIN_FREE_MB). Send it "
+                "again once an administrator has made room, or submit a job without an upload.",
+                field=self._file,
+            )
 
     async def read(self, stream: AsyncIterator[bytes], boundary: bytes) -> Body:
         """The form's parts, once the whole of it was read."""
@@ -224,6 +251,7 @@ class _Form:
 
     def _flush(self) -> None:
         if self._workspace is not None and self._pending:
+            self.require_room(len(self._pending))
             view = memoryview(self._pending)
             written = 0
             while written < len(view):

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from core import retention
 from core.errors import SpecInvalid
-from core.jobs import queries, resources
+from core.jobs import queries, resources, stored
 from core.jobs.holds import ports_of
 from core.jobs.models import Attempt, Event, HeldPort, Job, Project
 from core.jobs.offers import Offers
@@ -19,7 +19,7 @@ from core.jobs.states import OWNED, REASONS, JobState, sentence
 from core.jobs.waiting import Waiting, said_at, waiting_of
 from core.machines import Catalogue, MachineType
 from core.retention import Kind, Removed
-from core.settings import CLOUD_BACKENDS, RetentionSettings
+from core.settings import CLOUD_BACKENDS, Settings
 from service.deps import OpenStores
 from service.links import port_views
 from service.removed import removed_view
@@ -308,9 +308,9 @@ def resolved_view(
     )
 
 
-def project_view(project: Project, jobs: int, live: Live, settings: RetentionSettings) -> ProjectView:
+def project_view(project: Project, jobs: int, live: Live, settings: Settings) -> ProjectView:
     """A project, the number of its jobs, how many of them are not over, and what it keeps for how long."""
-    logs, artifacts = (retention.policy(project, kind, settings) for kind in (Kind.LOGS, Kind.ARTIFACTS))
+    logs, artifacts = (retention.policy(project, kind, settings.retention) for kind in (Kind.LOGS, Kind.ARTIFACTS))
     return ProjectView(
         id=project.id,
         name=project.name,
@@ -319,6 +319,7 @@ def project_view(project: Project, jobs: int, live: Live, settings: RetentionSet
         running_count=live.running,
         queued_count=live.queued,
         max_running=project.max_running,
+        max_stored_mb=stored.limit_mb(project, settings.disk.project_mb) or None,
         keep_logs_days=logs.days,
         keep_logs_by="project" if logs.own else "service",
         keep_artifacts_days=artifacts.days,

@@ -26,10 +26,26 @@ Days = Annotated[int | Literal["default"] | None, WrapValidator(_days)]
 """How long something is kept."""
 
 
+def _limit(given: object, check: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return check(given)
+    except ValidationError:
+        raise ValueError('must be a number of MiB, null (no limit) or "default" (as the service is set)') from None
+
+
+Limit = Annotated[int | Literal["default"] | None, WrapValidator(_limit)]
+"""How much is kept."""
+
+
 class UpdateProject(Request):
     """What to change of a project; what is left out stays as it is."""
 
     max_running: int | None = Field(None, description="jobs that run at once, at least 1; null: no limit")
+    max_stored_mb: Limit = Field(
+        None,
+        description='MiB of logs and artifacts kept of its jobs, at least 1; null: no limit; "default": as the '
+        "service is set",
+    )
     keep_logs_days: Days = Field(
         None, description='days that logs are kept, at least 1; null: for good; "default": as the service is set'
     )
@@ -46,6 +62,7 @@ class ProjectView(View):
     running_count: int = Field(description="jobs that have a machine")
     queued_count: int = Field(description="jobs that wait")
     max_running: int | None = Field(description="jobs that run at once, at most; null: no limit of its own")
+    max_stored_mb: int | None = Field(description="MiB of its jobs' logs and artifacts that are kept; null: no limit")
     keep_logs_days: int | None = Field(description="days that logs are kept after a job's end; null: for good")
     keep_logs_by: Literal["project", "service"] = Field(description="whose policy that is")
     keep_artifacts_days: int | None = Field(description="the same for artifacts")

@@ -2,7 +2,8 @@
 
 from importlib import import_module
 
-from core.artifacts import ArtifactStore, DirectoryStore
+from core.artifacts import ArtifactLimits, ArtifactStore, DirectoryStore
+from core.disk import MIB
 from core.errors import StoreUnavailable
 from core.settings import Settings
 
@@ -13,7 +14,10 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
     Raises:
         StoreUnavailable: Google's libraries or credentials for it are not there.
     """
-    directory = DirectoryStore(settings.root / "artifacts")
+    directory = DirectoryStore(
+        settings.root / "artifacts",
+        limits=ArtifactLimits(max_files=settings.disk.artifact_files, max_bytes=settings.disk.artifact_mb * MIB),
+    )
     if settings.artifacts.url is None:
         return directory
     try:

@@ -1,6 +1,7 @@
 """Small disks for tests, where the machine lets them be mounted: as root, or with a sudo that asks nothing."""
 
 import functools
+import itertools
 import os
 import shutil
 import subprocess
@@ -52,6 +53,20 @@ class SmallDisk:
 
     def free(self) -> None:
         (self.folder / "filler").unlink()
+
+    def exhaust(self) -> None:
+        """Take every name that is left: no file can be made, though there are bytes."""
+        assert _as_root("mount", "-o", "remount,nr_inodes=64", str(self.folder))
+        (self.folder / "names").mkdir()
+        try:
+            for number in itertools.count():
+                (self.folder / "names" / str(number)).touch()
+        except OSError:
+            return
+
+    def relieve(self) -> None:
+        """Give the names back."""
+        shutil.rmtree(self.folder / "names")
 
     def unmount(self) -> None:
         _as_root("umount", "--lazy", str(self.folder))

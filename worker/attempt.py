@@ -26,6 +26,8 @@ from core.jobs.states import JobState
 from worker.backends import base
 from worker.backends.base import BackendError, Build, Handle, ImageKeeper, LaunchSpec, PortMap
 from worker.building import BuildLog
+from worker.collecting import Bounds
+from worker.disk import DiskQuota
 from worker.grants import Grants
 from worker.host import Host
 from worker.lost import lost
@@ -103,7 +105,7 @@ class AttemptRun:
             self._end(Outcome("internal_error", why))
         self._tear_down()
         try:
-            kept = self._store()
+            kept = self._store(Bounds(self._host, self.job))
         except Exception:  # the fault may lie here; what was stored before stays
             logger.exception("abandoned_outputs_not_stored")
             kept = _Kept("failed")
@@ -170,8 +172,9 @@ class AttemptRun:
     def _watch(self) -> None:
         with Recorder(self._host, self.job, self._scratch) as recorder:
             recorder.ship()  # what it printed while it started: somebody waits for its first line
-            watch = Watch(self._host, self.job, self._scratch, self._signals, recorder)
-            syncs = ArtifactSync(self._host, self.job, self._scratch), MetricsSync(recorder, self.job)
+            quota = DiskQuota(self._host, self.job, self._scratch)
+            watch = Watch(self._host, self.job, self._scratch, self._signals, recorder, quota)
+            syncs = ArtifactSync(self._host, self.job, self._scratch), MetricsSync(recorder, self.job), quota
             for sync in syncs:
                 sync.start()
             try:
@@ -223,30 +226,35 @@ class AttemptRun:
 
     def _collect(self) -> _Kept:
         """Complete output, metrics and artifacts. A failure here is told apart from how the job ended."""
-        began = time.monotonic()
+        began, bounds = time.monotonic(), Bounds(self._host, self.job)
         while True:
             try:
-                return self._store()
+                return self._store(bounds)
             except (OSError, StoreUnavailable) as error:
                 logger.warning("collect_failed", exc_info=True)
-                if time.monotonic() - began > self._host.settings.worker.collect_seconds:
+                late = time.monotonic() - began > self._host.settings.worker.collect_seconds
+                if late or bounds.stopped():
                     return _Kept("failed")
                 self._phase("collecting", f"trying again: {error}")
                 self._signals.pause(_TEARDOWN_PAUSE_SECONDS)
 
-    def _store(self) -> _Kept:
+    def _store(self, bounds: Bounds) -> _Kept:
         """Complete output, metrics and artifacts."""
         if not self._scratch.control.is_dir():
             return _Kept(self.job.artifacts_state)
         with Recorder(self._host, self.job, self._scratch) as recorder:
             recorder.finish()
         log_bytes = self._host.logs.reader(self.job.id).size
-        if not (self._scratch.artifacts.is_dir() or (self._scratch.control / "started").exists()):
+        began = base.read_control(self._scratch.control, "started") is not None
+        if not (began or self._scratch.artifacts.is_dir()):
             return _Kept(
                 self.job.artifacts_state, log_bytes
             )  # it never began: what an earlier attempt left is still the latest
         left = self._scratch.artifacts
-        manifest = self._host.artifacts.close(self.job.id, self.job.attempt, left, lost=lost(left))
+        most = bounds.max_bytes()
+        manifest = self._host.artifacts.close(
+            self.job.id, self.job.attempt, left, lost=lost(left), max_bytes=most, stopped=bounds.stopped
+        )
         state = manifest.state if manifest.files or manifest.skipped else "none"
         return _Kept(state, log_bytes, manifest.bytes)
 

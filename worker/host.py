@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from core.archives import ArchiveLimits
 from core.artifacts import ArtifactStore
 from core.db import Database
+from core.disk import MIB, shortage
 from core.joblogs import JobLogs
 from core.jobs.claims import Offer
 from core.jobs.holds import PortRange
@@ -53,6 +54,8 @@ class Host:
     workspaces: WorkspaceStore
     logs: JobLogs
     artifacts: ArtifactStore
+    attempts_bytes: int = 0
+    """What the folders of all attempts here took when they were last measured."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unready: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -111,6 +114,17 @@ class Host:
             memory_mb=asked.memory_mb or memory_mb,
             ports=self._ports(),
         )
+
+    def shortage(self) -> str | None:
+        """Why no job may be claimed for want of disk, in words; None: there is enough."""
+        limits, root = self.settings.disk, self.settings.root
+        if limits.host_mb and self.attempts_bytes > limits.host_mb * MIB:
+            taken = f"{self.attempts_bytes // MIB:,} MiB of {limits.host_mb:,} MiB"
+            return f"the attempts on {self.host} take {taken} (GRADIENT_DISK__HOST_MB)"
+        engines = (keeper.data_folder() for keeper in self.image_keepers())
+        folders = [self.attempts, root / "logs", root / "artifacts", *(one for one in engines if one is not None)]
+        short = shortage(folders, limits.min_free_mb)
+        return None if short is None else f"{self.host}: {short}"
 
     def _ports(self) -> PortRange:
         ports = self.settings.ports

@@ -44,11 +44,6 @@ class _Running:
     ended: threading.Event
 
 
-def default_slots() -> int:
-    """Jobs at once on a host where nothing else is said: one per two CPUs, at least two."""
-    return max(2, (os.cpu_count() or 1) // 2)
-
-
 class Supervisor:
     """Runs the jobs of one worker.
 
@@ -63,7 +58,7 @@ class Supervisor:
     def __init__(self, host: Host, bell: Bell) -> None:
         self._host = host
         self._worker = host.settings.worker
-        self._slots = self._worker.slots or default_slots()
+        self._slots = self._worker.most_slots
         self._lock = _lock_name(host.settings.root / "workers" / f"{host.name}.lock", host.name)
         self._watch = FileWatch(bell.path)
         self._running: dict[str, _Running] = {}
@@ -79,6 +74,7 @@ class Supervisor:
         self._beat_at = self._adopt_at = self._told_at = 0.0
         self._registered = False
         self._taken: dict[str, str] = {}
+        self._short: str | None = None
 
     def run(self) -> None:
         """Work until `stop`; returns once every attempt has let go. Jobs run on."""
@@ -152,7 +148,7 @@ class Supervisor:
 
     def _register(self) -> None:
         self._host.write(lambda session: workers.register(session, self._offer, boot_id=boot_id(), slots=self._slots))
-        self._taken = {}
+        self._taken, self._short = {}, None
         self._adopt()
         self._registered = True
 
@@ -176,7 +172,7 @@ class Supervisor:
             self._begin(job)
 
     def _claim(self) -> bool:
-        if not self._anything_waits(self._offer):
+        if not self._anything_waits(self._offer) or self._short_of_disk():
             return False
         offer = self._offer_without_taken_cards()
         if offer.cards != self._offer.cards and not self._anything_waits(offer):
@@ -185,6 +181,15 @@ class Supervisor:
         if job is not None:
             self._begin(job)
         return job is not None
+
+    def _short_of_disk(self) -> bool:
+        """Whether there is too little disk for another job; jobs that wait for it say so."""
+        short = self._host.shortage()
+        if (short is None) != (self._short is None):
+            logger.warning("disk_low" if short else "disk_enough", extra={"why": short})
+            self._host.write(lambda session: workers.note_low_disk(session, self._host.name, short))
+            self._short = short
+        return short is not None
 
     def _anything_waits(self, offer: claims.Offer) -> bool:
         with self._host.database.read() as session:

@@ -4,6 +4,7 @@ Each repair may run on any worker, any number of times.
 """
 
 import logging
+import threading
 import time
 from functools import partial
 
@@ -16,6 +17,7 @@ from core.jobs.models import Job
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import Backend, BackendError, Handle
 from worker.cloudsweep import CloudSweep
+from worker.disk import used_bytes
 from worker.host import Host
 from worker.keeping import Keeping
 from worker.shelves import Shelves
@@ -61,6 +63,7 @@ class Sweep:
             How many of each were repaired.
         """
         self._shelves.report()
+        self._measure()
         repaired = {
             "scratch": self._remove_scratch(held),
             "strays": self._destroy_strays(held),
@@ -81,6 +84,12 @@ class Sweep:
             logger.info("swept", extra=repaired)
             self._host.write(partial(repairs.note, worker=self._host.name, repaired=repaired))
         return repaired
+
+    def _measure(self) -> None:
+        """Where the attempts of this host have a quota together: how much they take."""
+        if self._host.settings.disk.host_mb and self._host.attempts.is_dir():
+            used = used_bytes([self._host.attempts], threading.Event())
+            self._host.attempts_bytes = self._host.attempts_bytes if used is None else used
 
     def _my_turn(self) -> bool:
         """One worker at a time; another takes over when this one has not come back for a few sweeps."""

@@ -20,6 +20,7 @@ from core.jobs.moves import note_attempt
 from core.jobs.states import reason_of_exit
 from core.logging import bind
 from worker.backends.base import STOPPING, Backend, Exit, Handle, read_control
+from worker.disk import DiskQuota
 from worker.fence import CUT_OFF_GRACE
 from worker.host import Host
 from worker.sampling import Peaks, Sampling
@@ -38,6 +39,7 @@ _SYNC_SHARE = 10
 _KILL_AGAIN_SECONDS = 5.0
 _SAMPLED_AT_MOST_EVERY_SECONDS = 1.0
 _PEAKS_SECONDS = 30.0
+_SHORT_GRACE = frozenset({"cut_off", "disk_quota"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +219,11 @@ class ArtifactSync(threading.Thread):
 class Watch:
     """Follows one attempt from launch to exit."""
 
-    def __init__(self, host: Host, job: Job, scratch: Scratch, signals: Signals, recorder: Recorder) -> None:
+    def __init__(
+        self, host: Host, job: Job, scratch: Scratch, signals: Signals, recorder: Recorder, quota: DiskQuota
+    ) -> None:
         self._host = host
+        self._quota = quota
         self._job = job
         self._signals = signals
         self._recorder = recorder
@@ -283,7 +288,7 @@ class Watch:
             self._ending = self._wished()
             if self._ending is None:
                 return
-            grace = min(self._grace, CUT_OFF_GRACE) if self._ending.reason == "cut_off" else self._grace
+            grace = min(self._grace, CUT_OFF_GRACE) if self._ending.reason in _SHORT_GRACE else self._grace
             self._kill_at = now + grace
             self._backend.stop(self._handle, grace=True)
         elif now >= self._kill_at:
@@ -296,6 +301,8 @@ class Watch:
             return Outcome("stopped_by_user")
         if self._signals.cut_off:
             return Outcome("cut_off", f"{self._host.settings.worker.cut_off_seconds / 60:.0f} minutes")
+        if self._quota.over is not None:
+            return Outcome("disk_quota", self._quota.over)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return Outcome("time_limit", f"{self._job.spec.time_limit} seconds")
         return None

@@ -15,7 +15,7 @@ from core.jobs.spec import JobSpec
 from core.trees import flatten
 from core.workspaces import WorkspaceStore
 from worker import git
-from worker.backends.base import BackendError
+from worker.backends.base import RESERVED, BackendError
 
 _COPY_BYTES = 1024**2
 _BLOCK_BYTES = 4096
@@ -50,8 +50,7 @@ class Scratch:
 
         A later attempt finds what one before it left, so that it can go on from its last checkpoint.
         """
-        self.control.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _need_room(self.control / "room")
+        self._make_control()
         if self.artifacts.is_dir():
             return
         filling = self.root / "artifacts.new"
@@ -69,6 +68,20 @@ class Scratch:
                 shutil.copyfileobj(stored, copy, _COPY_BYTES)
             os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
         filling.rename(self.artifacts)
+
+    def _make_control(self) -> None:
+        """Make the control folder, with room for what has to be written on a full disk as well, all or nothing.
+
+        Once it is there a job may have it: nothing in it is written here any more.
+        """
+        if self.control.is_dir():
+            return
+        filling = self.root / "control.new"
+        shutil.rmtree(filling, ignore_errors=True)
+        filling.mkdir(parents=True, mode=0o700)
+        for name in RESERVED:
+            (filling / name).write_bytes(b" " * _BLOCK_BYTES)
+        filling.rename(self.control)
 
     def _left_before(self, store: ArtifactStore) -> Iterator[tuple[int, ArtifactFile]]:
         """What the latest attempt before this one left that left anything, and which it was."""
@@ -127,17 +140,6 @@ class Scratch:
         except (RecursionError, _TooDeep):
             flatten(self.root)
             shutil.rmtree(self.root, onerror=_make_removable)
-
-
-def _need_room(path: Path) -> None:
-    """Fail here if the disk is full: folders can be made on some that hold not one byte more.
-
-    The wrapper could not leave a sign that the command began, and nobody would know why it never did.
-    """
-    try:
-        path.write_bytes(bytes(_BLOCK_BYTES))
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def scratches(attempts: Path) -> list[tuple[str, int]]:

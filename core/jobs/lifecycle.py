@@ -319,7 +319,7 @@ def may_retry(job: Job, reason: Reason) -> bool:
         return False
     if reason.fault not in NOT_THE_USERS:
         return job.attempt - job.machine_faults < job.max_attempts
-    allowed = job.max_attempts > 1 or job.started_at is None
+    allowed = job.max_attempts > 1 or job.started_at is None or reason.unbegun
     return allowed and (reason.unlimited or job.machine_faults < MAX_MACHINE_FAULTS)
 
 
@@ -364,6 +364,8 @@ def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobSta
 def request_stop(session: Session, job_id: str) -> Job:
     """Wish that the job stops. A waiting job is cancelled at once; stopping an ended one does nothing.
 
+    Once its command has ended, the wish is that its outputs are left at what is kept by then.
+
     Raises:
         JobNotFound: No such job.
     """
@@ -373,12 +375,18 @@ def request_stop(session: Session, job_id: str) -> Job:
         raise JobNotFound(job_id)
     if job.state is JobState.QUEUED:
         return _cancel_waiting(session, job)
-    if job.state not in OWNED or job.stop_requested_at is not None:
+    if job.state not in OWNED or (job.stop_requested_at is not None and not _stops_collecting(job)):
         return job
     wished = moved_by(session, job, guarded(job, OWNED).values(stop_requested_at=now()))
     record(session, wished, "stop_requested")
     ring(session, wished)
     return wished
+
+
+def _stops_collecting(job: Job) -> bool:
+    """Whether the wish is a new one: the job was stopped before, and its outputs are being collected now."""
+    before = job.stop_requested_at is not None and job.ended_at is not None and job.stop_requested_at < job.ended_at
+    return job.state is JobState.FINISHING and before
 
 
 def _cancel_waiting(session: Session, job: Job) -> Job:

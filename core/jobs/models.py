@@ -38,6 +38,8 @@ class Project(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     max_running: Mapped[int | None]
     """Jobs of it that run at once, at most; None: no limit of its own."""
+    max_stored_mb: Mapped[int | None]
+    """MiB of its jobs' logs and artifacts that are kept; 0: no limit; None: as the service's settings say."""
     last_claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """When a job of it was last given a machine: among projects that run equally many, the longest unserved is next."""
     keep_logs_days: Mapped[int | None]
@@ -407,6 +409,8 @@ class Worker(Base):
     """When a message last came to it through the broker; None: it has no broker, or never heard any."""
     taken_cards: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
     """Cards that something other than our jobs uses, and what, in words; as last seen when a job wanted one."""
+    low_disk: Mapped[str | None] = mapped_column(Text)
+    """Why it claims nothing for want of disk, in words; None: it has enough."""
     drained_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Since when it claims nothing, by an administrator's wish, which outlives its restarts."""
 

@@ -18,12 +18,14 @@ from core.retention import FOR_GOOD
 from core.settings import MAX_DAYS
 
 MAX_RUNNING = 1_000_000
+MAX_STORED_MB = 2**31 - 1
 _MAX_URL = 2000
 _GONE = "\x7f"
 """Begins the name of a deleted project; no label may hold it."""
 _RUNNING = tuple(OWNED)
 _DAYS = "days (null: for good)"
 _RANGES = {
+    "max_stored_mb": ("maxStoredMb", MAX_STORED_MB, "MiB (null: no limit)"),
     "max_running": ("maxRunning", MAX_RUNNING, "jobs at once (null: no limit)"),
     "keep_logs_days": ("keepLogsDays", MAX_DAYS, _DAYS),
     "keep_artifacts_days": ("keepArtifactsDays", MAX_DAYS, _DAYS),
@@ -44,8 +46,9 @@ def change(session: Session, project_id: str, asked: Mapping[str, int | Literal[
     Args:
         session: Writes.
         project_id: The project.
-        asked: Any of `max_running` (None: no limit), `keep_logs_days` and `keep_artifacts_days` (None: for good;
-            "default": as the service's settings say). What is not in it stays as it is.
+        asked: Any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
+            `keep_artifacts_days` (None: for good; of these three "default": as the service's settings say). What is
+            not in it stays as it is.
 
     Raises:
         ProjectNotFound: There is no such project.
@@ -56,12 +59,12 @@ def change(session: Session, project_id: str, asked: Mapping[str, int | Literal[
         name, most, unit = _RANGES[column]
         if isinstance(value, int) and not 1 <= value <= most:
             raise SpecInvalid(f"{value} is out of range: 1 to {most:,} {unit}.", field=name)
-        setattr(project, column, value if column == "max_running" else _stored_days(value))
+        setattr(project, column, value if column == "max_running" else _own(value))
     session.flush()
     return project
 
 
-def _stored_days(asked: int | str | None) -> int | None:
+def _own(asked: int | str | None) -> int | None:
     """As the record has it, where nothing stands for a project that was never told: as the service is set."""
     if asked is None:
         return FOR_GOOD

@@ -71,6 +71,7 @@ class Reason:
         retry: Whether another attempt could end differently.
         unlimited: Whether it is tried again however often it happens; else, where it is no fault of the user's, a few
             times.
+        unbegun: The command is known not to have begun, though its start was recorded.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Reason:
     sentence: str
     retry: bool = False
     unlimited: bool = False
+    unbegun: bool = False
 
 
 _ALL = (
@@ -103,6 +105,12 @@ _ALL = (
         Fault.SERVICE,
         "Every worker that could take it is drained and takes nothing new. Let one work again with "
         "`gradient-server resume`, or start another.",
+    ),
+    Reason(
+        "low_disk",
+        None,
+        Fault.MACHINE,
+        "The disk of every machine that could take it is almost full: {detail}. It starts once there is room.",
     ),
     Reason("retrying", None, Fault.NOBODY, "It is tried again: {detail}"),
     Reason(
@@ -184,6 +192,13 @@ _ALL = (
         S.FAILED,
         Fault.BUDGET,
         "Its time limit of {detail} was reached. Set a longer one with --timeLimit; outputs so far are kept.",
+    ),
+    Reason(
+        "disk_quota",
+        S.FAILED,
+        Fault.USER,
+        "It took more disk than a job may ({detail}) and was ended. Keep less in its workspace and artifacts, or have "
+        "an administrator raise GRADIENT_DISK__JOB_MB; of its artifacts, those are kept that fit.",
     ),
     Reason(
         "preempted",
@@ -367,6 +382,7 @@ _ALL = (
         Fault.MACHINE,
         "The machine took the job, but its command never began to run. Submit it again.",
         retry=True,
+        unbegun=True,
     ),
     Reason("disk_full", S.FAILED, Fault.MACHINE, "The machine's disk is full: {detail}", retry=True),
     # Lost.

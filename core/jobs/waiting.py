@@ -5,6 +5,7 @@ Of the reasons that hold, the first of these is told:
     no_worker            nobody who is there offers the machine type
     too_large            those who do are too small for it, each of them
     draining             those who are large enough are drained, each of them
+    low_disk             the disks of those that are not have too little room, each of them
     retrying             it pauses before its next attempt
     project_quota        its project has as many jobs on machines as it may
     waiting_for_cards    none of them has as many cards free as it needs
@@ -149,6 +150,9 @@ class _Scene:
             return "too_large", excess(job, offering)
         if not working:
             return "draining", None
+        full = [worker.low_disk for worker in working if worker.low_disk is not None]
+        if len(full) == len(working):
+            return "low_disk", full[0]
         if job.run_after is not None and job.run_after > self.at:
             ended = f"{job.reason_detail} " if job.reason_detail else ""
             return "retrying", f"{ended}The next try is at {said_at(job.run_after)}."

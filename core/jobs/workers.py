@@ -37,6 +37,7 @@ def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> Non
         "seen_at": now(),
         "heard_at": None,
         "taken_cards": None,
+        "low_disk": None,
     }
     known = update(Worker).where(Worker.name == offer.worker).values(**values).returning(Worker.name)
     if session.scalar(known, execution_options={"synchronize_session": False}) is None:
@@ -46,6 +47,11 @@ def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> Non
 def note_taken_cards(session: Session, name: str, taken: dict[str, str]) -> None:
     """Say which cards of a worker something other than our jobs uses, and what: jobs that wait for one say so."""
     session.execute(update(Worker).where(Worker.name == name).values(taken_cards=taken or None))
+
+
+def note_low_disk(session: Session, name: str, why: str | None) -> None:
+    """Say that a worker claims nothing for want of disk, and why; None: it has enough again."""
+    session.execute(update(Worker).where(Worker.name == name).values(low_disk=why))
 
 
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:

@@ -45,6 +45,7 @@ _SUBMITTED: dict[int | str, dict[str, Any]] = {
     200: {"model": JobView | DryRun, "description": "Made before under the same Idempotency-Key; or a dry run."},
     201: {"links": links.OF_JOB},
     415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
+    507: {"model": ErrorView, "description": "The disk, or the project's quota, has no room for it."},
 }
 _CLONED: dict[int | str, dict[str, Any]] = {
     200: {"model": JobView, "description": "Made before under the same Idempotency-Key.", "links": links.OF_JOB},
@@ -61,6 +62,7 @@ async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIte
             stores.settings.root / "workspaces",
             max_spec_bytes=api.max_body_bytes,
             max_upload_bytes=api.max_upload_bytes,
+            min_free_mb=stores.settings.disk.min_free_mb,
         )
     except OSError as error:
         raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error

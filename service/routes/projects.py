@@ -26,9 +26,11 @@ _MADE: dict[int | str, dict[str, Any]] = {
 @router.get("")
 def list_projects(session: Reading, stores: Stores) -> Projects:
     """Every project, by name."""
-    live, policy = projects.live(session), stores.settings.retention
+    live = projects.live(session)
     found = queries.projects(session)
-    return Projects(projects=[project_view(one, jobs, live.get(one.id, Live()), policy) for one, jobs in found])
+    return Projects(
+        projects=[project_view(one, jobs, live.get(one.id, Live()), stores.settings) for one, jobs in found]
+    )
 
 
 @router.post("", status_code=201, responses=_MADE, openapi_extra=json_body(CreateProject))
@@ -61,4 +63,4 @@ def update_project(
 
 def _view(session: Session, stores: OpenStores, project: Project) -> ProjectView:
     live = projects.live(session, project.id).get(project.id, Live())
-    return project_view(project, queries.job_count(session, project.id), live, stores.settings.retention)
+    return project_view(project, queries.job_count(session, project.id), live, stores.settings)

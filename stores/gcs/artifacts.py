@@ -18,6 +18,7 @@ from typing import BinaryIO, cast
 from google.api_core.exceptions import PreconditionFailed
 from google.cloud import storage
 
+from core.artifact_mirror import Stopped, never
 from core.artifact_paths import not_found, resolve
 from core.artifact_survey import Skipped
 from core.artifacts import DirectoryStore, Manifest, OpenArtifact, Page, SyncResult, page_of
@@ -100,7 +101,16 @@ class BucketStore:
         sender.drop(kept)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
-    def close(self, job_id: str, attempt: int, source: Path, *, lost: Sequence[Skipped] = ()) -> Manifest:
+    def close(
+        self,
+        job_id: str,
+        attempt: int,
+        source: Path,
+        *,
+        lost: Sequence[Skipped] = (),
+        max_bytes: int | None = None,
+        stopped: Stopped = never,
+    ) -> Manifest:
         """Syncs a last time, hashes every file, and writes the manifest once all of them are in the bucket.
 
         Raises:
@@ -109,7 +119,7 @@ class BucketStore:
         """
         manifest = self._manifest(job_id, attempt)
         if manifest is None:
-            manifest = self._staging.close(job_id, attempt, source, lost=lost)
+            manifest = self._staging.close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
             sender = self._sender(job_id, attempt)
             kept = sender.push(self._staging.walk(job_id, attempt), final=True)
             self._put_list(job_id, attempt, MANIFEST, manifest, kept)

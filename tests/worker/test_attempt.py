@@ -19,6 +19,8 @@ from core.jobs.states import JobState
 from core.settings import Settings
 from worker import attempt as module
 from worker.attempt import AttemptRun, run_attempt
+from worker.backends import mock
+from worker.backends.base import read_control
 from worker.host import Host
 from worker.signals import Detached, Signals
 from worker.watch import Watch
@@ -137,12 +139,10 @@ def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
     attempt._start()
     backend, handle = host.backend("mock"), attempt.job.handle
     control = host.scratch(job.id, 1).control
-    wait_until((control / "started").exists, "the wrapper")
-    aim = host.settings.root / "elsewhere"
-    (control / "stopping").symlink_to(aim)
+    wait_until(lambda: read_control(control, "started"), "the wrapper")
+    (control / "stopping").mkdir()
     backend.stop(handle, grace=True)
     assert wait_until(lambda: backend.poll(handle), "the job to end").code == 143
-    assert not aim.exists()
     backend.destroy(handle)
 
 
@@ -302,3 +302,20 @@ class TestOverPostgresql:
         run_attempt(host, job, Signals())
         assert (ended(host, job).state, backends.left) == (JobState.SUCCEEDED, 0)
         assert "attempt_failed" not in caplog.text
+
+
+def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host, claim, small_disk, monkeypatch):
+    """The file system has no name left for the wrapper's lock: the command never began."""
+    monkeypatch.setattr(mock, "_NEVER_STARTED_SECONDS", 0.5)
+    disk = small_disk(host.attempts, 1024**2)
+    job = claim("echo ran", max_attempts=1)
+    attempt = AttemptRun(host, job, Signals())
+    attempt._prepare()
+    disk.exhaust()
+    run_attempt(host, job, Signals())
+    assert (ended(host, job).state, ended(host, job).machine_faults) == (JobState.QUEUED, 1)
+    disk.relieve()
+    with host.database.write() as session:
+        session.execute(update(Job).values(run_after=None))
+    run_attempt(host, host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",)))), Signals())
+    assert (ended(host, job).state, output(host, job)) == (JobState.SUCCEEDED, ["ran"])

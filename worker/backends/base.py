@@ -2,8 +2,8 @@
 
 Calls return soon, but for `launch`. Loops, time limits, retries and state belong to `worker.attempt`; a backend
 translates. What a job prints, and how it ended, is in the files of its control folder, whichever backend runs it:
-`log`, `started`, `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the last), and `stopping` once
-`stop` was called.
+`log`, `start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except
+the last), and `stopping` once `stop` was called. `RESERVED` are there before the wrapper is, filled with spaces.
 """
 
 import logging
@@ -32,6 +32,9 @@ WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 
 STOPPING = "stopping"
 """The control file that `stop` leaves: whoever adopts the job knows that it did not end by itself."""
+
+RESERVED = ("started", "exit")
+"""Control files that the wrapper overwrites in place, so that a full disk cannot keep it from that."""
 
 WORKSPACE = options.WORKSPACE
 ARTIFACTS, STORAGE, CONTROL = "/artifacts", "/storage", "/.gradient/control"
@@ -204,6 +207,13 @@ class Backend(Protocol):
         Of its cards, numbered from 0: gpu0_percent (100 is all of it), gpu0_memory_bytes, gpu0_watts, gpu0_celsius.
         """
 
+    def layer_bytes(self, handle: Handle) -> int:
+        """Bytes on disk that the job has written outside of its folders.
+
+        Raises:
+            BackendError: That cannot be known now.
+        """
+
     def destroy(self, handle: Handle) -> None:
         """Remove whatever `launch` made, outputs excepted; destroying the missing is success."""
 
@@ -241,6 +251,9 @@ class ImageKeeper(Protocol):
 
     def images(self) -> tuple[str, ...] | None:
         """References of the images that are here, those that jobs used last first; None: the engine does not tell."""
+
+    def data_folder(self) -> Path | None:
+        """The folder of this host that images and containers lie in; None: it is not known now, or not here."""
 
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
         """Remove images that jobs brought and nothing uses, the longest unused first.
@@ -295,10 +308,14 @@ def handle_of(job_id: str, attempt: int, control: Path) -> Handle:
 
 
 def note_control(control: Path, name: str, detail: str) -> None:
-    """Leave a note beside the wrapper's files; the job, which can write there too, must not lead it elsewhere."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    """Leave a note beside the wrapper's files; the job, which can write there too, must not lead it elsewhere.
+
+    Any file of that name is replaced, not written: it may be a link, or another name of a file outside.
+    """
+    path = control / name
     try:
-        descriptor = os.open(control / name, flags, 0o600)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, f"{detail}\n".encode("ascii", "replace"))
         finally:

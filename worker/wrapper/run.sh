@@ -1,8 +1,8 @@
 #!/bin/sh
 # Every job runs under this: run.sh CONTROL_FOLDER COMMAND [alone]
 #
-# It makes the start marker, keeps the output in a file, passes SIGTERM on, and writes the exit code. All of it is
-# files, so that nothing is lost when whoever watches dies. Builtins only: it starts in a millisecond.
+# It takes the start lock, writes its pid, keeps the output in a file, passes SIGTERM on, and writes the exit code. All
+# of it is files, so that nothing is lost when whoever watches dies. Builtins only: it starts in a millisecond.
 #
 # `alone` says that nothing but this job runs where it runs: in a container of its own.
 
@@ -11,12 +11,18 @@ command=$2
 alone=${3:-}
 
 # The third fence: noclobber opens with O_EXCL, so of all starts of one attempt only the first runs the command.
-# A folder that is gone means that the attempt is over.
+# Noclobber spares regular files alone, and the job may have put something else there: any name refuses. So does the
+# pid that a wrapper of an earlier release left. A folder that is gone means that the attempt is over.
+lock=$control/start.lock
+if [ -e "$lock" ] || [ -L "$lock" ]; then exit 97; fi
+if [ -f "$control/started" ] && read -r pid <"$control/started"; then exit 97; fi
 set -C
-{ echo $$ >"$control/started"; } 2>/dev/null || exit 97
-# Opened before the job can put a link in its place, which would be followed.
-exec 3>"$control/exit"
+{ true >"$lock"; } 2>/dev/null || exit 97
 set +C
+# Both files are there with room in them (spaces, without a line's end): what is written over them fits on a full disk.
+# The second is opened before the job can put a link in its place, which would be followed.
+{ echo $$ 1<>"$control/started" && true 3<>"$control/exit"; } 2>/dev/null || exit 97
+exec 3<>"$control/exit"
 
 if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
 

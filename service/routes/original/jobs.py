@@ -45,9 +45,15 @@ async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIte
     if not request.headers.get("content-type", "").startswith("multipart/"):
         yield await read_params(request), Body(b"")
         return
-    folder, most = stores.settings.root / "workspaces", stores.settings.api.max_upload_bytes
+    folder, settings = stores.settings.root / "workspaces", stores.settings
     try:
-        body = await read_upload(request, folder, part=_UPLOAD, max_upload_bytes=most)
+        body = await read_upload(
+            request,
+            folder,
+            part=_UPLOAD,
+            max_upload_bytes=settings.api.max_upload_bytes,
+            min_free_mb=settings.disk.min_free_mb,
+        )
     except OSError as error:
         raise StoreUnavailable(f"The upload could not be received: {error.strerror}. Try again later.") from error
     try:

@@ -335,6 +335,13 @@ def test_a_command_that_began_is_run_again_only_where_the_user_allowed_it(databa
     assert attempt_that_ends(database, "launch_failed", began=False).state is JobState.QUEUED
 
 
+def test_a_command_that_is_known_not_to_have_begun_is_tried_again(database, submit):
+    """A full disk keeps the wrapper from its start, after the start was recorded."""
+    submit(max_attempts=1)
+    job = attempt_that_ends(database, "never_started")
+    assert (job.state, job.machine_faults) == (JobState.QUEUED, 1)
+
+
 def test_the_pause_before_the_next_attempt_grows(database, submit):
     submit(max_attempts=4)
     pauses = []

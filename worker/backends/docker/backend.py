@@ -126,7 +126,7 @@ class DockerBackend:
             "image": started.image,
             "boot_id": boot_id(),
             "launched_at": time.time(),
-            "memory_bytes": spec.memory_bytes,
+            "memory_bytes": started.memory_bytes,
             **({"cards": self._cards.facts(spec.cards)} if spec.cards else {}),
         }
 
@@ -186,6 +186,23 @@ class DockerBackend:
         """See `Backend.sample`."""
         cards = tuple(one["index"] for one in handle.get("cards", ()))
         return self._sampler.sample(container_name(handle["name"]), cards)
+
+    def layer_bytes(self, handle: Handle) -> int:
+        """See `Backend.layer_bytes`: the engine walks through the container's own files for it."""
+        filters = {"name": [f"^/{container_name(handle['name'])}$"]}
+        try:
+            found = self._engine.call(lambda api: api.containers(all=True, size=True, filters=filters))
+        except (EngineAway, EngineRefused) as error:
+            raise BackendError("engine_away", str(error)) from error
+        return sum(one.get("SizeRw") or 0 for one in found)
+
+    def data_folder(self) -> Path | None:
+        """See `ImageKeeper.data_folder`."""
+        try:
+            folder = Path(self._watched.lasting_info().get("DockerRootDir") or "")
+        except (EngineAway, EngineRefused):
+            return None
+        return folder if folder.is_absolute() and folder.is_dir() else None
 
     def destroy(self, handle: Handle) -> None:
         """See `Backend.destroy`."""

@@ -108,7 +108,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
     return {
         # The first process reaps orphans and passes signals on.
         "Init": True,
-        # A second start is refused by the start marker; the engine is not to try one.
+        # A second start is refused by the start lock; the engine is not to try one.
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
         "Privileged": False,

@@ -33,7 +33,7 @@ _START_PAUSES = (1.0, 2.0, 4.0)
 _NO_SPACE = "no space left on device"
 _MIB = 1024**2
 _MOST_OF_MEMORY = 0.9
-"""Of the host's memory, for a job that names no limit: the host itself must live."""
+"""Of the host's memory, for all jobs that name no limit together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,12 @@ class Started:
     Attributes:
         container: Its id.
         image: What its image is known by: `repository@sha256:…`, or an id.
+        memory_bytes: Its limit of memory.
     """
 
     container: str
     image: str
+    memory_bytes: int
 
 
 class _MadeAgain(Exception):
@@ -67,6 +69,7 @@ class Launcher:
         self._cards = cards
         self._openings = Openings(settings)
         self._settings = settings.docker
+        self._worker = settings.worker
         self._build_network = settings.images.build_network
         self._home = str(settings.root)
         self.images = Images(engine, settings)
@@ -135,7 +138,7 @@ class Launcher:
         failpoint("confirmed")
         if not began and state.status == "created":
             self._start(state, spec)
-        return Started(state.id, digest)
+        return Started(state.id, digest, spec.memory_bytes or self._usual_memory(self._engine.lasting_info()))
 
     def _create(self, spec: LaunchSpec, progress: Progress) -> tuple[ContainerState, Image]:
         opening = self._openings.of(spec.machine_type)
@@ -151,7 +154,7 @@ class Launcher:
             network=self._network.have(opening.network),
             pids=opening.pids or self._settings.pids,
             shm_bytes=self._settings.shm_mb * _MIB,
-            memory_bytes=_most_of_memory(info),
+            memory_bytes=self._usual_memory(info),
             capabilities=(*self._settings.capabilities, *opening.capabilities),
             devices=opening.devices,
             folders=tuple(opening.mounts.items()),
@@ -183,7 +186,7 @@ class Launcher:
             spec,
             progress,
             network=self._build_network or self._network.have(),
-            memory_bytes=_most_of_memory(info),
+            memory_bytes=self._usual_memory(info),
             push_auth=auth_for(spec.login, spec.build.target),
         )
 
@@ -209,6 +212,11 @@ class Launcher:
                 "user out, or have it run as root",
             )
         return asked
+
+    def _usual_memory(self, info: dict[str, Any]) -> int:
+        """The limit of memory of jobs that name none, bytes: with all slots taken, the host itself must live."""
+        most, share = int(info["MemTotal"] * _MOST_OF_MEMORY), self._worker.default_memory_mb
+        return most // self._worker.most_slots if share is None else min(most, share * _MIB or most)
 
     def _require_free_cards(self, spec: LaunchSpec) -> None:
         """The claim looked, too; but an image takes its time to come."""
@@ -273,11 +281,6 @@ def _reason(detail: str) -> str:
     if handover.REFUSAL in detail:
         return "no_gpu_runtime"
     return "disk_full" if _NO_SPACE in detail else "launch_failed"
-
-
-def _most_of_memory(info: dict[str, Any]) -> int:
-    """The limit of memory of jobs that name none, bytes."""
-    return int(info["MemTotal"] * _MOST_OF_MEMORY)
 
 
 def _hand_over(spec: LaunchSpec, user: str) -> None:

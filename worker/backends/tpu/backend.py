@@ -154,6 +154,10 @@ class TpuBackend:
         """See `Backend.sample`: the host's side of the job; what its device does is not told."""
         return self._runner.sample(handle["runner"]) if "runner" in handle else {}
 
+    def layer_bytes(self, handle: Handle) -> int:
+        """See `Backend.layer_bytes`."""
+        return self._runner.layer_bytes(handle["runner"]) if "runner" in handle else 0
+
     def destroy(self, handle: Handle) -> None:
         """See `Backend.destroy`: the process first, so that nothing uses the device any more."""
         inner = handle.get("runner") or self._inner(handle["name"])

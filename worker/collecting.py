@@ -1,0 +1,51 @@
+"""What bounds the collection of an attempt's outputs: its quotas, and somebody who does not want to wait for it."""
+
+import time
+
+from core.disk import MIB
+from core.errors import StoreUnavailable
+from core.jobs import queries, stored
+from core.jobs.models import Job
+from worker.host import Host
+
+_LOOK_SECONDS = 1.0
+
+
+class Bounds:
+    """Of one collection.
+
+    Args:
+        host: The stores.
+        job: The job, whose command has ended.
+    """
+
+    def __init__(self, host: Host, job: Job) -> None:
+        self._host = host
+        self._job = job
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        self._stopped = False
+
+    def max_bytes(self) -> int | None:
+        """Bytes of artifacts that the job's and its project's quota leave; None: they set no limit.
+
+        Raises:
+            StoreUnavailable: The database does not answer.
+        """
+        limits = self._host.settings.disk
+        with self._host.database.read() as session:
+            left = stored.left_bytes(session, queries.project(session, self._job.project_id), limits.project_mb)
+        known = [one for one in (limits.job_mb * MIB or None, left) if one is not None]
+        return min(known, default=None)
+
+    def stopped(self) -> bool:
+        """Whether somebody asked for a stop after the command had ended; cheap to ask often."""
+        if not self._stopped and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_SECONDS
+            try:
+                with self._host.database.read() as session:
+                    row = queries.row(session, self._job.id)
+            except StoreUnavailable:
+                return False
+            wished = None if row is None else row.stop_requested_at
+            self._stopped = wished is not None and self._job.ended_at is not None and wished >= self._job.ended_at
+        return self._stopped
