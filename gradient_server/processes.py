@@ -21,6 +21,7 @@ from gradient_server.first_key import ensure_local_key
 
 if TYPE_CHECKING:
     from gradient_server.simulator.world import World
+from service.connections import BACKLOG
 from service.deps import OpenStores
 from service.main import create_app
 from service.server import Server
@@ -28,7 +29,6 @@ from service.sessions import TICKET_SECONDS
 from worker.host import Host
 from worker.supervisor import Supervisor
 
-_BACKLOG = 2048
 _ONLY_HOST = "this machine"
 
 
@@ -170,7 +170,7 @@ def _listen(settings: Settings) -> socket.socket:
             "that one; else choose another port with --port.",
             field="port",
         ) from error
-    listener.listen(_BACKLOG)  # who comes before the server is up waits a moment
+    listener.listen(BACKLOG)  # who comes before the server is up waits a moment
     return listener
 
 
