@@ -58,7 +58,9 @@ class Connections:
         most = self.settings.max_connections_per_client
         if len(self._counted) > self.most:
             if not self._end_first(self._idle):
-                return f"{self.most} connections are open, as many as this service takes (GRADIENT_API__MAX_CONNECTIONS)"
+                return (
+                    f"{self.most} connections are open, as many as this service takes (GRADIENT_API__MAX_CONNECTIONS)"
+                )
         elif self._by_client[one.client_name] > most and not self._is_proxy(one):
             if not self._end_first(other for other in self._idle if other.client_name == one.client_name):
                 return (

@@ -6,6 +6,7 @@ import json
 import logging
 import resource
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from deployment import Deployment, wait_until
 from serving import Live, a_form, a_job, a_zip
 
+from core.keys import KeyRing
 from core.settings import ApiSettings
 from service.connections import Connections, affordable
 from service.main import create_app
@@ -113,37 +115,39 @@ def test_a_slow_upload_that_goes_on_is_taken(serve, sockets, monkeypatch):
     assert slow.recv(12) == b"HTTP/1.1 201"
 
 
-def test_a_client_that_waits_for_leave_or_for_us_is_not_cut_off(serve, sockets, monkeypatch):
-    """The body comes late because the service is slow to ask for it."""
+def test_a_body_is_not_late_before_it_was_asked_for(serve, sockets, monkeypatch):
     live = serve(body_seconds=0.2)
-    loop_ran = SimpleNamespace(asked=False)
-    known = live.server.config.app.state.stores.keys.known
+    authenticate = KeyRing.authenticate
+    go_on = threading.Event()
 
-    def slow(secret: str) -> object:
-        loop_ran.asked = True
-        return known(secret)
+    def slow(ring: KeyRing, secret: str) -> object:
+        assert go_on.wait(60)
+        return authenticate(ring, secret)
 
-    monkeypatch.setattr(type(live.server.config.app.state.stores.keys), "known", lambda _, secret: slow(secret))
+    monkeypatch.setattr(KeyRing, "authenticate", slow)
     body = json.dumps(a_job()).encode()
     head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: {len(body)}\r\n"
     one = connect(live, sockets, f"{head}Content-Type: application/json\r\nExpect: 100-continue\r\n\r\n".encode())
-    assert one.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"[:25]
-    assert loop_ran.asked
+    one.settimeout(0.6)
+    with pytest.raises(TimeoutError):
+        one.recv(1)
+    one.settimeout(60)
+    go_on.set()
+    assert one.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
     one.sendall(body)
     assert one.recv(12) == b"HTTP/1.1 201"
 
 
-def test_who_reads_nothing_of_an_answer_is_cut_off(serve, sockets, worker, stores):
-    live = serve(send_seconds=0.3)
-    with live.client() as client:
-        job_id = client.post("/jobs", json=a_job()).json()["id"]
-    asked = f"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\n\r\n".encode()
-    assert job_id
-    deaf = connect(live, sockets)
+def test_who_reads_nothing_of_an_answer_is_cut_off(serve, sockets):
+    live = serve(send_seconds=0.5)
+    deaf = sockets.enter_context(socket.socket())
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect(("127.0.0.1", live.port))
     with contextlib.suppress(ConnectionError):
-        deaf.sendall(asked * 400)
-    wait_until(lambda: not live.server.server_state.connections, "the connection to be cut off")
+        deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 200)
+    state = live.server.server_state
+    wait_until(lambda: [one for one in list(state.connections) if one.flow.write_paused], "the service to wait for it")
+    wait_until(lambda: not state.connections, "the connection to be cut off", 10)
 
 
 def test_an_idle_follower_of_a_log_is_left_alone(serve, sockets):
@@ -170,7 +174,9 @@ def test_silent_connections_make_way_for_those_that_ask(serve, sockets):
 
 def test_one_address_leaves_room_for_others(serve, sockets):
     live = serve(max_connections=20, max_connections_per_client=10)
-    head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: 1000\r\n\r\n".encode()
+    head = (
+        f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: 1000\r\n\r\n".encode()
+    )
     for _ in range(10):
         connect(live, sockets, head)
     wait_until(lambda: len(live.server.server_state.tasks) == 10, "the requests to begin")
@@ -187,7 +193,9 @@ def test_one_address_leaves_room_for_others(serve, sockets):
 
 def test_a_trusted_proxy_may_open_as_many_as_there_are(serve, sockets):
     live = serve(max_connections=20, max_connections_per_client=1, trusted_proxies=["127.0.0.0/8"])
-    head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: 1000\r\n\r\n".encode()
+    head = (
+        f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: 1000\r\n\r\n".encode()
+    )
     for _ in range(5):
         connect(live, sockets, head)
     wait_until(lambda: len(live.server.server_state.tasks) == 5, "the requests to begin")
