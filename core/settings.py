@@ -5,6 +5,7 @@
 
 import os
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -36,6 +37,39 @@ class ApiSettings(BaseModel):
     max_upload_bytes: int = Field(default=10 * GIB, description="largest workspace upload, bytes as sent")
     max_unpacked_bytes: int = Field(default=10 * GIB, description="largest workspace, bytes unpacked")
     max_body_bytes: int = Field(default=1024**2, description="largest JSON body, bytes")
+    max_connections: int = Field(
+        default=1024,
+        ge=1,
+        description="most connections at once; a new one takes the place of the one longest without a request",
+    )
+    max_connections_per_client: int = Field(
+        default=512, ge=1, description="most connections at once from one address, but those of trusted proxies"
+    )
+    header_seconds: float = Field(default=20.0, gt=0, description="seconds that the head of a request may take")
+    idle_seconds: int = Field(default=5, ge=1, description="seconds that a connection is kept for a next request")
+    body_seconds: float = Field(
+        default=30.0, gt=0, description="seconds in which a body has to bring 16 KiB more, or its end"
+    )
+    send_seconds: float = Field(
+        default=300.0, gt=0, description="seconds that a client may read nothing of an answer before it is cut off"
+    )
+    trusted_proxies: list[str] = Field(
+        default=[],
+        description="addresses or networks (CIDR) of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, "
+        "as a JSON list",
+    )
+    insecure_http: bool = Field(
+        default=False,
+        description="listen on an address other than loopback though GRADIENT_API__PUBLIC_URL is not https: keys and "
+        "passwords cross the network in the clear",
+    )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, proxies: list[str]) -> list[str]:
+        for one in proxies:
+            ip_network(one)  # raises, and says what is wrong with it
+        return proxies
 
 
 class DatabaseSettings(BaseModel):

@@ -17,24 +17,29 @@ from core.errors import GradientError
 from core.patience import Patience
 from core.private import keep_private
 from core.rings import Ring
-from core.settings import Settings
+from core.settings import ApiSettings, Settings
 from gradient_server.first_key import ensure_local_key
 
 if TYPE_CHECKING:
     from gradient_server.simulator.world import World
+from service.connections import BACKLOG
 from service.deps import OpenStores
 from service.main import create_app
+from service.middleware import is_loopback
 from service.server import Server
 from service.sessions import TICKET_SECONDS
 from worker.host import Host
 from worker.supervisor import Supervisor
 
-_BACKLOG = 2048
 _ONLY_HOST = "this machine"
 
 
 class PortTaken(GradientError):
     """Something else listens there."""
+
+
+class HttpInsecure(GradientError):
+    """Keys and passwords would cross a network in the clear."""
 
 
 def up(settings: Settings, name: str | None) -> int:
@@ -159,6 +164,7 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
 def _listen(settings: Settings) -> socket.socket:
     """Bind before anything else is started: a taken port must not leave half a service behind."""
     host, port = settings.api.host, settings.api.port
+    _check_secure(settings.api)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -171,8 +177,19 @@ def _listen(settings: Settings) -> socket.socket:
             "that one; else choose another port with --port.",
             field="port",
         ) from error
-    listener.listen(_BACKLOG)  # who comes before the server is up waits a moment
+    listener.listen(BACKLOG)  # who comes before the server is up waits a moment
     return listener
+
+
+def _check_secure(api: ApiSettings) -> None:
+    secure = is_loopback(api.host) or (api.public_url or "").lower().startswith("https://")
+    if not secure and not api.insecure_http:
+        raise HttpInsecure(
+            f"Refused to listen on {api.host}: it can be reached from other machines, and keys and passwords would "
+            "cross the network in the clear. Listen on 127.0.0.1, or put a server that speaks TLS in front and set "
+            "GRADIENT_API__PUBLIC_URL to its https URL. Where the network is safe, set GRADIENT_API__INSECURE_HTTP=true.",
+            field="host",
+        )
 
 
 def _with_port(settings: Settings, listener: socket.socket) -> Settings:

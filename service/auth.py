@@ -1,15 +1,20 @@
 """Who is asking: an API key in a header, or a browser session that was opened with one."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
+import structlog
 from fastapi import Cookie, Depends, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
 
 from core.errors import Unauthorized
 from service.deps import Stores
 from service.sessions import COOKIE
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 _HEADER = APIKeyHeader(name="x-api-key", scheme_name="ApiKey", auto_error=False, description="An API key")
 _BEARER = HTTPBearer(scheme_name="Bearer", auto_error=False, description="An API key")
@@ -26,8 +31,8 @@ class KeyHolder:
     name: str
 
 
-async def require_key(stores: Stores, header: _HeaderKey, bearer: _BearerKey) -> KeyHolder:
-    """Who sent this key.
+async def require_key(connection: HTTPConnection, stores: Stores, header: _HeaderKey, bearer: _BearerKey) -> KeyHolder:
+    """Who sent this key; from here on the request has the id that they gave it.
 
     Raises:
         Unauthorized: No key came, or it is not good.
@@ -38,10 +43,12 @@ async def require_key(stores: Stores, header: _HeaderKey, bearer: _BearerKey) ->
     key = stores.keys.known(secret)
     if key is None:
         key = await run_in_threadpool(stores.keys.authenticate, secret)
+    _take_request_id(connection)
     return KeyHolder(key.id, key.name)
 
 
 async def require_key_or_session(
+    connection: HTTPConnection,
     stores: Stores,
     header: _HeaderKey,
     bearer: _BearerKey,
@@ -53,12 +60,20 @@ async def require_key_or_session(
         Unauthorized: Neither came, or it is not good.
     """
     if header or bearer or not cookie:
-        return await require_key(stores, header, bearer)
+        return await require_key(connection, stores, header, bearer)
     key_id = stores.sessions.read(cookie)
     if key_id is None:
         raise Unauthorized("This browser session has ended. Sign in again.")
     key = await run_in_threadpool(stores.keys.get, key_id)
     return KeyHolder(key.id, key.name)
+
+
+def _take_request_id(connection: HTTPConnection) -> None:
+    # Not from strangers: ids are what is looked for in logs.
+    given = connection.headers.get("x-request-id", "")
+    if _REQUEST_ID.match(given):
+        connection.state.request_id = given
+        structlog.contextvars.bind_contextvars(request_id=given)
 
 
 Caller = Annotated[KeyHolder, Depends(require_key)]

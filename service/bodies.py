@@ -7,6 +7,8 @@ from fastapi import Request
 from pydantic import BaseModel
 
 from service.auth import Caller
+from service.body_limit import allow_json
+from service.deps import Stores
 from service.wire import Request as Shape
 from service.wire import parse
 
@@ -18,10 +20,11 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 
-def posted(model: type[R]) -> Callable[[Request, Caller], Awaitable[R]]:
+def posted(model: type[R]) -> Callable[[Request, Stores, Caller], Awaitable[R]]:
     """A dependency: the body of this shape."""
 
-    async def read(request: Request, _caller: Caller) -> R:
+    async def read(request: Request, stores: Stores, _caller: Caller) -> R:
+        allow_json(request, stores.settings.api)
         return parse(model, await request.body())
 
     return read

@@ -20,6 +20,7 @@ from service.prometheus import Measures
 from service.sessions import Sessions
 from service.signing import Signer
 from service.streams import Streams
+from service.throttle import SignIns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class OpenStores:
         artifacts: What jobs leave.
         keys: API keys, recognised without a query each time.
         sessions: Browser sessions.
+        sign_ins: Checks passwords.
         signer: Signs what the service itself gives out for a while, such as links.
         streams: The logs being followed now.
         measures: What this process counts about itself.
@@ -51,6 +53,7 @@ class OpenStores:
     artifacts: ArtifactStore
     keys: KeyRing
     sessions: Sessions
+    sign_ins: SignIns
     signer: Signer
     streams: Streams
     measures: Measures

@@ -20,7 +20,8 @@ from core.workspaces import WorkspaceStore
 from service import dashboard, errors
 from service.auth import require_key_or_session
 from service.deps import OpenStores
-from service.middleware import BodyLimit, RequestContext, SameSite
+from service.body_limit import BodyLimit
+from service.middleware import RequestContext, SameSite
 from service.prometheus import Measured, Measures
 from service.routes import (
     artifacts,
@@ -41,6 +42,7 @@ from service.routes import (
 from service.sessions import Sessions, load_secret
 from service.signing import Signer
 from service.streams import Streams
+from service.throttle import SignIns
 from service.tracing import Traced
 from stores import open_artifacts
 
@@ -87,6 +89,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         artifacts=open_artifacts(settings),
         keys=KeyRing(database),
         sessions=Sessions(secret),
+        sign_ins=SignIns(),
         signer=Signer(secret),
         streams=streams,
         measures=Measures(streams),
@@ -118,7 +121,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     errors.install(app)
     original.include(app, beside=[route for noun in _NOUNS for route in noun.router.routes])
     app.add_middleware(SameSite, settings=settings.api)
-    app.add_middleware(BodyLimit, settings=settings.api)
+    app.add_middleware(BodyLimit)
     app.add_middleware(RequestContext)
     app.add_middleware(Traced)
     app.add_middleware(Measured, measures=stores.measures)

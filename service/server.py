@@ -1,10 +1,14 @@
-"""uvicorn, told to end followed logs before it waits for its connections to close."""
+"""uvicorn, with limits for its connections, and told to end followed logs before it waits for them to close."""
 
+import asyncio
 import socket
+from functools import partial
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
+from service.connections import BACKLOG, Connection, Connections
 from service.deps import OpenStores
 
 _GRACEFUL_SECONDS = 10
@@ -23,10 +27,17 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, *, host: str | None = None, port: int | None = None) -> None:
         self._stores: OpenStores = app.state.stores
         api = self._stores.settings.api
+        self._connections = Connections(api)
         config = uvicorn.Config(
             app,
             host=host or api.host,
             port=api.port if port is None else port,
+            http=cast("type[asyncio.Protocol]", partial(Connection, connections=self._connections)),
+            ws="none",
+            backlog=BACKLOG,
+            timeout_keep_alive=api.idle_seconds,
+            proxy_headers=bool(api.trusted_proxies),
+            forwarded_allow_ips=api.trusted_proxies,
             lifespan="on",
             access_log=False,
             log_config=None,
@@ -35,6 +46,11 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=_GRACEFUL_SECONDS,
         )
         super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        asyncio.get_running_loop().set_exception_handler(self._connections.loop_failed)
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop: first the streams, which would not end by themselves, then the rest."""

@@ -16,7 +16,10 @@ from service.dashboard.rendering import page
 from service.deps import Stores
 from service.sessions import COOKIE, SESSION_SECONDS
 
-router = APIRouter()
+FORM_FIELDS = 8
+"""The most fields of a form; none has files."""
+
+router = APIRouter(form_limits={"max_files": 0, "max_fields": FORM_FIELDS})
 
 HOME = "/ui/jobs"
 

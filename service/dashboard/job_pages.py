@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Form
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
@@ -14,7 +14,7 @@ from core.jobs.models import Job
 from core.settings import CLOUD_BACKENDS
 from service import submission
 from service.auth import PageCaller, require_key_or_session
-from service.dashboard.access import HOME, OwnForm
+from service.dashboard.access import FORM_FIELDS, HOME, OwnForm
 from service.dashboard.rendering import job_url, page
 from service.dashboard.timeline import stretches
 from service.deps import OpenStores, Reading, RequestId, Stores, Writing
@@ -43,6 +43,15 @@ class AttemptRow:
     seconds: float | None
     exit_code: int | None
     message: str | None
+
+
+async def _clone_key(request: Request, _caller: PageCaller) -> str | None:
+    # By a parameter of FastAPI's `Form` the form would be read before anybody is asked who they are.
+    key = (await request.form(max_files=0, max_fields=FORM_FIELDS)).get("key")
+    return key if isinstance(key, str) else None
+
+
+CloneKey = Annotated[str | None, Depends(_clone_key)]
 
 
 @router.get("/ui/jobs")
@@ -109,7 +118,7 @@ def clone_job(
     caller: PageCaller,
     request_id: RequestId,
     job_id: str,
-    key: Annotated[str | None, Form()] = None,
+    key: CloneKey,
 ) -> Response:
     """Submit a job again; the form's key makes a double click one job."""
     made, _ = submission.clone(stores, Origin(caller.id, request_id, key), job_id)

@@ -1,5 +1,6 @@
 """Signs of life, for whoever watches over the service; no key is needed."""
 
+import logging
 import os
 from importlib.metadata import version
 
@@ -8,6 +9,8 @@ from fastapi import APIRouter, Response
 from core.errors import StoreUnavailable
 from service.deps import OpenStores, Stores
 from service.wire_base import Health, Readiness
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"])
 
@@ -39,4 +42,8 @@ def _database(stores: OpenStores) -> str:
 
 def _storage(stores: OpenStores) -> str:
     root = stores.settings.root
-    return _OK if os.access(root, os.R_OK | os.W_OK | os.X_OK) else f"{root} cannot be written."
+    if os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        return _OK
+    # Where it lies is nobody's business who has no key.
+    logger.error("home_not_writable", extra={"path": str(root)})
+    return "GRADIENT_HOME cannot be written."

@@ -10,6 +10,7 @@ from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from service import links, submission
 from service.auth import Caller
+from service.body_limit import allow_upload
 from service.deps import Reading, RequestId, Stores, Writing
 from service.submission import Origin
 from service.uploads import SPEC, WORKSPACE, Body, read_body
@@ -56,6 +57,7 @@ _CLONED: dict[int | str, dict[str, Any]] = {
 async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIterator[Body]:
     # The key is checked before the first byte of an upload is read.
     api = stores.settings.api
+    allow_upload(request, api)
     try:
         body = await read_body(
             request,

@@ -19,6 +19,8 @@ def test_a_request_id_goes_through_and_into_the_log(client, caplog):
     assert len(set(made)) == 2
     odd = client.get("/jobs", headers={"x-request-id": "a b\tc"})
     assert odd.headers["x-request-id"] != "a b\tc"
+    strange = httpx.get(f"{client.base_url}/jobs", headers={"x-request-id": "my-id.1"})
+    assert (strange.status_code, strange.headers["x-request-id"] == "my-id.1") == (401, False)
     lines = [record for record in caplog.records if record.message == "request"]
     assert (lines[0].method, lines[0].path, lines[0].status) == ("GET", "/jobs", 200)
     ours = [record for record in caplog.records if record.name.startswith(("service", "core"))]
@@ -57,7 +59,8 @@ def test_pages_of_other_sites_change_nothing(client):
     [
         (ApiSettings(public_url="https://jobs.example/"), "jobs.example", 200),
         (ApiSettings(public_url="https://jobs.example"), "other.example", 421),
-        (ApiSettings(host="0.0.0.0"), "anything.example", 200),  # noqa: S104 - the case under test
+        (ApiSettings(host="0.0.0.0"), "anything.example", 421),  # noqa: S104 - the case under test
+        (ApiSettings(host="0.0.0.0"), "10.0.0.7", 200),  # noqa: S104 - same
         (ApiSettings(host="0.0.0.0", public_url="https://jobs.example"), "anything.example", 421),  # noqa: S104 - same
         (ApiSettings(host="0.0.0.0", public_url="https://jobs.example"), "10.0.0.7", 200),  # noqa: S104 - same
     ],
@@ -87,7 +90,8 @@ def test_a_client_that_asks_for_leave_is_not_made_to_send(live):
 
 
 def test_a_body_with_a_huge_length_is_refused_without_waiting_for_all_of_it(live, monkeypatch):
-    monkeypatch.setattr("service.middleware._DRAIN_BYTES", 100_000)
+    monkeypatch.setattr("service.body_limit._LINGER_BYTES", 1)
+    monkeypatch.setattr("service.body_limit.SMALL_BYTES", 1)
     head = (
         f"POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: {live.secret}\nContent-Type: application/json\n"
         "Content-Length: 100000000000\n\n"
@@ -96,7 +100,7 @@ def test_a_body_with_a_huge_length_is_refused_without_waiting_for_all_of_it(live
 
 
 def test_a_body_that_stops_coming_does_not_hold_the_answer_for_ever(live, monkeypatch):
-    monkeypatch.setattr("service.middleware._DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr("service.body_limit._LINGER_SECONDS", 0.2)
     head = (
         "POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: wrong\nContent-Type: application/json\n"
         "Content-Length: 1000\n\n"
@@ -107,3 +111,38 @@ def test_a_body_that_stops_coming_does_not_hold_the_answer_for_ever(live, monkey
 def test_answers_after_a_whole_body_come_at_once(client):
     assert client.post("/jobs", json=a_job(machineType="x")).status_code == 400
     assert client.post("/jobs", json=a_job()).status_code == 201
+
+
+def test_a_client_cannot_say_that_it_is_another(live):
+    """Wrong keys are counted by address; ever new X-Forwarded-For would avoid that."""
+    answers = [
+        httpx.post(
+            f"{live.url}/ui/login",
+            data={"key": "wrong"},
+            headers={"Origin": live.url, "X-Forwarded-For": f"192.0.2.{number}", "Forwarded": f"for=192.0.2.{number}"},
+        ).status_code
+        for number in range(12)
+    ]
+    assert answers == [401] * 10 + [429] * 2
+
+
+def test_a_trusted_proxy_says_who_the_client_is(settings, database, secret):
+    api = settings.api.model_copy(update={"trusted_proxies": ["127.0.0.1"]})
+    live = Live(create_app(settings.model_copy(update={"api": api}), database=database, wake=list), secret)
+    headers = {"Origin": live.url, "X-Forwarded-For": "203.0.113.9, 192.0.2.1"}
+    for _ in range(10):
+        httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers)
+    assert httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers).status_code == 429
+    # The proxy adds the address it saw at the end; what stands before it is the client's own word.
+    headers["X-Forwarded-For"] = "198.51.100.1, 192.0.2.1"
+    assert httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers).status_code == 429
+    headers["X-Forwarded-For"] = "192.0.2.2"
+    assert httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers).status_code == 401
+    live.stop()
+
+
+def test_readiness_tells_strangers_no_path(stranger, settings, monkeypatch):
+    monkeypatch.setattr("service.routes.health.os.access", lambda *_: False)
+    answer = stranger.get("/readiness")
+    assert answer.status_code == 503
+    assert str(settings.root) not in answer.text

@@ -12,6 +12,7 @@ from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from service import submission
 from service.auth import Caller
+from service.body_limit import allow_json, allow_upload
 from service.deps import OpenStores, Reading, RequestId, Stores, Writing
 from service.routes.original.creation import FIELDS, spec_of
 from service.routes.original.holding import hold
@@ -43,8 +44,10 @@ _CREATED["requestBody"] = {
 async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIterator[tuple[Params, Body]]:
     """What to run comes as JSON, or in the query beside a form of one file."""
     if not request.headers.get("content-type", "").startswith("multipart/"):
+        allow_json(request, stores.settings.api)
         yield await read_params(request), Body(b"")
         return
+    allow_upload(request, stores.settings.api)
     folder, settings = stores.settings.root / "workspaces", stores.settings
     try:
         body = await read_upload(

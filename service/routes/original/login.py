@@ -8,16 +8,15 @@ from core import users
 from core.errors import Unauthorized
 from service.deps import Stores
 from service.routes.original.params import Params, read_params, takes
-from service.throttle import Throttle
+from service.scopes import client_name
 from service.wire import ErrorView
 
 router = APIRouter()
 
 _PURPOSE = "login"
 _SECONDS = 600
-_THROTTLE = Throttle(failures=10, seconds=600.0)
 _BUSY: dict[int | str, dict[str, Any]] = {
-    429: {"model": ErrorView, "description": "Too many wrong passwords for this address, or too many at once."}
+    429: {"model": ErrorView, "description": "Too many wrong passwords from this client, or too many at once."}
 }
 
 Sent = Annotated[Params, Depends(read_params)]
@@ -26,12 +25,17 @@ Sent = Annotated[Params, Depends(read_params)]
 @router.post(
     "/users/login", name="original_login", openapi_extra=takes("email", "password", body=True), responses=_BUSY
 )
-def login(stores: Stores, sent: Sent) -> dict[str, str]:
+async def login(request: Request, stores: Stores, sent: Sent) -> dict[str, str]:
     """First step: a token for those who know their password."""
     email, password = sent.text("email") or "", sent.text("password") or ""
-    with _THROTTLE.trying(email.strip().casefold()), stores.database.read() as session:
-        user = users.sign_in(session, email, password)
-    return {"id": f"{user.id}.{stores.signer.stamp(_PURPOSE, user.id, _SECONDS)}"}
+
+    def check() -> str:
+        with stores.database.read() as session:
+            return users.sign_in(session, email, password).id
+
+    client = client_name(request.client.host if request.client else None)
+    user_id = await stores.sign_ins.check(email, client, check)
+    return {"id": f"{user_id}.{stores.signer.stamp(_PURPOSE, user_id, _SECONDS)}"}
 
 
 @router.post(

@@ -14,6 +14,8 @@ from starlette.datastructures import QueryParams
 
 from core.errors import SpecInvalid
 from service.auth import Caller
+from service.body_limit import allow_json
+from service.deps import Stores
 from service.errors import problem
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -123,8 +125,9 @@ async def read_params(request: Request) -> Params:
     return Params(request.query_params, parse_object(body, "body") if body.strip() else {})
 
 
-async def _params(request: Request, _caller: Caller) -> Params:
+async def _params(request: Request, stores: Stores, _caller: Caller) -> Params:
     # The key is checked before the body is read.
+    allow_json(request, stores.settings.api)
     return await read_params(request)
 
 

@@ -1,0 +1,36 @@
+"""The start of the service where its settings would let others read keys on the way."""
+
+import socket
+
+import pytest
+
+from core.settings import ApiSettings, Settings
+from gradient_server import processes
+from gradient_server.processes import HttpInsecure
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - the case under test
+
+
+@pytest.mark.parametrize("api", [{}, {"public_url": "http://jobs.example"}])
+@pytest.mark.parametrize("host", [EVERYWHERE, "::", "192.0.2.1"])
+@pytest.mark.parametrize("start", [processes.api, lambda settings: processes.up(settings, None)])
+def test_http_that_others_can_reach_is_refused(tmp_path, api, host, start):
+    settings = Settings(home=tmp_path, api=ApiSettings(host=host, port=0, **api))
+    with pytest.raises(HttpInsecure, match=r"GRADIENT_API__PUBLIC_URL.*GRADIENT_API__INSECURE_HTTP=true"):
+        start(settings)
+
+
+@pytest.mark.parametrize(
+    "api",
+    [
+        {"host": "127.0.0.1"},
+        {"host": "localhost"},
+        {"host": EVERYWHERE, "public_url": "https://jobs.example"},
+        {"host": EVERYWHERE, "insecure_http": True},
+    ],
+)
+def test_loopback_a_proxy_with_tls_or_an_explicit_word_is_enough(monkeypatch, api):
+    bound = []
+    monkeypatch.setattr(socket.socket, "bind", lambda _, address: bound.append(address))
+    processes._listen(Settings(api=ApiSettings(port=0, **api))).close()
+    assert bound == [(api["host"], 0)]
