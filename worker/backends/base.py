@@ -3,9 +3,10 @@
 Calls return soon, but for `launch`. Loops, time limits, retries and state belong to `worker.attempt`; a backend
 translates. What a job prints, and how it ended, is in the files of its control folder, whichever backend runs it:
 `log`, `started`, `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the last), and `stopping` once
-`stop` was called.
+`stop` was called. `command` is what the wrapper runs.
 """
 
+import errno
 import logging
 import os
 import stat
@@ -305,6 +306,22 @@ def note_control(control: Path, name: str, detail: str) -> None:
             os.close(descriptor)
     except OSError:  # the disk is full, say: what was to be done to the job is done all the same
         logger.warning("not_noted", exc_info=True, extra={"note": name})
+
+
+def write_command(spec: LaunchSpec) -> None:
+    """Leave the command where the wrapper reads it; a link that an earlier start left there is not followed.
+
+    Raises:
+        BackendError: It cannot be written.
+    """
+    path = spec.control / "command"
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{spec.command}\n")
+    except OSError as error:
+        raise BackendError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
 
 
 def read_exit_code(control: Path) -> int | None:

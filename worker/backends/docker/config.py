@@ -73,7 +73,7 @@ def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
     return {
         "Image": options.image,
         "Entrypoint": ["/bin/sh", RUN],
-        "Cmd": [base.CONTROL, spec.command, "alone"],
+        "Cmd": [base.CONTROL, "alone"],
         "Env": [f"{name}={value}" for name, value in sorted(_environment(spec, options).items())],
         "User": options.user,
         "WorkingDir": spec.working_dir or base.WORKSPACE,

@@ -12,7 +12,7 @@ from core.failpoints import failpoint
 from core.jobs.options import uid_gid
 from core.opening import Opening
 from core.settings import Settings
-from worker.backends.base import BackendError, LaunchSpec, Progress, read_control
+from worker.backends.base import BackendError, LaunchSpec, Progress, read_control, write_command
 from worker.backends.docker import handover
 from worker.backends.docker.builds import Builds
 from worker.backends.docker.config import Options, container_config, container_name
@@ -143,6 +143,7 @@ class Launcher:
         info = self._look_over(spec)
         image = self._image(spec, progress, info)
         self._look_at_ports(spec)
+        write_command(spec)
         _hand_over(spec, user)
         options = Options(
             image=image.id,  # not its name, which may mean another image by now

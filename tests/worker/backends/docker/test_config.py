@@ -50,7 +50,7 @@ def mount(source, target, *, read_only=False):
 GOLDEN = {
     "Image": "org/image:tag",
     "Entrypoint": ["/bin/sh", "/.gradient/run.sh"],
-    "Cmd": ["/.gradient/control", "python main.py", "alone"],
+    "Cmd": ["/.gradient/control", "alone"],
     "Env": ["GRADIENT_JOB_ID=jabc", "HOME=/paperspace", "LEARNING_RATE=0.1"],
     "User": "1000:1001",
     "WorkingDir": "/paperspace",
