@@ -36,6 +36,7 @@ STOPPING = "stopping"
 
 WORKSPACE = options.WORKSPACE
 ARTIFACTS, STORAGE, CONTROL = "/artifacts", "/storage", "/.gradient/control"
+DATASETS = f"{STORAGE}/datasets"
 """Where a job finds its folders when the backend mounts them."""
 
 Progress = Callable[[str, str | None], None]
@@ -83,7 +84,9 @@ class LaunchSpec:
         env: The command's whole environment, but for what the machine itself sets (PATH, HOME).
         workspace: Folder on this host that the job works in (`/paperspace`).
         artifacts: Folder on this host for what the job leaves (`/artifacts`).
-        storage: Folder on this host that is shared by jobs (`/storage`).
+        project_id: Whose job it is.
+        storage: Folder on this host that the project's jobs share (`/storage`).
+        datasets: Folder on this host that all jobs may read (`/storage/datasets`).
         control: Folder on this host for the wrapper's files.
         cards: The host's cards that are the job's alone, by index or UUID.
         cpus: Limit of CPUs, or None.
@@ -102,6 +105,7 @@ class LaunchSpec:
     name: str
     job_id: str
     attempt: int
+    project_id: str
     machine_type: str
     command: str
     container: str | None
@@ -109,6 +113,7 @@ class LaunchSpec:
     workspace: Path
     artifacts: Path
     storage: Path
+    datasets: Path
     control: Path
     cards: tuple[str, ...]
     cpus: float | None

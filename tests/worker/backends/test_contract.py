@@ -102,13 +102,13 @@ def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
 
 def test_a_start_after_the_attempt_is_over_runs_nothing(place):
     """What a zombie does that wakes between its check and its start."""
-    folder = place.inside(place.root / "storage", STORAGE)
-    spec = place.spec('touch "$GRADIENT_TEST_FILE"', env={"GRADIENT_TEST_FILE": f"{folder}/ran"})
+    spec = place.spec('touch "$GRADIENT_TEST_FILE"')
+    spec.env["GRADIENT_TEST_FILE"] = f"{place.inside(spec.storage, STORAGE)}/ran"
     scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
     with contextlib.suppress(BackendError):
         place.launch(spec, scratch.remove)
     assert place.backend.list_owned() == []
-    assert not (place.root / "storage" / "ran").exists()
+    assert not (spec.storage / "ran").exists()
 
 
 def test_stop_asks_all_processes_and_then_ends_them(place):
