@@ -202,12 +202,28 @@ class ImageSettings(BaseModel):
     wait_seconds: float = Field(
         default=5.0, ge=0, description="seconds that a job is left to a host that holds its image and has room"
     )
-    builds: bool = Field(default=True, description="whether jobs may build an image from their workspace's Dockerfile")
+    builds: bool = Field(
+        default=False,
+        description="let jobs build an image from their workspace's Dockerfile: its steps run as root of their "
+        "containers, with the engine's usual capabilities and without its limit of new privileges",
+    )
     build_seconds: float = Field(default=3600.0, gt=0, description="seconds that building an image may take")
     build_memory_mb: int | None = Field(
         default=None,
         ge=16,
         description="MiB of memory of a build's steps; default: what its job asks for, else 9/10 of the host's",
+    )
+    build_cpus: float | None = Field(
+        default=None, gt=0, description="CPUs of a build's steps; default: what its job asks for, else all"
+    )
+    build_cgroup: str | None = Field(
+        default=None,
+        description="control group that a build's steps run in, which limits what the engine's builder cannot, "
+        "processes above all: a slice of systemd, or a path where Docker's driver is cgroupfs",
+        min_length=1,
+    )
+    build_disk_percent: float = Field(
+        default=90.0, gt=0, le=100, description="share of the engine's disk in use at which a build ends; 100: never"
     )
     build_network: str | None = Field(
         default=None, description="network of a build's steps; default: that of the jobs' containers; none: none at all"
