@@ -4,7 +4,9 @@ import ctypes
 import errno
 import hashlib
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby
 
 from core.artifact_mirror import STOPPED, Stopped, never
@@ -14,6 +16,7 @@ from core.manifests import ArtifactFile
 
 _BLOCK = 1 << 20
 _TRIES = 3
+_RIGHTS = stat.S_ISUID | stat.S_ISGID
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -88,6 +91,9 @@ def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> Artifac
             digest.update(view[:count])
             size += count
         after = os.fstat(descriptor)
+        if after.st_mode & _RIGHTS:  # of no use to who downloads it, and on this host they hand out rights
+            with suppress(PermissionError):  # of another user's, which we are not to change
+                os.fchmod(descriptor, stat.S_IMODE(after.st_mode) & ~_RIGHTS)
     finally:
         os.close(descriptor)
     # Not the ctime: the job's own name of the file may be removed meanwhile, which moves only that.

@@ -27,17 +27,19 @@ def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploade
     """
     if not spec.use_dockerfile:
         return stores.images.resolve(spec.container, machine).image
-    if not stores.settings.images.builds:
-        raise SpecInvalid(
-            "This service does not build images. Build it yourself, push it, and name it as container.",
-            field="useDockerfile",
-        )
     backend = stores.backend_for(machine)
     if backend != _BUILDER:
         why = "Machine types are simulated here" if backend != machine.backend else f"{machine.name} has no engine"
         raise SpecInvalid(
             f"{why}, so no image can be built: leave useDockerfile out, or have the service run jobs in containers "
             "(GRADIENT_MACHINES__SIMULATE=false).",
+            field="useDockerfile",
+        )
+    if not stores.settings.images.builds:
+        raise SpecInvalid(
+            "Building images is not open on this service: a Dockerfile's steps run with more rights than a job. Build "
+            "it yourself, push it, and name it as container; or ask the service's administrator, who can open it "
+            "(GRADIENT_IMAGES__BUILDS=true, docs/images.md).",
             field="useDockerfile",
         )
     if spec.workspace is None and spec.workspace_sha256 is None and not uploaded:

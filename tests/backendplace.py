@@ -7,6 +7,7 @@ from core.ids import new_id
 from core.settings import Settings
 from worker.backends import make_backend
 from worker.backends.base import LaunchSpec
+from worker.storage import Storage
 from worker.workspace import Scratch
 
 
@@ -32,7 +33,8 @@ class Place:
         scratch = Scratch(self.root / "attempts", job_id, attempt)
         scratch.make(DirectoryStore(self.root / "artifacts-store"))
         scratch.workspace.mkdir(exist_ok=True)
-        (self.root / "storage").mkdir(exist_ok=True)
+        project_id = options.pop("project_id", "p1")
+        storage = Storage(self.root / "storage")
         env = {"GRADIENT_JOB_ID": job_id, "GRADIENT_ATTEMPT": str(attempt)} | options.pop("env", {})
         return LaunchSpec(
             name=scratch.name,
@@ -43,7 +45,9 @@ class Place:
             env=env,
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
-            storage=self.root / "storage",
+            project_id=project_id,
+            storage=storage.of(project_id, mounted=self.backend.capabilities.mounts),
+            datasets=storage.datasets,
             control=scratch.control,
             **{"container": None, "cpus": None, "memory_bytes": None, "cards": (), "stop_grace": 5} | options,
         )

@@ -167,10 +167,24 @@ class Deployment:
             with contextlib.suppress(psutil.Error):
                 env = process.environ()
                 # A worker with a home of its own reaches the same storage by another name.
-                ours = os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")) == storage
+                ours = os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")).startswith(f"{storage}/")
                 if ours and process.status() != psutil.STATUS_ZOMBIE and job_id in (None, env["GRADIENT_JOB_ID"]):
                     found.append(process)
         return found
+
+    @property
+    def storage(self) -> Path:
+        """What the jobs of its one project share; made with the first of them."""
+        projects = self.home / "storage" / "projects"
+        [folder] = wait_until(lambda: list(projects.glob("*")), "the project's storage")
+        return folder
+
+    @property
+    def datasets(self) -> Path:
+        """What every job reads."""
+        folder = self.home / "storage" / "datasets"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     @property
     def cli_json(self) -> dict[str, str]:

@@ -268,18 +268,20 @@ class AttemptRun:
         spec, scratch, cards = self.job.spec, self._scratch, self._cards()
         grants = Grants(self._host.settings, self._host.database, self.job)
         ports = grants.ports()
-        self._host.storage.joinpath("datasets").mkdir(parents=True, exist_ok=True)
+        storage = self._host.storage.of(self.job.project_id, mounted=self._backend.capabilities.mounts)
         return LaunchSpec(
             name=scratch.name,
             job_id=self.job.id,
             attempt=self.job.attempt,
+            project_id=self.job.project_id,
             machine_type=self.job.machine_type,
             command=spec.command,
             container=self.job.image or spec.container,
-            env=grants.environment() | self._service_env(cards) | self._port_env(ports),
+            env=grants.environment() | self._service_env(cards, storage) | self._port_env(ports),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
-            storage=self._host.storage,
+            storage=storage,
+            datasets=self._host.storage.datasets,
             control=scratch.control,
             cards=cards,
             cpus=spec.cpus,
@@ -312,12 +314,12 @@ class AttemptRun:
         contained = self._backend.capabilities.containers
         return {f"GRADIENT_PORT_{port.internal}": str(port.internal if contained else port.external) for port in ports}
 
-    def _service_env(self, cards: tuple[str, ...]) -> dict[str, str]:
+    def _service_env(self, cards: tuple[str, ...], shared: Path) -> dict[str, str]:
         """What a job finds in its environment, the same for every backend."""
         scratch, mounted = self._scratch, self._backend.capabilities.mounts
         workspace = Path(base.WORKSPACE) if mounted else scratch.workspace
         artifacts = Path(base.ARTIFACTS) if mounted else scratch.artifacts
-        storage = Path(base.STORAGE) if mounted else self._host.storage
+        storage = Path(base.STORAGE) if mounted else shared
         control = Path(base.CONTROL) if mounted else scratch.control
         return {
             "GRADIENT_JOB_ID": self.job.id,

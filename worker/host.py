@@ -28,6 +28,7 @@ from stores import open_artifacts
 from worker.backends import make_backend, offered
 from worker.backends.base import Backend, ImageKeeper
 from worker.ledger import DatabaseLedger
+from worker.storage import Storage
 from worker.tpu_buckets import buckets_of
 from worker.workspace import Scratch
 
@@ -80,9 +81,9 @@ class Host:
         return self.settings.root / "attempts"
 
     @property
-    def storage(self) -> Path:
+    def storage(self) -> Storage:
         """What jobs share as `/storage`."""
-        return self.settings.root / "storage"
+        return Storage(self.settings.root / "storage")
 
     @cached_property
     def ledger(self) -> DatabaseLedger:

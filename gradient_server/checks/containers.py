@@ -1,8 +1,6 @@
 """What the service needs of this machine's container engine, where jobs run in containers."""
 
-import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,9 +14,6 @@ from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
 from worker.backends.docker.opened import mistakes
 
 _TIMEOUT_SECONDS = 5.0
-_TOOLKIT = "nvidia-ctk"
-_SAFE_TOOLKIT = (1, 17, 8)
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -85,26 +80,22 @@ def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
 
 def toolkit() -> Iterator[Finding]:
     """NVIDIA's toolkit is one that lets no container out; nothing, where its program is not here to be asked."""
-    program = shutil.which(_TOOLKIT)
+    program = shutil.which(handover.TOOLKIT)
     if program is None:
         return
-    try:
-        told = subprocess.run(  # noqa: S603 - the administrator's own program
-            [program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        told = ""
-    version = _VERSION.search(told)
+    version, safe = handover.toolkit_version(), ".".join(map(str, handover.SAFE_TOOLKIT))
+    told = ".".join(map(str, version or ()))
     if version is None:
         yield warning("toolkit", f"{program} does not tell its version.", "Install the NVIDIA Container Toolkit anew.")
-    elif tuple(map(int, version.groups())) < _SAFE_TOOLKIT:
+    elif version < handover.SAFE_TOOLKIT:
         yield problem(
             "toolkit",
-            f"NVIDIA Container Toolkit {version[0]} lets a container become root of this machine (CVE-2025-23266).",
-            f"Install {'.'.join(map(str, _SAFE_TOOLKIT))} or later.",
+            f"NVIDIA Container Toolkit {told} lets a container become root of this machine (CVE-2025-23266). No job "
+            "gets a GPU here, unless GRADIENT_DOCKER__OLD_TOOLKIT says so.",
+            f"Install {safe} or later.",
         )
     else:
-        yield ok("toolkit", f"NVIDIA Container Toolkit {version[0]}.")
+        yield ok("toolkit", f"NVIDIA Container Toolkit {told}.")
 
 
 def opened(settings: Settings) -> Iterator[Finding]:

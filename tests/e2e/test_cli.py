@@ -214,7 +214,7 @@ def test_the_log_follows_over_a_restart_of_the_service(tmp_path):
         up.kill()
         again = deployment.start("up", "--port", port)
         deployment.wait_ready(again)
-        (deployment.home / "storage" / "go").touch()
+        (deployment.storage / "go").touch()
         out, said = following.communicate(timeout=60)
         assert out == "two\n", said
         assert following.returncode == 6

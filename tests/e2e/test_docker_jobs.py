@@ -59,7 +59,7 @@ def test_a_workspace_goes_into_a_container_and_its_outputs_come_back(service, do
     assert service.artifact(job["id"], "model.bin") == b"weights\n"
     series = service.request("GET", f"/jobs/{job['id']}/metrics").json()["series"]
     assert [one["last"] for one in series if one["name"] == "loss"] == [0.5]
-    assert (service.home / "storage" / "seen").read_text() == "shared\n"
+    assert (service.storage / "seen").read_text() == "shared\n"
     wait_until(lambda: service.scratch() == [], "its folders to go")
     assert left(docker_server) == []
 

@@ -58,7 +58,7 @@ def listens(worker):
 
 
 def open_gate(parts):
-    (parts.home / "storage" / "go").touch()
+    (parts.storage / "go").touch()
 
 
 def messages(parts):
@@ -137,7 +137,7 @@ def test_doubled_and_replayed_rings_start_nothing_twice(parts, redis):
     assert parts.wait_ended(job_id)["attempt"] == 1
     ringer.ring([Ring(pool_queue("CPU"), job_id, None)] * 20)
     assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
-    assert (parts.home / "storage" / "starts").read_text() == "started\n"
+    assert (parts.storage / "starts").read_text() == "started\n"
 
 
 def test_a_wish_rings_the_host_that_holds_the_job(parts):

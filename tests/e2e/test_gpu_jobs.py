@@ -69,7 +69,7 @@ def series_of(service, job_id):
 
 
 def go(service):
-    (service.home / "storage" / "go").touch()
+    (service.storage / "go").touch()
 
 
 def test_two_jobs_for_one_card_take_turns(service, card_server, driver, programs):

@@ -28,7 +28,6 @@ def parts(tmp_path, postgres, redis):
     )
     deployment.migrate()
     deployment.start_api()
-    (deployment.home / "storage").mkdir(exist_ok=True)
     yield deployment
     deployment.stop()
 
@@ -37,7 +36,7 @@ def all_end_once(deployment, jobs):
     for job_id in jobs:
         job = deployment.wait_ended(job_id)
         assert (job["state"], job["exitCode"], job["attempt"]) == ("Stopped", 0, 1), job
-        assert (deployment.home / "storage" / f"starts-{job_id}").read_text() == "started\n", "it ran once"
+        assert (deployment.storage / f"starts-{job_id}").read_text() == "started\n", "it ran once"
         assert deployment.raw_log(job_id) == b"done\n"
 
 
@@ -55,7 +54,7 @@ def parents(deployment):
 
 
 def open_gate(deployment):
-    (deployment.home / "storage" / "go").touch()
+    (deployment.storage / "go").touch()
 
 
 def test_twenty_jobs_run_once_on_two_workers(parts):

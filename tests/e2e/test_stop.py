@@ -19,7 +19,6 @@ while True:
 @pytest.fixture
 def running(deployment):
     deployment.start_up()
-    (deployment.home / "storage").mkdir(exist_ok=True)
 
     def start(command, says, **spec):
         job_id = deployment.submit(command, **spec)
@@ -30,7 +29,7 @@ def running(deployment):
 
 
 def script(deployment, text):
-    path = deployment.home / "storage" / "main.py"
+    path = deployment.datasets / "main.py"
     path.write_text(text)
     return f'python "{path}"'
 

@@ -77,7 +77,7 @@ def test_a_run_is_not_lost_when_its_worker_restarts(traced_parts, collector):
     assert collector.one("launch").parent_id, "what was done is sent when the worker ends"
     assert not collector.named("run")
     traced_parts.start_worker("w1")
-    (traced_parts.home / "storage" / "go").touch()
+    (traced_parts.storage / "go").touch()
     traced_parts.wait_ended(job_id)
     wait_until(lambda: collector.named("attempt"), "the attempt's span")
     run, attempt = collector.one("run"), collector.one("attempt")

@@ -90,7 +90,6 @@ def spoken_of_a_full_disk(deployment, job_id):
 
 def test_the_disk_of_the_database_is_full(deployment, small_disk):
     disk = small_disk(deployment.home, 8 * MIB)
-    (deployment.home / "storage" / "truth").mkdir(parents=True)
     deployment.start_up()
     with trial("F18", deployment) as one:
         job_id = deployment.submit(recorded(f"say before; {gate()}; say after"))

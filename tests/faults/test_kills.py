@@ -36,10 +36,9 @@ storage.joinpath("steps").write_text(str(step))
 def test_training_never_notices_ten_kills_of_worker_and_api(deployment):
     chance = random.Random(20181030)  # noqa: S311 - repeatable, not secret
     api, worker = deployment.start_api(), deployment.start_worker()
-    (deployment.home / "storage").mkdir(exist_ok=True)
-    (deployment.home / "storage" / "training.py").write_text(TRAINING)
-    job_id = deployment.submit(recorded('python "$GRADIENT_STORAGE_DIR/training.py" | tee "$truth.out"', 5))
-    pid_file = deployment.home / "storage" / "pid"
+    (deployment.datasets / "training.py").write_text(TRAINING)
+    job_id = deployment.submit(recorded('python "$GRADIENT_STORAGE_DIR/datasets/training.py" | tee "$truth.out"', 5))
+    pid_file = deployment.storage / "pid"
     wait_until(pid_file.exists, "the training to begin")
     pid = pid_file.read_text()
     repairs = []
@@ -63,7 +62,7 @@ def test_training_never_notices_ten_kills_of_worker_and_api(deployment):
         deployment.open_gate("enough")
     job = deployment.wait_ended(job_id)
     assert (job["state"], job["exitCode"], job["attempt"]) == ("Failed", 5, 1)
-    steps = int((deployment.home / "storage" / "steps").read_text())
+    steps = int((deployment.storage / "steps").read_text())
     assert deployment.raw_log(job_id) == b"".join(b"step %d\n" % step for step in range(1, steps + 1))
     rows = deployment.request("GET", f"/jobs/{job_id}/logs?line=0&limit=10000").json()["lines"]
     assert [row["line"] for row in rows] == list(range(1, len(rows) + 1))
@@ -84,7 +83,7 @@ def test_training_killed_from_outside_fails_with_what_it_wrote(deployment):
     script = "echo $$ >pid; exec python -u -c \"print('before', flush=True); import time; time.sleep(600)\""
     job_id = deployment.submit(recorded(f'leave weights weights; echo $$ >"$GRADIENT_STORAGE_DIR/pid"; {script}'))
     wait_until(lambda: b"before" in deployment.raw_log(job_id), "its first line")
-    leader = int((deployment.home / "storage" / "pid").read_text())
+    leader = int((deployment.storage / "pid").read_text())
     (training,) = [process for process in deployment.job_processes(job_id) if process.pid == leader]
     training.kill()
     job = deployment.wait_ended(job_id)
@@ -116,7 +115,7 @@ def test_a_deploy_leaves_jobs_running(deployment):
     assert up.wait() == 0, up.said()
     assert deployment.job_processes(job_id), "the job goes on"
     deployment.start_up()
-    (deployment.home / "storage" / "go").touch()
+    (deployment.storage / "go").touch()
     job = deployment.wait_ended(job_id)
     assert (job["state"], job["attempt"]) == ("Stopped", 1)
     assert deployment.raw_log(job_id) == b"one\ntwo\n"

@@ -61,12 +61,12 @@ LOUD = {
 def test_a_loud_job_is_stored_byte_by_byte_and_disturbs_nobody(deployment, how):
     deployment.start_api()
     worker = deployment.start_worker(GRADIENT_WORKER__SLOTS="2", GRADIENT_LOGS__MAX_BYTES=str(2048 * MIB))
-    (deployment.home / "storage" / "torture.py").write_text(TORTURE)
+    (deployment.datasets / "torture.py").write_text(TORTURE)
     wait_until(lambda: "is ready" in worker.said(), "the worker")
     before = psutil.Process(worker.pid).memory_info().rss
     peak = before
     with trial("F22", deployment, seconds=600) as one:
-        command = f'python "$GRADIENT_STORAGE_DIR/torture.py" {how} {LOUD[how]} "$truth"'
+        command = f'python "$GRADIENT_STORAGE_DIR/datasets/torture.py" {how} {LOUD[how]} "$truth"'
         job_id = deployment.submit(recorded(command, 2))
         while deployment.job(job_id)["finishedAt"] is None:
             peak = max(peak, psutil.Process(worker.pid).memory_info().rss)
@@ -128,9 +128,9 @@ def test_many_slow_readers_hold_up_nobody(deployment):
     api = deployment.start_api()
     deployment.start_worker()
     readers = tries(20, 200)
-    (deployment.home / "storage" / "torture.py").write_text(TORTURE)
+    (deployment.datasets / "torture.py").write_text(TORTURE)
     with trial("F23", deployment, seconds=300) as one:
-        command = f'python "$GRADIENT_STORAGE_DIR/torture.py" many 200000 "$truth"; {gate()}'
+        command = f'python "$GRADIENT_STORAGE_DIR/datasets/torture.py" many 200000 "$truth"; {gate()}'
         job_id = deployment.submit(recorded(command))
         wait_until(lambda: len(deployment.raw_log(job_id)) > MIB, "output")
         before = psutil.Process(api.pid).memory_info().rss

@@ -119,5 +119,5 @@ def test_waiting_jobs_are_cancelled_without_having_begun(shared):
             assert shared.request("POST", f"/jobs/{job_id}/stop").json()["state"] == "Cancelled"
         shared.start_worker()
         assert shared.wait_ended(shared.submit(recorded()))["state"] == "Stopped"
-    assert not [path for job_id in jobs for path in (shared.home / "storage" / "truth").glob(f"{job_id}*")]
+    assert not [path for job_id in jobs for path in (shared.storage / "truth").glob(f"{job_id}*")]
     assert isinstance(one, Trial)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _BEGIN = r"""
+mkdir -p "$GRADIENT_STORAGE_DIR/truth"
 truth="$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID-$GRADIENT_ATTEMPT"
 say() { printf '%s\n' "$1"; printf '%s\n' "$1" >>"$truth.out"; }
 leave() {
@@ -63,8 +64,7 @@ class Truth:
 def read(storage: Path) -> dict[tuple[str, int], Truth]:
     """What every attempt wrote down, by job id and attempt."""
     found: dict[tuple[str, int], Truth] = {}
-    folder = storage / "truth"
-    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for file in sorted(storage.glob("projects/*/truth/*")):
         name, _, what = file.name.partition(".")
         job_id, _, attempt = name.rpartition("-")
         truth = found.setdefault((job_id, int(attempt)), Truth())

@@ -35,7 +35,6 @@ class Watched(Deployment):
         self.accepted: list[tuple[str, str | None]] = []
         self.seen_ended: dict[str, dict[str, Any]] = {}
         self._redis = redis
-        (self.home / "storage" / "truth").mkdir(parents=True, exist_ok=True)
 
     def submit(self, command: str, *, key: str | None = None, **spec: Any) -> str:
         if self.canary is not None:
@@ -101,7 +100,7 @@ class Watched(Deployment):
 
     def open_gate(self, name: str = "go") -> None:
         """Let the jobs end that wait for it."""
-        (self.home / "storage" / name).touch()
+        (self.storage / name).touch()
 
     def rows(self, *tables: type[Base]) -> list[list[dict[str, Any]]]:
         """All rows of each table, as the database holds them."""

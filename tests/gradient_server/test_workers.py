@@ -44,7 +44,7 @@ def test_a_drained_worker_ends_its_job_and_takes_no_other(deployment, server):
     code, _, said = server("drain", "--name", "w1", "--wait", "--timeout", "0.5")
     assert (code, f"1 job still runs: {running}" in said, "stays drained" in said) == (1, True, True)
     waiting = deployment.submit("true")
-    (deployment.home / "storage" / "go").touch()
+    (deployment.storage / "go").touch()
     code, said, _ = server("drain", "--name", "w1", "--wait")
     assert (code, "is empty" in said) == (0, True)
     assert deployment.wait_ended(running)["state"] == "Stopped"

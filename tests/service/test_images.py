@@ -1,11 +1,14 @@
 """Images over HTTP: short names resolved, builds refused where there is nothing to build on, clones pinned."""
 
 import pytest
+from serving import Live
 from sqlalchemy import update
 
 from core.jobs import held_images, workers
 from core.jobs.claims import Offer
 from core.jobs.models import Job
+from core.settings import ImageSettings, MachineSettings
+from service.main import create_app
 
 DIGEST = "sha256:" + "0a" * 32
 
@@ -59,6 +62,25 @@ def test_simulated_machines_build_nothing(client):
     )
     assert "simulated" in message
     assert client.get("/jobs").json()["jobs"] == []
+
+
+@pytest.mark.parametrize("builds", [False, True])
+def test_a_dockerfiles_steps_run_only_where_an_administrator_opened_it(settings, database, secret, builds):
+    """They are root of their containers, with capabilities that no job has."""
+    opened = {"machines": MachineSettings(simulate=False)} | ({"images": ImageSettings(builds=True)} if builds else {})
+    live = Live(create_app(settings.model_copy(update=opened), database=database, wake=lambda: None), secret)
+    try:
+        with live.client() as client:
+            for query in ("?dryRun=true", ""):
+                answer = client.post(f"/jobs{query}", json=a_job(useDockerfile=True, workspace="https://x/y.git"))
+                if builds:
+                    assert answer.status_code in {200, 201}, answer.text
+                else:
+                    message = refused(answer, "useDockerfile")
+                    assert "administrator" in message
+                    assert "GRADIENT_IMAGES__BUILDS=true" in message
+    finally:
+        live.stop()
 
 
 def test_a_clone_can_be_pinned_to_the_image_that_ran(client, database):

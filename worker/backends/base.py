@@ -4,8 +4,10 @@ Calls return soon, but for `launch`. Loops, time limits, retries and state belon
 translates. What a job prints, and how it ended, is in the files of its control folder, whichever backend runs it:
 `log`, `start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except
 the last), and `stopping` once `stop` was called. `RESERVED` are there before the wrapper is, filled with spaces.
+`command` is what the wrapper runs.
 """
 
+import errno
 import logging
 import os
 import stat
@@ -38,6 +40,7 @@ RESERVED = ("started", "exit")
 
 WORKSPACE = options.WORKSPACE
 ARTIFACTS, STORAGE, CONTROL = "/artifacts", "/storage", "/.gradient/control"
+DATASETS = f"{STORAGE}/datasets"
 """Where a job finds its folders when the backend mounts them."""
 
 Progress = Callable[[str, str | None], None]
@@ -85,7 +88,9 @@ class LaunchSpec:
         env: The command's whole environment, but for what the machine itself sets (PATH, HOME).
         workspace: Folder on this host that the job works in (`/paperspace`).
         artifacts: Folder on this host for what the job leaves (`/artifacts`).
-        storage: Folder on this host that is shared by jobs (`/storage`).
+        project_id: Whose job it is.
+        storage: Folder on this host that the project's jobs share (`/storage`).
+        datasets: Folder on this host that all jobs may read (`/storage/datasets`).
         control: Folder on this host for the wrapper's files.
         cards: The host's cards that are the job's alone, by index or UUID.
         cpus: Limit of CPUs, or None.
@@ -104,6 +109,7 @@ class LaunchSpec:
     name: str
     job_id: str
     attempt: int
+    project_id: str
     machine_type: str
     command: str
     container: str | None
@@ -111,6 +117,7 @@ class LaunchSpec:
     workspace: Path
     artifacts: Path
     storage: Path
+    datasets: Path
     control: Path
     cards: tuple[str, ...]
     cpus: float | None
@@ -322,6 +329,22 @@ def note_control(control: Path, name: str, detail: str) -> None:
             os.close(descriptor)
     except OSError:  # the disk is full, say: what was to be done to the job is done all the same
         logger.warning("not_noted", exc_info=True, extra={"note": name})
+
+
+def write_command(spec: LaunchSpec) -> None:
+    """Leave the command where the wrapper reads it; a link that an earlier start left there is not followed.
+
+    Raises:
+        BackendError: It cannot be written.
+    """
+    path = spec.control / "command"
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{spec.command}\n")
+    except OSError as error:
+        raise BackendError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
 
 
 def read_exit_code(control: Path) -> int | None:

@@ -38,6 +38,7 @@ from worker.backends.base import (
     note_control,
     read_control,
     read_exit_code,
+    write_command,
 )
 from worker.backends.free_ports import require_free
 from worker.backends.processes import Members
@@ -96,6 +97,7 @@ class MockBackend:
         failpoint("confirmed")
         if read_control(spec.control, "started") is None:
             require_free(self._bind, spec.ports)
+            write_command(spec)
             self._start(spec)
         preempt = _seconds(spec.env.get("MOCK_PREEMPT_AFTER"))
         return {
@@ -193,7 +195,7 @@ class MockBackend:
             os.sched_setaffinity(0, self._cpus(spec.cpus))
         try:
             child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-                [str(WRAPPER), str(spec.control), spec.command],
+                [str(WRAPPER), str(spec.control)],
                 cwd=spec.working_dir or spec.workspace,
                 env=_inherited() | spec.env,
                 stdin=subprocess.DEVNULL,

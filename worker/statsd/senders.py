@@ -48,7 +48,7 @@ class LocalSenders:
     """Jobs that are processes of this host."""
 
     def __init__(self, settings: Settings) -> None:
-        self._mark = f"GRADIENT_STORAGE_DIR={settings.root / 'storage'}".encode()
+        self._mark = f"GRADIENT_STORAGE_DIR={settings.root / 'storage'}/".encode()
         self._by_inode: dict[int, Sender] = {}
         self._seen: dict[Address, tuple[float, Sender]] = {}
         self._scan_at = 0.0
@@ -86,7 +86,7 @@ class LocalSenders:
         """The attempt that a process belongs to; None if it is none of ours."""
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - read for every process at once
             environment = file.read().split(b"\0")
-        if self._mark not in environment:
+        if not any(one.startswith(self._mark) for one in environment):
             return None
         env = dict(one.decode().split("=", 1) for one in environment if one.startswith((b"GRADIENT_J", b"GRADIENT_A")))
         return Sender(env["GRADIENT_JOB_ID"], int(env["GRADIENT_ATTEMPT"]))

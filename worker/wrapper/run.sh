@@ -1,14 +1,14 @@
 #!/bin/sh
-# Every job runs under this: run.sh CONTROL_FOLDER COMMAND [alone]
+# Every job runs under this: run.sh CONTROL_FOLDER [alone]
 #
+# The command is the file `command` in that folder: arguments are shown to everybody on the host, by ps.
 # It takes the start lock, writes its pid, keeps the output in a file, passes SIGTERM on, and writes the exit code. All
 # of it is files, so that nothing is lost when whoever watches dies. Builtins only: it starts in a millisecond.
 #
 # `alone` says that nothing but this job runs where it runs: in a container of its own.
 
 control=$1
-command=$2
-alone=${3:-}
+alone=${2:-}
 
 # The third fence: noclobber opens with O_EXCL, so of all starts of one attempt only the first runs the command.
 # Noclobber spares regular files alone, and the job may have put something else there: any name refuses. So does the
@@ -27,11 +27,12 @@ exec 3<>"$control/exit"
 if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
 
 # Who stops the job signals its processes; the wrapper lives on to tell how they ended. As the first process of a
-# container it is the only one that gets the signal, and passes it on.
-trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
+# container it is the only one that gets the signal, and passes it on to all.
+trap 'if [ "$alone" = alone ]; then kill -TERM -1; elif [ -n "$child" ]; then kill -TERM "$child"; fi 2>/dev/null' TERM
 trap '' HUP INT
 
-"$shell" -c "$command" </dev/null >>"$control/log" 2>&1 3>&- &
+# The shell ends with the exit code of what it waits for, which may be saving when SIGTERM comes.
+"$shell" -c 'trap exit TERM; . "$0"' "$control/command" </dev/null >>"$control/log" 2>&1 3>&- &
 child=$!
 wait "$child"
 code=$?

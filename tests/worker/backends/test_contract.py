@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import threading
 import time
@@ -101,13 +102,13 @@ def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
 
 def test_a_start_after_the_attempt_is_over_runs_nothing(place):
     """What a zombie does that wakes between its check and its start."""
-    folder = place.inside(place.root / "storage", STORAGE)
-    spec = place.spec('touch "$GRADIENT_TEST_FILE"', env={"GRADIENT_TEST_FILE": f"{folder}/ran"})
+    spec = place.spec('touch "$GRADIENT_TEST_FILE"')
+    spec.env["GRADIENT_TEST_FILE"] = f"{place.inside(spec.storage, STORAGE)}/ran"
     scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
     with contextlib.suppress(BackendError):
         place.launch(spec, scratch.remove)
     assert place.backend.list_owned() == []
-    assert not (place.root / "storage" / "ran").exists()
+    assert not (spec.storage / "ran").exists()
 
 
 def test_stop_asks_all_processes_and_then_ends_them(place):
@@ -190,6 +191,37 @@ def test_exit_codes_survive_a_removed_log(place):
     spec = place.spec('rm "$CONTROL/log"; echo lost; exit 4', env={"CONTROL": ""})
     spec.env["CONTROL"] = place.inside(spec.control, CONTROL)
     assert place.wait(place.launch(spec)).code == 4
+
+
+def test_a_password_in_a_command_is_in_no_list_of_processes(place):
+    """Anybody on the host may run ps; arguments of what the job starts itself are its own to keep short."""
+    canary = f"canary{os.urandom(8).hex()}"
+    spec = place.spec(f"PASSWORD={canary}; echo up; sleep 600")
+    place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
+    assert canary not in listed
+
+
+def test_a_program_that_saves_at_sigterm_says_how_it_ended(place):
+    spec = place.spec("sh -c 'trap \"sleep 0.3; echo saved; exit 7\" TERM; echo up; while :; do sleep 0.1; done'; true")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    place.backend.stop(handle, grace=True)
+    assert place.wait(handle).code == 7
+    assert b"saved" in place.output(spec)
+
+
+@pytest.mark.parametrize("folder", ["link", "pipe"])
+def test_a_command_is_not_written_where_an_earlier_start_points_it(place, folder):
+    spec, target = place.spec("echo right"), place.root / "precious"
+    target.write_text("precious")
+    if folder == "link":
+        (spec.control / "command").symlink_to(target)
+    else:
+        os.mkfifo(spec.control / "command")
+    assert place.wait(place.launch(spec)).code == 0
+    assert (place.output(spec), target.read_text()) == (b"right\n", "precious")
 
 
 def test_the_wrapper_is_plain_posix_shell():

@@ -4,10 +4,12 @@ What the builder prints goes into the job's log. A built image has a name of its
 it stays for a while as a cache for the next build and is then removed like any other that a job brought.
 """
 
+import json
 import logging
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -19,7 +21,7 @@ from core.images import canonical
 from core.settings import Settings
 from worker.backends.base import BackendError, LaunchSpec, Progress
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
-from worker.backends.docker.images import Auth, Image, Images, Layers, Pace, auth_header
+from worker.backends.docker.images import Auth, Image, Images, Layers, Pace, auth_header, disk_percent
 from worker.backends.docker.ledger import Ledger
 from worker.backends.docker.streams import Message, Work, messages
 
@@ -32,6 +34,7 @@ _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 _LAYER = re.compile(r" ---> ([0-9a-f]{12,64})\n\Z")
 _FETCHED = re.compile(r"Status: Downloaded newer image for (\S+)\Z")
 _LONGEST_STEP = 100
+_CPU_PERIOD = 100_000
 _MIB = 1024**2
 
 
@@ -75,11 +78,22 @@ class Builds:
         build, name = spec.build, built_name(spec)
         if build is None:
             raise BackendError("image_build", "nothing is to be built")
+        if not self._settings.images.builds:
+            raise BackendError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
         ledger = self._images.ledger()
         if self._images.find(name) is None:
             memory = self._settings.images.build_memory_mb
             limit = spec.memory_bytes or (memory * _MIB if memory else memory_bytes)
-            self._build(spec, progress, ledger, _params(name, build.dockerfile, network, limit), auth)
+            params = build_params(
+                name,
+                build.dockerfile,
+                network=network,
+                memory_bytes=limit,
+                cpus=spec.cpus or self._settings.images.build_cpus,
+                shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * _MIB,
+                cgroup=self._settings.images.build_cgroup,
+            )
+            self._build(spec, progress, ledger, params, auth)
         image = self._images.find(name)
         if image is None:
             raise BackendError("image_build", "it was built and is not there")
@@ -99,7 +113,8 @@ class Builds:
         try:
             with _context(spec.workspace, params["dockerfile"]) as context:
                 work = Work("/build", params, _build_headers(auth), context)
-                for message in messages(self._engine, work, pace.check):
+                watch = self._disk_watch(pace)
+                for message in messages(self._engine, work, watch):
                     transcript.note(message)
                     if "error" in message:
                         raise BackendError("image_build", str(message["error"]).strip())
@@ -108,6 +123,22 @@ class Builds:
         finally:
             transcript.close()
             self._keep(ledger, transcript)
+
+    def _disk_watch(self, pace: Pace) -> Callable[[], None]:
+        """The pace's check, and a look at the engine's disk, which nothing else keeps a step from filling."""
+        most, folder = self._settings.images.build_disk_percent, str(self._engine.lasting_info().get("DockerRootDir"))
+
+        def check() -> None:
+            pace.check()
+            full = disk_percent(folder)
+            if full is not None and most < full and most < 100:  # noqa: PLR2004 - percent
+                raise BackendError(
+                    "image_build",
+                    f"the engine's disk is {full:.0f} % full, and a build ends at {most:.0f} % "
+                    "(GRADIENT_IMAGES__BUILD_DISK_PERCENT)",
+                )
+
+        return check
 
     def _keep(self, ledger: Ledger, transcript: "_Transcript") -> None:
         """What a build has brought is ours to remove: what it was built upon, and how far it came."""
@@ -202,7 +233,20 @@ class _Transcript:
         self._log.close()
 
 
-def _params(name: str, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
+def build_params(
+    name: str,
+    dockerfile: str,
+    *,
+    network: str,
+    memory_bytes: int,
+    cpus: float | None,
+    shm_bytes: int,
+    cgroup: str | None,
+) -> dict[str, Any]:
+    """Parameters of `POST /build` (Engine API 1.41): as near to a job's container as the engine's builder comes.
+
+    It knows no capabilities to drop, no user, no limit of processes and none of new privileges.
+    """
     return {
         "t": name,
         "dockerfile": dockerfile,
@@ -211,6 +255,10 @@ def _params(name: str, dockerfile: str, network: str, memory_bytes: int) -> dict
         "networkmode": network,
         "memory": memory_bytes,
         "memswap": memory_bytes,
+        "shmsize": shm_bytes,
+        "ulimits": json.dumps([{"Name": "core", "Soft": 0, "Hard": 0}]),
+        **({"cpuperiod": _CPU_PERIOD, "cpuquota": round(cpus * _CPU_PERIOD)} if cpus else {}),
+        **({"cgroupparent": cgroup} if cgroup else {}),
     }
 
 

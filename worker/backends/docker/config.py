@@ -26,6 +26,16 @@ _OBEYED = (
     "NVIDIA_MIG_",
     "NVIDIA_IMEX_",
 )
+_NAME = "gradient"
+_HOOKED = (
+    "LD_AUDIT",
+    "LD_PRELOAD",
+    "NVIDIA_IMEX_CHANNELS",
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+)
+"""Variables that would reach NVIDIA's programs, which run as root of the host to hand GPUs over: taken out of the
+environment of what has GPUs, the image's own included. A command may set them for what it starts."""
 _NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 _LOG = {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}}
 
@@ -38,6 +48,7 @@ class Options:
         image: Image reference.
         home: The service's folder on this host; containers are known by it as ours.
         user: `UID:GID`.
+        groups: More groups of that user.
         network: Name of the engine's network, or `none`.
         pids: Most processes and threads.
         shm_bytes: Size of /dev/shm.
@@ -47,6 +58,7 @@ class Options:
         folders: Folders of the host and where they are inside, to read alone.
         cdi: The cards' names for the engine, where it hands them over by name.
         bind: Address of the host that ports are opened at.
+        datasets_writable: Whether jobs may write into the data sets.
     """
 
     image: str
@@ -61,6 +73,8 @@ class Options:
     folders: tuple[tuple[str, str], ...] = ()
     cdi: tuple[str, ...] = ()
     bind: str = "127.0.0.1"
+    groups: tuple[str, ...] = ()
+    datasets_writable: bool = False
 
 
 def container_name(name: str) -> str:
@@ -73,8 +87,8 @@ def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
     return {
         "Image": options.image,
         "Entrypoint": ["/bin/sh", RUN],
-        "Cmd": [base.CONTROL, spec.command, "alone"],
-        "Env": [f"{name}={value}" for name, value in sorted(_environment(spec, options).items())],
+        "Cmd": [base.CONTROL, "alone"],
+        "Env": _environment(spec, options),
         "User": options.user,
         "WorkingDir": spec.working_dir or base.WORKSPACE,
         "Hostname": "",
@@ -93,14 +107,19 @@ def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
     }
 
 
-def _environment(spec: LaunchSpec, options: Options) -> dict[str, str]:
+def _environment(spec: LaunchSpec, options: Options) -> list[str]:
     # Where NVIDIA's runtime is the default one, it obeys these variables, also those of an image: a job could take
     # its neighbours' cards. With a device request the engine sets the right one itself.
     env = {name: value for name, value in spec.env.items() if not name.startswith(_OBEYED)}
     if options.user.partition(":")[0] != "0":
-        env.setdefault("HOME", base.WORKSPACE)  # a user that the image does not know has no folder to write in
+        # A user that the image does not know has no folder to write in, and no name that programs find.
+        env = {"HOME": base.WORKSPACE, "LOGNAME": _NAME, "USER": _NAME} | env
     # By CDI the engine hands the cards over itself, and the runtime has nothing to add.
-    return env if spec.cards and not options.cdi else env | _NO_CARDS
+    if not spec.cards or options.cdi:
+        env |= _NO_CARDS
+    taken = _HOOKED if spec.cards else ()
+    # A name without a value takes the variable out of the image's environment.
+    return [*(f"{name}={value}" for name, value in sorted(env.items()) if name not in taken), *taken]
 
 
 def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
@@ -114,6 +133,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "Privileged": False,
         "CapDrop": ["ALL"],
         "CapAdd": list(options.capabilities),
+        "GroupAdd": list(options.groups),
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": False,
         "PidsLimit": options.pids,
@@ -138,6 +158,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
             _mount(spec.workspace, base.WORKSPACE),
             _mount(spec.artifacts, base.ARTIFACTS),
             _mount(spec.storage, base.STORAGE),
+            _datasets(spec.datasets, writable=options.datasets_writable),
             _mount(spec.control, base.CONTROL),
             _mount(WRAPPER, RUN, read_only=True),
             *(_opened(source, target) for source, target in options.folders),
@@ -159,6 +180,10 @@ def _device_requests(cards: tuple[str, ...], cdi: tuple[str, ...]) -> list[dict[
     if cdi:
         return [{"Driver": "cdi", "DeviceIDs": list(cdi)}]
     return [{"Driver": "", "DeviceIDs": list(cards), "Capabilities": [["gpu"]], "Options": {}}]
+
+
+def _datasets(folder: Path, *, writable: bool) -> dict[str, Any]:
+    return _mount(folder, base.DATASETS) if writable else _opened(str(folder), base.DATASETS)
 
 
 def _opened(source: str, target: str) -> dict[str, Any]:

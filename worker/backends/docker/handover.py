@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ KIND = "nvidia.com/gpu"
 REFUSAL = "could not select device driver"
 """What an engine says that has nothing to hand cards over with."""
 
+TOOLKIT = "nvidia-ctk"
+SAFE_TOOLKIT = (1, 17, 8)
+"""The first that hands nothing of a container's environment to programs that run as root of the host."""
+_TOOLKIT_SECONDS = 5.0
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _HOOK = "nvidia-container-runtime-hook"
 # A specification is YAML or JSON that `nvidia-ctk cdi generate` writes; only these two of its keys matter here.
 _OF_KIND = re.compile(r"""["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["']?\s*(?:,|$)""", re.MULTILINE)
@@ -29,15 +35,46 @@ def cdi_names(cards: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
     return names if set(names) <= set(_offered(info)) else ()
 
 
-def require(cards: Sequence[str], info: dict[str, Any]) -> None:
+def require(cards: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = False) -> None:
     """Make sure that the engine can hand these cards over, before anything is made.
 
+    Args:
+        cards: Indices or UUIDs.
+        info: What the engine tells of itself.
+        old_toolkit: Whether also a toolkit may that lets a container become root of the host.
+
     Raises:
-        BackendError: It cannot.
+        BackendError: It cannot, or must not.
     """
+    version = None if old_toolkit else toolkit_version()
+    if version is not None and version < SAFE_TOOLKIT:
+        raise BackendError(
+            "no_gpu_runtime",
+            f"NVIDIA Container Toolkit {'.'.join(map(str, version))} lets a container become root of this machine "
+            f"(CVE-2025-23266), so no job gets a GPU here. Its administrator installs "
+            f"{'.'.join(map(str, SAFE_TOOLKIT))} or later, or sets GRADIENT_DOCKER__OLD_TOOLKIT=true",
+        )
     if not can_hand_over(cards, info):
         runtimes = ", ".join(sorted(info.get("Runtimes") or {})) or "none"
         raise BackendError("no_gpu_runtime", f"its runtimes are {runtimes}")
+
+
+def toolkit_version() -> tuple[int, ...] | None:
+    """Version of NVIDIA's toolkit; None where its program is not here, or does not tell.
+
+    An engine elsewhere has another, which cannot be asked.
+    """
+    program = shutil.which(TOOLKIT)
+    if program is None:
+        return None
+    try:
+        told = subprocess.run(  # noqa: S603 - the administrator's own program
+            [program, "--version"], capture_output=True, text=True, timeout=_TOOLKIT_SECONDS, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _VERSION.search(told)
+    return tuple(map(int, found.groups())) if found else None
 
 
 def can_hand_over(cards: Sequence[str], info: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Images: have one on this host before a container is made of it."""
 
 import contextlib
+import shutil
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,15 @@ class Image:
 
     id: str
     digest: str
+
+
+def disk_percent(folder: str) -> float | None:
+    """How full the disk of a folder is; None where the folder is not on this machine."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return 100 * usage.used / (usage.used + usage.free)
 
 
 class Layers:

@@ -1,18 +1,14 @@
 """Starts an attempt: image, network, container; confirm; start. Waits a while for an engine that restarts."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from core.failpoints import failpoint
-from core.jobs.options import uid_gid
-from core.opening import Opening
 from core.settings import Settings
-from worker.backends.base import BackendError, LaunchSpec, Progress, read_control
+from worker.backends.base import BackendError, LaunchSpec, Progress, read_control, write_command
 from worker.backends.docker import handover
 from worker.backends.docker.builds import Builds
 from worker.backends.docker.config import Options, container_config, container_name
@@ -22,6 +18,7 @@ from worker.backends.docker.network import NONE, Network
 from worker.backends.docker.nvidia import Cards
 from worker.backends.docker.opened import Openings
 from worker.backends.docker.sign_in import auth_for, signed_in
+from worker.backends.docker.users import hand_over, user_of
 from worker.backends.free_ports import require_free
 
 logger = logging.getLogger(__name__)
@@ -142,15 +139,17 @@ class Launcher:
 
     def _create(self, spec: LaunchSpec, progress: Progress) -> tuple[ContainerState, Image]:
         opening = self._openings.of(spec.machine_type)
-        user = self._user(spec, opening)
+        user = user_of(spec, opening, self._settings)
         info = self._look_over(spec)
         image = self._image(spec, progress, info)
         self._look_at_ports(spec)
-        _hand_over(spec, user)
+        write_command(spec)
+        hand_over(spec, user)
         options = Options(
             image=image.id,  # not its name, which may mean another image by now
             home=self._home,
-            user=user,
+            user=str(user),
+            groups=user.groups,
             network=self._network.have(opening.network),
             pids=opening.pids or self._settings.pids,
             shm_bytes=self._settings.shm_mb * _MIB,
@@ -160,6 +159,7 @@ class Launcher:
             folders=tuple(opening.mounts.items()),
             cdi=handover.cdi_names(spec.cards, info),
             bind=self._bind,
+            datasets_writable=self._settings.datasets_writable,
         )
         try:
             return self._engine.create(container_name(spec.name), container_config(spec, options)), image
@@ -173,7 +173,7 @@ class Launcher:
         if not spec.cards:
             return self._engine.lasting_info()
         info = self._engine.info()  # its runtimes may have been changed just now
-        handover.require(spec.cards, info)
+        handover.require(spec.cards, info, old_toolkit=self._settings.old_toolkit)
         return info
 
     def _image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:
@@ -189,29 +189,6 @@ class Launcher:
             memory_bytes=self._usual_memory(info),
             push_auth=auth_for(spec.login, spec.build.target),
         )
-
-    def _user(self, spec: LaunchSpec, opening: Opening) -> str:
-        """Whom the job runs as.
-
-        Raises:
-            BackendError: It asks for a user that it cannot be given here.
-        """
-        usual = self._settings.user or f"{os.getuid()}:{os.getgid()}"
-        asked = uid_gid(spec.user) if spec.user is not None else usual
-        owner, _, group = asked.partition(":")
-        if asked != usual and "0" in {owner, group} and not opening.root:
-            raise BackendError(
-                "option_refused",
-                f"root is not opened to {spec.machine_type} on this host. Leave the user out, name another, or have "
-                "the host's administrator open it (root = true)",
-            )
-        if int(owner) != os.getuid() != 0:
-            raise BackendError(
-                "option_refused",
-                f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {owner}. Leave the "
-                "user out, or have it run as root",
-            )
-        return asked
 
     def _usual_memory(self, info: dict[str, Any]) -> int:
         """The limit of memory of jobs that name none, bytes: with all slots taken, the host itself must live."""
@@ -281,14 +258,3 @@ def _reason(detail: str) -> str:
     if handover.REFUSAL in detail:
         return "no_gpu_runtime"
     return "disk_full" if _NO_SPACE in detail else "launch_failed"
-
-
-def _hand_over(spec: LaunchSpec, user: str) -> None:
-    """Give the attempt's folders to the user that the job runs as, where that is not ourselves."""
-    owner, _, group = user.partition(":")
-    if int(owner) == os.getuid():
-        return
-    for root in (spec.workspace, spec.artifacts, spec.control):
-        for folder, folders, files in os.walk(root):
-            for path in (Path(folder), *(Path(folder, name) for name in (*folders, *files))):
-                os.chown(path, int(owner), int(group), follow_symlinks=False)

@@ -1,7 +1,6 @@
 """The images on this host that jobs brought: which are here, which nothing uses, and which of those have to go."""
 
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,22 +9,13 @@ from core.settings import Settings
 from worker.backends.base import Unused
 from worker.backends.docker.builds import BUILT
 from worker.backends.docker.engine import Engine, EngineRefused
-from worker.backends.docker.images import Images
+from worker.backends.docker.images import Images, disk_percent
 from worker.backends.docker.ledger import Entry, Page
 
 logger = logging.getLogger(__name__)
 
 _NAMELESS = "<none>"
 _PULL_FORGOTTEN_SECONDS = 86_400.0
-
-
-def disk_percent(folder: str) -> float | None:
-    """How full the disk of a folder is; None where the folder is not on this machine."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return None
-    return 100 * usage.used / (usage.used + usage.free)
 
 
 class Shelf:

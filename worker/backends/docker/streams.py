@@ -111,6 +111,9 @@ def _read(
 ) -> None:
     end: Exception | None = None
     try:
+        connection.connect()
+        if given_up.is_set():  # before there was anything to cut
+            return
         connection.request(
             "POST", f"{prefix}{work.path}?{urlencode(work.params)}", body=work.body, headers=work.headers
         )

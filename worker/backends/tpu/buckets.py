@@ -11,7 +11,7 @@ from typing import Protocol
 from core.artifact_survey import Skipped
 from core.errors import GradientError, StoreUnavailable
 from core.settings import Settings
-from worker.backends.base import BackendError, LaunchSpec, Progress
+from worker.backends.base import DATASETS, BackendError, LaunchSpec, Progress
 from worker.lost import note_lost
 
 logger = logging.getLogger(__name__)
@@ -280,8 +280,9 @@ def _data_set(spec: LaunchSpec) -> Path | None:
     if not named:
         return None
     shared = named.startswith("/storage/")
-    root = (spec.storage if shared else spec.workspace).resolve()
-    path = (root / named.removeprefix("/storage/")).resolve()
+    data_set = named.startswith(f"{DATASETS}/")
+    root = (spec.datasets if data_set else spec.storage if shared else spec.workspace).resolve()
+    path = (root / named.removeprefix(f"{DATASETS}/" if data_set else "/storage/")).resolve()
     if not path.is_relative_to(root) or not path.exists():
         where = "the shared storage" if shared else "the workspace"
         raise BackendError("data_missing", f"{STAGE}={named}: there is no such file or folder in {where}")

@@ -10,7 +10,7 @@ from dockerserver import BARE, SHELL, layer
 from core.settings import ImageSettings
 from worker.backends.base import BackendError, Build
 from worker.backends.docker.backend import DockerBackend
-from worker.backends.docker.builds import built_name
+from worker.backends.docker.builds import build_params, built_name
 
 DOCKERFILE = f"""FROM {SHELL}
 COPY greeting.txt /greeting.txt
@@ -20,14 +20,15 @@ RUN echo building; cat /greeting.txt; echo made >/made
 
 @pytest.fixture
 def place(clean_engine, tmp_path):
-    made = Place("docker", tmp_path, clean_engine.settings(pull="missing", network="none"))
+    docker = clean_engine.settings(pull="missing", network="none")
+    made = Place("docker", tmp_path, docker, images=ImageSettings(builds=True))
     yield made
     made.clear()
 
 
 def limited(place, **images):
     """The same place under other settings."""
-    settings = place.settings.model_copy(update={"images": ImageSettings(**images)})
+    settings = place.settings.model_copy(update={"images": ImageSettings(**{"builds": True} | images)})
     place.backend = DockerBackend(settings)
     return place
 
@@ -165,6 +166,55 @@ def test_a_build_can_be_given_up(place, clean_engine):
 
     with pytest.raises(Stopped):
         place.backend.launch(spec, lambda: None, progress)
+    wait_until(lambda: left(clean_engine) == [], "its step to be ended")
+
+
+def test_no_step_of_a_dockerfile_runs_unless_an_administrator_opened_builds(clean_engine, tmp_path):
+    """As root, with the engine's usual capabilities: a worker refuses it too, whatever the service let in."""
+    closed = Place("docker", tmp_path, clean_engine.settings(network="none"))
+    spec = workspace(closed, f"FROM {SHELL}\nRUN grep -E 'Uid|CapEff|NoNewPrivs' /proc/self/status\n")
+    assert "GRADIENT_IMAGES__BUILDS" in refused(closed, spec, "option_refused")
+    assert closed.output(spec) == b""
+    assert left(clean_engine) == []
+
+
+def test_a_build_is_exactly_this():
+    """Whatever is added to it has to be added here as well; nothing of it comes from a user as it is."""
+    given = {"network": "none", "memory_bytes": 2**30, "cpus": 1.5, "shm_bytes": 2**26, "cgroup": "builds.slice"}
+    golden = {
+        "t": "gradient-jobs/jabc:1",
+        "dockerfile": "docker/Dockerfile",
+        "rm": True,
+        "forcerm": True,
+        "networkmode": "none",
+        "memory": 2**30,
+        "memswap": 2**30,
+        "shmsize": 2**26,
+        "ulimits": '[{"Name": "core", "Soft": 0, "Hard": 0}]',
+        "cpuperiod": 100_000,
+        "cpuquota": 150_000,
+        "cgroupparent": "builds.slice",
+    }
+    assert build_params("gradient-jobs/jabc:1", "docker/Dockerfile", **given) == golden
+    without = build_params("gradient-jobs/jabc:1", "docker/Dockerfile", **given | {"cpus": None, "cgroup": None})
+    assert without == {name: golden[name] for name in golden.keys() - {"cpuperiod", "cpuquota", "cgroupparent"}}
+
+
+def test_a_build_has_the_limits_of_its_job(place):
+    reads = "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null; ulimit -c; df -k /dev/shm"
+    spec = place.spec("true", build=Build("Dockerfile"), cpus=0.5, shared_mem_bytes=96 * 2**20)
+    (spec.workspace / "Dockerfile").write_text(f"FROM {SHELL}\nRUN {reads}\n")
+    place.backend.build(spec, lambda *_: None)
+    output = place.output(spec).decode()
+    assert "50000" in output
+    assert "\n0\n" in output
+    assert str(96 * 1024) in output
+
+
+def test_a_build_ends_when_it_fills_the_engines_disk(place, clean_engine):
+    limited(place, build_disk_percent=0.001)
+    spec = workspace(place, f"FROM {SHELL}\nRUN echo up; sleep 600\n")
+    assert "GRADIENT_IMAGES__BUILD_DISK_PERCENT" in refused(place, spec)
     wait_until(lambda: left(clean_engine) == [], "its step to be ended")
 
 

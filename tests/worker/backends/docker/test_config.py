@@ -12,6 +12,7 @@ SPEC = LaunchSpec(
     name="jabc-2",
     job_id="jabc",
     attempt=2,
+    project_id="p1",
     machine_type="P4000",
     command="python main.py",
     container="org/image:tag",
@@ -19,6 +20,7 @@ SPEC = LaunchSpec(
     workspace=Path("/srv/w"),
     artifacts=Path("/srv/a"),
     storage=Path("/srv/s"),
+    datasets=Path("/srv/d"),
     control=Path("/srv/c"),
     cards=("1", "3"),
     cpus=1.5,
@@ -47,11 +49,27 @@ def mount(source, target, *, read_only=False):
     }
 
 
+def alone(source, target):
+    """To read, without what is mounted in it, which would stay writable."""
+    return mount(source, target, read_only=True) | {"BindOptions": {"Propagation": "rprivate", "NonRecursive": True}}
+
+
 GOLDEN = {
     "Image": "org/image:tag",
     "Entrypoint": ["/bin/sh", "/.gradient/run.sh"],
-    "Cmd": ["/.gradient/control", "python main.py", "alone"],
-    "Env": ["GRADIENT_JOB_ID=jabc", "HOME=/paperspace", "LEARNING_RATE=0.1"],
+    "Cmd": ["/.gradient/control", "alone"],
+    "Env": [
+        "GRADIENT_JOB_ID=jabc",
+        "HOME=/paperspace",
+        "LEARNING_RATE=0.1",
+        "LOGNAME=gradient",
+        "USER=gradient",
+        "LD_AUDIT",
+        "LD_PRELOAD",
+        "NVIDIA_IMEX_CHANNELS",
+        "NVIDIA_MIG_CONFIG_DEVICES",
+        "NVIDIA_MIG_MONITOR_DEVICES",
+    ],
     "User": "1000:1001",
     "WorkingDir": "/paperspace",
     "Hostname": "",
@@ -69,6 +87,7 @@ GOLDEN = {
         "Privileged": False,
         "CapDrop": ["ALL"],
         "CapAdd": [],
+        "GroupAdd": [],
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": False,
         "PidsLimit": 4096,
@@ -91,6 +110,7 @@ GOLDEN = {
             mount("/srv/w", "/paperspace"),
             mount("/srv/a", "/artifacts"),
             mount("/srv/s", "/storage"),
+            alone("/srv/d", "/storage/datasets"),
             mount("/srv/c", "/.gradient/control"),
             mount(str(WRAPPER), "/.gradient/run.sh", read_only=True),
         ],
@@ -137,8 +157,9 @@ def test_a_job_without_cards_can_take_none_by_its_environment():
     forged = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all", "NVIDIA_TF32_OVERRIDE": "1"}
     without = config({"cards": (), "env": forged})
     assert without["HostConfig"]["DeviceRequests"] == []
-    assert without["Env"] == ["HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1", "NVIDIA_VISIBLE_DEVICES=void"]
-    assert config({"env": forged})["Env"] == ["HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1"]
+    named = {"LOGNAME=gradient", "USER=gradient", "HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1"}
+    assert set(without["Env"]) == named | {"NVIDIA_VISIBLE_DEVICES=void"}
+    assert {item for item in config({"env": forged})["Env"] if "=" in item} == named
 
 
 @pytest.mark.parametrize(
@@ -146,7 +167,7 @@ def test_a_job_without_cards_can_take_none_by_its_environment():
     [("0:0", {}, None), ("7:7", {}, "/paperspace"), ("7:7", {"HOME": "/opt"}, "/opt"), ("0:0", {"HOME": "/x"}, "/x")],
 )
 def test_a_user_that_the_image_does_not_know_has_a_home(user, env, home):
-    given = dict(item.split("=", 1) for item in config({"env": env}, {"user": user})["Env"])
+    given = dict(item.split("=", 1) for item in config({"env": env}, {"user": user})["Env"] if "=" in item)
     assert given.get("HOME") == home
 
 
@@ -167,13 +188,7 @@ def test_what_is_opened_and_asked_for_has_its_place():
         "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=1", "nvidia.com/gpu=3"]}],
         "Mounts": [
             *GOLDEN["HostConfig"]["Mounts"],
-            {
-                "Type": "bind",
-                "Source": "/data",
-                "Target": "/in",
-                "ReadOnly": True,
-                "BindOptions": {"Propagation": "rprivate", "NonRecursive": True},
-            },
+            alone("/data", "/in"),
         ],
     }
     assert "NVIDIA_VISIBLE_DEVICES=void" in host["Env"], "by its name a card comes without the runtime's doing"

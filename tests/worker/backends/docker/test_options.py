@@ -69,7 +69,7 @@ def test_the_command_begins_in_the_working_directory(make):
 def test_a_working_directory_that_is_missing_is_told_and_never_made(make):
     place = make()
     assert refusal(place, working_dir="/storage/nowhere") == ("no_working_dir", "/storage/nowhere")
-    assert not (place.root / "storage" / "nowhere").exists(), "the engine would have made it, as root"
+    assert not (place.spec("true").storage / "nowhere").exists(), "the engine would have made it, as root"
 
 
 def test_a_job_runs_as_the_user_it_asks_for(make):

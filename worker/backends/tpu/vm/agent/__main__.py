@@ -84,6 +84,7 @@ class Agent:
         self._runner.prepare(job)
         if self._bucket.get(self._prefix + "wish") is not None:
             raise JobFailed("stopped_by_user", "before it was started")
+        (self._control / "command").write_text(job["command"] + "\n")
         self._runner.start(job)
         until = time.monotonic() + CALL_SECONDS
         while not (self._control / "started").exists():

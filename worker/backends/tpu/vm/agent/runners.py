@@ -42,7 +42,7 @@ class Process:
         metrics = {"GRADIENT_METRICS_FILE": str(self._place / "control" / "metrics.jsonl")}
         places = {"PS_JOBSPACE": str(self._place / "workspace"), "PS_MODEL_PATH": str(self._place / "artifacts")}
         subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-            [str(self._place / "run.sh"), str(self._place / "control"), job["command"]],
+            [str(self._place / "run.sh"), str(self._place / "control")],
             cwd=self._place / "workspace" / (job["folder"] or "."),
             env=dict(os.environ) | job["env"] | folders | metrics | places,
             stdin=subprocess.DEVNULL,
@@ -111,7 +111,7 @@ class Container:
         names = [f"--env={name}" for name in job["env"]]
         options = ["--detach", f"--name={_CONTAINER}", "--privileged", "--net=host", "--entrypoint=/bin/sh"]
         options += [f"--workdir={job['working_dir'] or FOLDERS['workspace']}", *job["options"], *mounts, *names]
-        command = ["/.gradient/run.sh", FOLDERS["control"], job["command"], "alone"]
+        command = ["/.gradient/run.sh", FOLDERS["control"], "alone"]
         self._docker("rm", "--force", _CONTAINER)
         done = self._docker("run", *options, job["image"], *command, env=job["env"])
         if done.returncode:

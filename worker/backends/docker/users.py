@@ -1,0 +1,103 @@
+"""Whom a job runs as, and who owns the folders that it writes into."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.jobs.options import uid_gid
+from core.opening import Opening
+from core.settings import DockerSettings
+from worker.backends.base import BackendError, LaunchSpec
+
+_STORAGE_MODE = 0o2770  # whoever is in the project's group; what is made in it belongs to that group
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whom a container runs as.
+
+    Attributes:
+        uid: Its user.
+        gid: Its group.
+        project: `(uid, gid)` of the project's jobs that name no user: the project's storage is theirs.
+    """
+
+    uid: int
+    gid: int
+    project: tuple[int, int]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Groups beside its own, so that it can write into the project's storage."""
+        _, group = self.project
+        return (str(group),) if group not in {0, self.gid} else ()
+
+    def __str__(self) -> str:
+        return f"{self.uid}:{self.gid}"
+
+
+def usual(settings: DockerSettings, project_id: str) -> tuple[int, int]:
+    """User and group of a project's jobs that name none.
+
+    A worker that is root gives every project a user of its own, which nothing on the host has.
+    """
+    if settings.user is not None:
+        uid, _, gid = settings.user.partition(":")
+        return int(uid), int(gid)
+    if os.getuid() != 0:
+        return os.getuid(), os.getgid()
+    number = int.from_bytes(hashlib.sha256(project_id.encode()).digest()[:8], "big")
+    own = settings.first_uid + number % (settings.last_uid - settings.first_uid + 1)
+    return own, own
+
+
+def user_of(spec: LaunchSpec, opening: Opening, settings: DockerSettings) -> User:
+    """Whom the job runs as.
+
+    Raises:
+        BackendError: It asks for a user that it cannot be given here.
+    """
+    project = usual(settings, spec.project_id)
+    asked = project
+    if spec.user is not None:
+        uid, _, gid = uid_gid(spec.user).partition(":")
+        asked = int(uid), int(gid)
+    if asked != project and 0 in asked and not opening.root:
+        raise BackendError(
+            "option_refused",
+            f"root is not opened to {spec.machine_type} on this host. Leave the user out, name another, or have "
+            "the host's administrator open it (root = true)",
+        )
+    if asked[0] != os.getuid() != 0:
+        raise BackendError(
+            "option_refused",
+            f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {asked[0]}. Leave the "
+            "user out, or have it run as root",
+        )
+    return User(*asked, project)
+
+
+def hand_over(spec: LaunchSpec, user: User) -> None:
+    """Give the attempt's folders to the job's user, and the storage to the project's, where we are root."""
+    if os.getuid() != 0:
+        return
+    for path in _tree(spec.workspace, spec.artifacts, spec.control):
+        os.chown(path, user.uid, user.gid, follow_symlinks=False)
+    # What is in there is the jobs' own.
+    if _owner(spec.storage) != user.project:
+        os.chown(spec.storage, *user.project)
+        spec.storage.chmod(_STORAGE_MODE)
+
+
+def _owner(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_uid, found.st_gid
+
+
+def _tree(*roots: Path) -> Iterator[Path]:
+    for root in roots:
+        for folder, folders, files in os.walk(root):
+            yield Path(folder)
+            yield from (Path(folder, name) for name in (*folders, *files))
