@@ -4,6 +4,7 @@ import base64
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,15 @@ from worker.backends.base import BackendError
 TIMEOUT_SECONDS = 900
 _CHECK_SECONDS = 0.5
 _SHOWN = 500
+_CONFIG = {
+    "core.hooksPath": os.devnull,
+    "core.attributesFile": os.devnull,
+    "core.fsmonitor": "false",
+    "credential.helper": "",
+    "submodule.recurse": "false",
+    "fetch.recurseSubmodules": "false",
+    "http.followRedirects": "false",
+}
 _USER_INFO = re.compile(r"://[^/\s]*@")
 
 
@@ -36,11 +46,14 @@ def fetch(url: str, folder: Path, check: Callable[[], None]) -> str:
     if ref.startswith("-"):
         raise BackendError("workspace_fetch", f"{ref!r} is not the name of a branch, tag or commit")
     address, header = _without_password(address)
-    env = _environment(folder, header)
-    _run(folder, env, check, "init", "--quiet")
-    _run(folder, env, check, "fetch", "--quiet", "--depth", "1", "--", address, ref or "HEAD")
-    _run(folder, env, check, "checkout", "--quiet", "--detach", "FETCH_HEAD")
-    return _run(folder, env, check, "rev-parse", "HEAD").strip()
+    with tempfile.TemporaryDirectory(prefix="git-home-") as home:
+        env = _environment(home, header)
+        _run(folder, env, check, "init", "--quiet", "--template=")
+        _run(folder, env, check, "fetch", "--quiet", "--depth", "1", "--", address, ref or "HEAD")
+        commit = _run(folder, env, check, "rev-parse", "FETCH_HEAD^{commit}").strip()
+        # Last: from here on the folder holds files of the repository's choice.
+        _run(folder, env, check, "checkout", "--quiet", "--detach", commit)
+    return commit
 
 
 def _without_password(address: str) -> tuple[str, str | None]:
@@ -54,19 +67,23 @@ def _without_password(address: str) -> tuple[str, str | None]:
     return urlunsplit(parts._replace(netloc=host)), f"Authorization: Basic {base64.b64encode(pair).decode()}"
 
 
-def _environment(folder: Path, header: str | None) -> dict[str, str]:
-    # Only networks are fetched from, no prompt waits for an answer, and no configuration of ours takes part.
+def _environment(home: str, header: str | None) -> dict[str, str]:
+    # Configuration can have git write files and run programs: none is read but these lines. HOME is empty for the same
+    # reason; a folder that the repository fills would be its own configuration.
+    config = _CONFIG if header is None else _CONFIG | {"http.extraHeader": header}
     env = {
         "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(folder),
+        "HOME": home,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_COUNT": str(len(config)),
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_ALLOW_PROTOCOL": "https:http:ssh:git",
-        "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
-        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_SSH_COMMAND": "ssh -F /dev/null -oBatchMode=yes -oIdentitiesOnly=yes -oIdentityFile=none",
         "LC_ALL": "C",
     }
-    if header is not None:
-        env |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "http.extraHeader", "GIT_CONFIG_VALUE_0": header}
+    for number, (key, value) in enumerate(config.items()):
+        env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return env
 
 

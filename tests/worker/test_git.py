@@ -1,13 +1,12 @@
 """Workspaces from git: a real server with a password, and real git."""
 
-import base64
 import os
 import shutil
-import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from gitserver import GitServer, commit, run_git
 
 from worker import git
 from worker.backends.base import BackendError
@@ -15,88 +14,31 @@ from worker.backends.base import BackendError
 PASSWORD = "s3cret-in-the-mine"
 
 
-def run(*arguments, cwd):
-    names = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
-    done = subprocess.run(
-        ["git", *arguments], cwd=cwd, env=os.environ | names, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
 @pytest.fixture
 def repository(tmp_path):
     """A repository with two branches."""
     folder = tmp_path / "served" / "repo.git"
-    folder.mkdir(parents=True)
-    run("init", "--quiet", "--initial-branch=main", cwd=folder)
     for branch in ("main", "other"):
-        run("checkout", "--quiet", "-B", branch, cwd=folder)
-        (folder / "name").write_text(branch)
-        run("add", "name", cwd=folder)
-        run("commit", "--quiet", "-m", branch, cwd=folder)
-    run("checkout", "--quiet", "main", cwd=folder)
+        commit(folder, {"name": branch}, branch)
+    run_git("checkout", "--quiet", "main", cwd=folder)
     return folder
 
 
 @pytest.fixture
 def server(repository):
     """host:port of a server that serves the repository to who knows the password."""
-
-    class Serve(BaseHTTPRequestHandler):
-        def do_GET(self):
-            expected = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
-            if self.headers.get("Authorization") != f"Basic {expected}":
-                self.send_response(401)
-                self.send_header("WWW-Authenticate", 'Basic realm="git"')
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            path, _, query = self.path.partition("?")
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            env = {
-                "PATH": os.environ["PATH"],
-                "GIT_PROJECT_ROOT": str(repository.parent),
-                "GIT_HTTP_EXPORT_ALL": "1",
-                "REQUEST_METHOD": self.command,
-                "PATH_INFO": path.replace("repo.git", "repo.git/.git"),
-                "QUERY_STRING": query,
-                "CONTENT_TYPE": self.headers.get("Content-Type") or "",
-                "CONTENT_LENGTH": str(len(body)),
-                "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding") or "",
-                "GIT_PROTOCOL": self.headers.get("Git-Protocol") or "",
-            }
-            done = subprocess.run(["git", "http-backend"], env=env, input=body, capture_output=True, check=True)
-            head, _, content = done.stdout.partition(b"\r\n\r\n")
-            self.send_response(200)
-            for line in head.decode().splitlines():
-                name, _, value = line.partition(": ")
-                if name != "Status":
-                    self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_POST = do_GET  # noqa: N815 - the base class asks for it by this name
-
-        def log_message(self, *_):
-            pass
-
-    served = ThreadingHTTPServer(("127.0.0.1", 0), Serve)
-    thread = threading.Thread(target=served.serve_forever)
-    thread.start()
-    yield f"127.0.0.1:{served.server_port}"
-    served.shutdown()
-    thread.join()
-    served.server_close()
+    served = GitServer(repository.parent, f"me:{PASSWORD}")
+    yield served.address
+    served.close()
 
 
 @pytest.mark.parametrize(("ref", "expected"), [("", "main"), ("#other", "other")])
 def test_a_branch_is_fetched_with_the_password_of_the_address(server, repository, tmp_path, ref, expected):
     folder = tmp_path / "workspace"
     folder.mkdir()
-    commit = git.fetch(f"http://me:{PASSWORD}@{server}/repo.git{ref}", folder, lambda: None)
+    fetched = git.fetch(f"http://me:{PASSWORD}@{server}/repo.git{ref}", folder, lambda: None)
     assert (folder / "name").read_text() == expected
-    assert commit == run("rev-parse", expected, cwd=repository)
+    assert fetched == run_git("rev-parse", expected, cwd=repository)
     stored = [path.read_bytes() for path in (folder / ".git").rglob("*") if path.is_file()]
     assert not any(PASSWORD.encode() in content for content in stored)
 
