@@ -4,6 +4,7 @@ import base64
 import os
 import subprocess
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -37,14 +38,16 @@ class GitServer:
 
     Attributes:
         requests: The path of every request, whatever came of it.
+        on_request: Called at each.
         address: host:port.
     """
 
-    def __init__(self, folder: Path, login: str | None = None) -> None:
+    def __init__(self, folder: Path, login: str | None = None, *, at: str = "127.0.0.1", port: int = 0) -> None:
         self.requests: list[str] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(folder, login, self.requests))
+        self.on_request: Callable[[], object] = lambda: None
+        self._server = ThreadingHTTPServer((at, port), _handler(folder, login, self))
         self._server.daemon_threads = True
-        self.address = f"127.0.0.1:{self._server.server_port}"
+        self.address = f"{at}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
@@ -55,12 +58,13 @@ class GitServer:
         self._server.server_close()
 
 
-def _handler(served: Path, login: str | None, requests: list[str]) -> type[BaseHTTPRequestHandler]:
+def _handler(served: Path, login: str | None, server: GitServer) -> type[BaseHTTPRequestHandler]:
     expected = None if login is None else f"Basic {base64.b64encode(login.encode()).decode()}"
 
     class Serve(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            requests.append(self.path)
+            server.requests.append(self.path)
+            server.on_request()
             if expected is not None and self.headers.get("Authorization") != expected:
                 self.send_response(401)
                 self.send_header("WWW-Authenticate", 'Basic realm="git"')

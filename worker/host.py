@@ -26,6 +26,7 @@ from core.workspaces import WorkspaceStore
 from stores import open_artifacts
 from worker.backends import make_backend, offered
 from worker.backends.base import Backend, ImageKeeper
+from worker.git import Fetcher
 from worker.ledger import DatabaseLedger
 from worker.tpu_buckets import buckets_of
 from worker.workspace import Scratch
@@ -85,6 +86,11 @@ class Host:
     def ledger(self) -> DatabaseLedger:
         """Where what bills is written down."""
         return DatabaseLedger(self.database, self.host)
+
+    @cached_property
+    def fetcher(self) -> Fetcher:
+        """The one that fetches workspaces from git."""
+        return Fetcher(self.settings)
 
     @property
     def offered(self) -> list[str]:

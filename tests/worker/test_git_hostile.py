@@ -6,7 +6,8 @@ import threading
 import pytest
 from gitserver import GitServer, commit
 
-from worker import git
+from core.settings import Settings
+from worker.git import Fetcher
 
 
 @pytest.fixture
@@ -24,14 +25,15 @@ def served(tmp_path):
         server.close()
 
 
-@pytest.fixture
-def fetch(tmp_path):
-    """Fetches into a workspace as an attempt does."""
+@pytest.fixture(params=["auto", "off"])
+def fetch(request, tmp_path):
+    """Fetches into a workspace as an attempt does, with a sandbox and without."""
 
-    def run(url):
+    def run(url, login=None, **egress):
+        egress = {"schemes": ["https", "http"], "allowed": ["127.0.0.1"]} | egress
         folder = tmp_path / "workspace"
         folder.mkdir()
-        git.fetch(url, folder, lambda: None)
+        Fetcher(Settings(worker={"sandbox": request.param}, egress=egress)).fetch(url, login, folder, lambda: None)
         return folder
 
     return run
