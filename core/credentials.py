@@ -16,7 +16,7 @@ from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.image_registry import Login, checked_host, registry_of
 from core.jobs.models import Job
 from core.jobs.moves import insert_once
-from core.jobs.spec import SECRET_NAME, JobSpec, check_label
+from core.jobs.spec import SECRET_NAME, JobSpec, check_label, split_login
 from core.vault import Vault
 
 EVERY_PROJECT = ""
@@ -24,6 +24,7 @@ MAX_SECRET_BYTES = 64 * 1024
 MAX_PASSWORD_BYTES = 16 * 1024
 """Tokens that some registries give for a password are kilobytes long."""
 MAX_USERNAME = 255
+_BATCH = 100
 
 
 def put_secret(session: Session, vault: Vault, project_id: str, name: str, value: str) -> tuple[Secret, bool]:
@@ -199,6 +200,33 @@ def git_login(session: Session, vault: Vault, job: Job) -> str | None:
         return vault.open(_git_purpose(job.id), sealed)
     except SecretUnreadable as error:
         raise SecretUnreadable(f"password for the git server: {error.message}") from error
+
+
+def seal_git_logins(session: Session, vault: Vault, after: str = "") -> str | None:
+    """Take passwords out of the git addresses of some jobs that an earlier release made, and keep them encrypted.
+
+    Args:
+        session: Writes.
+        vault: Encrypts.
+        after: The id to go on from: that of the last job that was looked at.
+
+    Returns:
+        The id to go on from; None: there are no more.
+
+    Raises:
+        SecretUnreadable: There is no key to encrypt with.
+    """
+    address = Job.spec_json["workspace"].as_string()
+    query = select(Job).where(address.like("%://%@%"), Job.id > after).order_by(Job.id).limit(_BATCH)
+    found = session.scalars(query.with_for_update()).all()
+    for job in found:
+        workspace, login = split_login(job.spec.workspace or "")
+        if login is not None:
+            job.spec_json = {**job.spec_json, "workspace": workspace}
+        if login is not None and job.deleted_at is None:
+            keep_git_login(session, vault, job.id, login)
+    session.flush()
+    return found[-1].id if found else None
 
 
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:

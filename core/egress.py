@@ -8,10 +8,12 @@ means another address a moment later leads nowhere else.
 import ipaddress
 import re
 import socket
+import unicodedata
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from core.errors import SpecInvalid
+from core.image_registry import DOCKER_HUB, registry_of
 from core.settings import EgressSettings
 
 SETTING = "GRADIENT_EGRESS__ALLOWED"
@@ -23,11 +25,12 @@ _PORTS = {"https": 443, "http": 80}
 _PUBLIC_V6 = ipaddress.ip_network("2000::/3")
 _NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 _COMPATIBLE = ipaddress.ip_network("::/96")
-_HOSTS_OF_CLOUDS = frozenset(
-    ipaddress.ip_address(one)
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(one)
     for one in (
-        "168.63.129.16",  # Azure's, for its virtual machines alone
-        "192.88.99.1",  # the relay of 6to4
+        "168.63.129.16/32",  # metadata of Azure's virtual machines
+        "192.0.0.0/24",  # protocols' own, and metadata of Oracle's virtual machines
+        "192.88.99.0/24",  # relays of 6to4
     )
 )
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\Z")
@@ -115,6 +118,27 @@ class Egress:
                 self._check_address(ipaddress.ip_address(one), host, field)
         return [(one, port) for one in addresses]
 
+    def check_image(self, reference: str, field: str) -> None:
+        """Refuse an image whose registry's host `check_host` refuses.
+
+        Raises:
+            EgressRefused: It does.
+        """
+        registry = registry_of(reference)
+        if registry != DOCKER_HUB:
+            self.check_host(host_of(registry), field)
+
+    def resolve_image(self, reference: str, field: str) -> None:
+        """Refuse an image whose registry has an address here that may not be connected to.
+
+        Raises:
+            EgressRefused: It has.
+            Unresolved: It has none; names that are allowed need none, the engine may know another way.
+        """
+        host = host_of(registry_of(reference))
+        if host != DOCKER_HUB and _plain(host) not in self._names:
+            self.resolve(host, _PORTS["https"], field)
+
     def _check_address(self, address: Address, host: str, field: str) -> None:
         if any(address in network for network in self._networks):
             return
@@ -133,11 +157,22 @@ def connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
     """
     problem = OSError("no address")
     for address in addresses:
+        # Not create_connection: that resolves once more.
+        made = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        made.settimeout(CONNECT_SECONDS)
         try:
-            return socket.create_connection(address, CONNECT_SECONDS)
+            made.connect(address)
         except OSError as error:
+            made.close()
             problem = error
+        else:
+            return made
     raise problem
+
+
+def host_of(registry: str) -> str:
+    """The host of a registry, without its port."""
+    return registry if registry.endswith("]") else re.sub(r":[0-9]+\Z", "", registry)
 
 
 def literal(host: str) -> Address | None:
@@ -153,7 +188,7 @@ def literal(host: str) -> Address | None:
 
 
 def _plain(host: str) -> str:
-    return host.strip("[]").rstrip(".").lower()
+    return unicodedata.normalize("NFKC", host).strip("[]").rstrip(".").lower()
 
 
 def _embedded(address: Address) -> ipaddress.IPv4Address | None:
@@ -169,7 +204,7 @@ def _embedded(address: Address) -> ipaddress.IPv4Address | None:
 def _is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and address not in _PUBLIC_V6:
         return False
-    return address.is_global and not address.is_multicast and address not in _HOSTS_OF_CLOUDS
+    return address.is_global and not address.is_multicast and not any(address in one for one in _NOT_PUBLIC)
 
 
 def _refused(host: str, what: str, field: str) -> EgressRefused:

@@ -12,7 +12,7 @@ from core.errors import SpecInvalid
 from core.jobs.spec import split_login
 from core.settings import Settings
 from worker.backends.base import BackendError
-from worker.sandbox import Limits, Sandbox, SandboxError
+from worker.sandbox import FolderFull, Limits, Sandbox, SandboxError
 from worker.tunnel import Tunnel
 
 _MIB = 1024**2
@@ -47,7 +47,10 @@ _ENV = {
 _COMMIT = re.compile(r"[0-9a-f]{40,64}\Z")
 _MEANINGS = (
     (r"couldn't find remote ref", "the repository has no such branch, tag or commit"),
-    (r"could not read Username|Authentication failed|returned error: 40[13]", "the server wants another user or password"),
+    (
+        r"could not read Username|Authentication failed|returned error: 40[13]",
+        "the server wants another user or password",
+    ),
     (r"returned error: 404|repository '[^']*' not found", "the server has no such repository"),
     (r"unable to update url base from redirection|returned error: 30\d", "the server sends on to another address"),
     (r"certificate", "the server's certificate cannot be trusted"),
@@ -68,10 +71,10 @@ class Fetcher:
         worker = settings.worker
         self._egress = Egress(settings.egress)
         self._sandbox = Sandbox(worker.sandbox)
+        self.uncontained = None if worker.sandbox == "off" else self._sandbox.problem
+        """The reason that git runs without a sandbox, where one is wanted; None: it has one."""
         self._silent_seconds = worker.fetch_silent_seconds
-        self._limits = Limits(
-            worker.fetch_seconds, worker.fetch_memory_mb * _MIB, settings.api.max_unpacked_bytes
-        )
+        self._limits = Limits(worker.fetch_seconds, worker.fetch_memory_mb * _MIB, settings.api.max_unpacked_bytes)
 
     def fetch(self, url: str, login: str | None, folder: Path, check: Callable[[], None]) -> str:
         """Fetch the branch, tag or commit behind `#`, else the default branch, into an empty folder.
@@ -100,6 +103,9 @@ class Fetcher:
                 done = self._sandbox.run(command, folder, self._limits, env=env, tunnel=tunnel, check=check)
         except SpecInvalid as error:
             raise BackendError("workspace_fetch", error.message) from error
+        except FolderFull as error:
+            setting = f"GRADIENT_API__MAX_UNPACKED_BYTES={self._limits.folder_bytes}"
+            raise BackendError("workspace_fetch", f"{address}: {error}, which is the limit ({setting})") from error
         except SandboxError as error:
             raise BackendError("workspace_fetch", f"{address}: {error}") from error
         commit = (done.output.split() or [""])[-1]

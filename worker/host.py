@@ -90,7 +90,14 @@ class Host:
     @cached_property
     def fetcher(self) -> Fetcher:
         """The one that fetches workspaces from git."""
-        return Fetcher(self.settings)
+        fetcher = Fetcher(self.settings)
+        if fetcher.uncontained is not None:
+            logger.warning(
+                "git_not_contained: git for jobs runs as the worker's own user. Install bubblewrap, or set "
+                "GRADIENT_WORKER__SANDBOX=off to have it so.",
+                extra={"why": fetcher.uncontained},
+            )
+        return fetcher
 
     @property
     def offered(self) -> list[str]:

@@ -42,6 +42,10 @@ class SandboxError(Exception):
     """The program was ended for a limit, or not started."""
 
 
+class FolderFull(SandboxError):
+    """It wrote more than it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a program may use.
@@ -156,7 +160,13 @@ def unavailable() -> str | None:
     words = [*_bubblewrap(None), "/usr/bin/env", "true"]
     try:
         done = subprocess.run(  # noqa: S603 - words of ours
-            words, env={"PATH": _PATH}, capture_output=True, text=True, errors="replace", timeout=_START_SECONDS, check=False
+            words,
+            env={"PATH": _PATH},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_START_SECONDS,
+            check=False,
         )
     except FileNotFoundError:
         return "bubblewrap is not installed (apt-get install bubblewrap)"
@@ -276,7 +286,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 def _check_size(folder: Path, limits: Limits) -> None:
     size = sum(status.st_blocks * 512 for _, status in _below(folder))
     if size > limits.folder_bytes:
-        raise SandboxError(f"it takes more than {limits.folder_bytes:,} bytes of disk")
+        raise FolderFull(f"it takes more than {limits.folder_bytes:,} bytes of disk")
 
 
 def _give(folder: Path, uid: int) -> None:
