@@ -35,6 +35,15 @@ class Registry(Base):
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class GitLogin(Base):
+    """The user and password for the git server of a job's workspace; gone with the job, so that it can be cloned."""
+
+    __tablename__ = "git_logins"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    sealed: Mapped[str] = mapped_column(Text)
+
+
 class JobLogin(Base):
     """A password for a registry that came with a job; gone when the job has ended."""
 

@@ -10,13 +10,13 @@ from typing import Any
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from core.credential_models import JobLogin, Registry, Secret
+from core.credential_models import GitLogin, JobLogin, Registry, Secret
 from core.db import now
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.image_registry import Login, checked_host, registry_of
 from core.jobs.models import Job
 from core.jobs.moves import insert_once
-from core.jobs.spec import SECRET_NAME, JobSpec, check_label
+from core.jobs.spec import SECRET_NAME, JobSpec, check_label, split_login
 from core.vault import Vault
 
 EVERY_PROJECT = ""
@@ -24,6 +24,7 @@ MAX_SECRET_BYTES = 64 * 1024
 MAX_PASSWORD_BYTES = 16 * 1024
 """Tokens that some registries give for a password are kilobytes long."""
 MAX_USERNAME = 255
+_BATCH = 100
 
 
 def put_secret(session: Session, vault: Vault, project_id: str, name: str, value: str) -> tuple[Secret, bool]:
@@ -176,6 +177,58 @@ def login_for(session: Session, vault: Vault, job: Job, image: str) -> Login | N
         raise SecretUnreadable(f"password for {host}: {error.message}") from error
 
 
+def keep_git_login(session: Session, vault: Vault, job_id: str, login: str) -> None:
+    """Keep the `user:password` that came with the address of a job's workspace; a repeat changes nothing.
+
+    Raises:
+        SecretUnreadable: There is no key to encrypt it with.
+    """
+    kept = insert_once(session.get_bind().dialect.name, GitLogin)
+    session.execute(kept.values(job_id=job_id, sealed=vault.seal(_git_purpose(job_id), login)))
+
+
+def git_login(session: Session, vault: Vault, job: Job) -> str | None:
+    """The `user:password` for the git server of a job's workspace.
+
+    Raises:
+        SecretUnreadable: It cannot be decrypted.
+    """
+    sealed = session.scalar(select(GitLogin.sealed).where(GitLogin.job_id == job.id))
+    if sealed is None:
+        return None
+    try:
+        return vault.open(_git_purpose(job.id), sealed)
+    except SecretUnreadable as error:
+        raise SecretUnreadable(f"password for the git server: {error.message}") from error
+
+
+def seal_git_logins(session: Session, vault: Vault, after: str = "") -> str | None:
+    """Take passwords out of the git addresses of some jobs that an earlier release made, and keep them encrypted.
+
+    Args:
+        session: Writes.
+        vault: Encrypts.
+        after: The id to go on from: that of the last job that was looked at.
+
+    Returns:
+        The id to go on from; None: there are no more.
+
+    Raises:
+        SecretUnreadable: There is no key to encrypt with.
+    """
+    address = Job.spec_json["workspace"].as_string()
+    query = select(Job).where(address.like("%://%@%"), Job.id > after).order_by(Job.id).limit(_BATCH)
+    found = session.scalars(query.with_for_update()).all()
+    for job in found:
+        workspace, login = split_login(job.spec.workspace or "")
+        if login is not None:
+            job.spec_json = {**job.spec_json, "workspace": workspace}
+        if login is not None and job.deleted_at is None:
+            keep_git_login(session, vault, job.id, login)
+    session.flush()
+    return found[-1].id if found else None
+
+
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:
     """Refuse a username or password that cannot be one.
 
@@ -215,6 +268,7 @@ def _each(
         *((one, _secret_purpose(one.project_id, one.name)) for one in session.scalars(narrow(select(Secret)))),
         *((one, _registry_purpose(one.host)) for one in session.scalars(narrow(select(Registry)))),
         *((one, _job_purpose(one.job_id)) for one in session.scalars(narrow(select(JobLogin)))),
+        *((one, _git_purpose(one.job_id)) for one in session.scalars(narrow(select(GitLogin)))),
     ]
     failed = []
     for row, purpose in rows:
@@ -267,3 +321,7 @@ def _registry_purpose(host: str) -> str:
 
 def _job_purpose(job_id: str) -> str:
     return f"registry login of job {job_id}"
+
+
+def _git_purpose(job_id: str) -> str:
+    return f"git login of job {job_id}"

@@ -23,10 +23,11 @@ class Login:
 def registry_of(reference: str) -> str:
     """Host (and port) of the registry that an image comes from.
 
-    What stands before the first slash is one if it could be no folder: it has a dot or a colon, or is localhost.
+    What stands before the first slash is one if it could be no folder: it has a dot, a colon or a capital, or is
+    localhost.
     """
     first, slash, _ = reference.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
+    if slash and ("." in first or ":" in first or first == "localhost" or first != first.lower()):
         return _known(first.lower())
     return DOCKER_HUB
 

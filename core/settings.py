@@ -151,6 +151,16 @@ class WorkerSettings(BaseModel):
     rung_again_seconds: float = Field(
         default=30.0, description="a job due for this long is announced once more: its message may have been lost"
     )
+    sandbox: Literal["auto", "require", "off"] = Field(
+        default="auto",
+        description="run git for jobs in a sandbox (bubblewrap): auto (without one where it cannot be had, saying so), "
+        "require or off",
+    )
+    fetch_seconds: float = Field(default=900.0, gt=0, description="seconds that fetching a workspace from git may take")
+    fetch_silent_seconds: float = Field(
+        default=60.0, gt=0, description="seconds without a byte after which a fetch from git is given up"
+    )
+    fetch_memory_mb: int = Field(default=4096, ge=256, description="MiB of memory of each process of a fetch from git")
     keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
 
     @property
@@ -276,6 +286,19 @@ class ImageSettings(BaseModel):
     )
     build_network: str | None = Field(
         default=None, description="network of a build's steps; default: that of the jobs' containers; none: none at all"
+    )
+
+
+class EgressSettings(BaseModel):
+    """What users may have this service connect to: git servers and registries."""
+
+    schemes: list[Literal["https", "http"]] = Field(
+        default=["https"], description="schemes of git addresses that workers fetch, as a JSON list of https and http"
+    )
+    allowed: list[str] = Field(
+        default=[],
+        description="hosts and networks (CIDR) that are connected to though they are not public, as a JSON list; the "
+        "same for service and workers",
     )
 
 
@@ -481,6 +504,7 @@ class Settings(BaseSettings):
     machines: MachineSettings = MachineSettings()
     docker: DockerSettings = DockerSettings()
     images: ImageSettings = ImageSettings()
+    egress: EgressSettings = EgressSettings()
     ports: PortSettings = PortSettings()
     secrets: SecretSettings = SecretSettings()
     tpu: TpuSettings = TpuSettings()

@@ -9,13 +9,15 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from core import credentials
 from core.db import Database
-from core.errors import StoreUnavailable
+from core.errors import SecretUnreadable, StoreUnavailable
 from core.images import ImageCatalogue
 from core.joblogs import JobLogs
 from core.keys import KeyRing
 from core.machines import Catalogue
 from core.settings import Settings
+from core.vault import Vault
 from core.workspaces import WorkspaceStore
 from service import dashboard, errors
 from service.auth import require_key_or_session
@@ -136,12 +138,28 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     stores: OpenStores = app.state.stores
     noting = asyncio.create_task(_note_keys_used(stores.keys))
+    sealing = asyncio.create_task(run_in_threadpool(_seal_git_logins, stores))
     try:
         yield
     finally:
         noting.cancel()
+        sealing.cancel()
         stores.streams.close()
         await run_in_threadpool(_note, stores.keys)
+
+
+def _seal_git_logins(stores: OpenStores) -> None:
+    """Encrypt what releases before this one kept in the clear."""
+    vault, after = Vault(stores.settings), ""
+    try:
+        while True:
+            with stores.database.write() as session:
+                last = credentials.seal_git_logins(session, vault, after)
+            if last is None:
+                return
+            after = last
+    except (StoreUnavailable, SecretUnreadable):
+        logger.warning("git_logins_not_sealed", exc_info=True)
 
 
 async def _note_keys_used(keys: KeyRing) -> None:

@@ -17,11 +17,12 @@ from core.jobs.lifecycle import Submission
 from core.jobs.models import Job, Project
 from core.jobs.offers import Offers, offers
 from core.jobs.options import is_in_workspace
-from core.jobs.spec import MAX_NAME, JobSpec, check_label
+from core.jobs.spec import MAX_NAME, JobSpec, check_label, split_login
 from core.machines import MachineType
 from core.settings import SIMULATOR
 from core.vault import Vault
 from service.deps import OpenStores
+from service.addresses import check_egress, without_login
 from service.image_choice import image_of, pinned_spec
 from service.uploads import Body
 from service.views import machine_type_view, resolved_view, submitted_view
@@ -42,6 +43,7 @@ class _Checked:
     spec: JobSpec
     machine: MachineType
     image: str | None
+    git_login: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ def _submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[Job, bool]:
         job, made = _write(session, stores, submission)
         if made and checked.asked.registry_password:
             credentials.keep_login(session, Vault(stores.settings), job.id, checked.asked.registry_password)
+        if made and checked.git_login:
+            credentials.keep_git_login(session, Vault(stores.settings), job.id, checked.git_login)
     return _noted(job, made=made)
 
 
@@ -167,7 +171,9 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
         )
     machine = stores.catalogue.get(spec.machine_type)
     _check_can_be_run(stores, spec, machine)
+    spec, git_login = without_login(spec)
     image = image_of(stores, spec, machine, uploaded=spec.workspace_sha256 is not None)
+    check_egress(stores, spec, image)
     if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
         raise WorkspaceNotFound(
             f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
@@ -190,6 +196,10 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
             image=image,
         )
         job, made = _write(session, stores, submission)
+        vault = Vault(stores.settings)
+        git_login = git_login or credentials.git_login(session, vault, original)
+        if made and git_login:
+            credentials.keep_git_login(session, vault, job.id, git_login)
     return _noted(job, made=made)
 
 
@@ -219,7 +229,7 @@ def check_project_name(name: str) -> str:
 def _check(stores: OpenStores, body: Body) -> _Checked:
     asked = parse(SubmitJob, body.spec)
     machine = stores.catalogue.get(asked.machine_type)
-    spec = replace(asked.spec(None), machine_type=machine.name)
+    spec, git_login = without_login(replace(asked.spec(None), machine_type=machine.name))
     if spec.workspace is not None and (body.workspace is not None or asked.workspace_sha256 is not None):
         raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
     if asked.project is not None and asked.project_id is not None:
@@ -235,7 +245,9 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
         credentials.check_named(session, spec, project_id)
     _check_registry(asked)
     uploaded = body.workspace is not None or asked.workspace_sha256 is not None
-    return _Checked(asked, spec, machine, image_of(stores, spec, machine, uploaded=uploaded))
+    image = image_of(stores, spec, machine, uploaded=uploaded)
+    check_egress(stores, spec, image)
+    return _Checked(asked, spec, machine, image, git_login)
 
 
 def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:
@@ -317,8 +329,10 @@ def _answer(stores: OpenStores, job: Job) -> JobView:
 
 def _canonical(asked: SubmitJob) -> bytes:
     # Not the archive's sha256: a repeat may send it for the archive itself, which is the same request.
-    # Nor the password: what is stored of a request must be of no help in guessing it.
+    # Nor a password: what is stored of a request must be of no help in guessing it.
     fields = asked.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256", "registry_password"})
+    if asked.workspace:
+        fields["workspace"] = split_login(asked.workspace)[0]
     return json.dumps(fields, sort_keys=True).encode()
 
 

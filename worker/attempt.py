@@ -150,10 +150,15 @@ class AttemptRun:
         spec = self.job.spec
         if spec.workspace is not None:
             self._phase("provisioning", f"fetching {spec.shown_workspace()}")
-        commit = self._scratch.fill(spec, self._host.workspaces, self._host.limits, self._check)
+        commit = self._scratch.fill(spec, self._host.workspaces, self._host.limits, self._fetch)
         if commit is not None:
             self._phase("provisioning", f"workspace at commit {commit}")
         failpoint("prepared")
+
+    def _fetch(self, folder: Path) -> str:
+        url = self.job.spec.workspace or ""
+        login = Grants(self._host.settings, self._host.database, self.job).git_login()
+        return self._host.fetcher.fetch(url, login, folder, self._check)
 
     def _check(self) -> None:
         """Raise if the start has to be given up."""

@@ -3,106 +3,135 @@
 import base64
 import os
 import re
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote
 
-from core.jobs.spec import HIDDEN
+from core.egress import Egress, connect
+from core.errors import SpecInvalid
+from core.jobs.spec import split_login
+from core.settings import Settings
 from worker.backends.base import BackendError
+from worker.sandbox import FolderFull, Limits, Sandbox, SandboxError
+from worker.tunnel import Tunnel
 
-TIMEOUT_SECONDS = 900
-_CHECK_SECONDS = 0.5
-_SHOWN = 500
-_USER_INFO = re.compile(r"://[^/\s]*@")
+_MIB = 1024**2
+# The commit is read before there are files of the repository's choice.
+_SCRIPT = """set -e
+git init --quiet --template=
+git fetch --quiet --depth 1 -- "$1" "$2"
+commit=$(git rev-parse 'FETCH_HEAD^{commit}')
+git checkout --quiet --detach "$commit"
+echo "$commit"
+"""
+_CONFIG = {
+    "core.hooksPath": os.devnull,
+    "core.attributesFile": os.devnull,
+    "core.fsmonitor": "false",
+    "credential.helper": "",
+    "fetch.recurseSubmodules": "false",
+    "gc.auto": "0",
+    "http.followRedirects": "false",
+    "maintenance.auto": "false",
+    "protocol.allow": "never",
+    "protocol.http.allow": "always",
+    "protocol.https.allow": "always",
+    "submodule.recurse": "false",
+}
+_ENV = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+_COMMIT = re.compile(r"[0-9a-f]{40,64}\Z")
+_MEANINGS = (
+    (r"couldn't find remote ref", "the repository has no such branch, tag or commit"),
+    (
+        r"could not read Username|Authentication failed|returned error: 40[13]",
+        "the server wants another user or password",
+    ),
+    (r"returned error: 404|repository '[^']*' not found", "the server has no such repository"),
+    (r"unable to update url base from redirection|returned error: 30\d", "the server sends on to another address"),
+    (r"certificate", "the server's certificate cannot be trusted"),
+    (r"returned error: ([1-5]\d\d)\b", r"the server answered \1"),
+    (r"not valid: |invalid server response|protocol error|expected flush", "the server's answer is not git's"),
+    (r"No space left on device|Disk quota exceeded", "the disk is full"),
+    (r"File size limit exceeded|File too large", "a file of it is too large"),
+    (r"[Oo]ut of memory", "git ran out of memory"),
+    (r"git: not found", "git is not installed on the worker's machine"),
+)
+"""What git says, and what is said of it. Its own words may hold an answer of the server's, which may be anybody's."""
 
 
-def fetch(url: str, folder: Path, check: Callable[[], None]) -> str:
-    """Fetch the branch, tag or commit behind `#`, else the default branch, into an empty folder.
+class Fetcher:
+    """Fetches workspaces, as settings have it."""
 
-    Args:
-        url: `https://host/repo.git#ref`; a user and password in it are kept out of command lines and files.
-        folder: Where it goes.
-        check: Called now and then; what it raises ends the fetch.
+    def __init__(self, settings: Settings) -> None:
+        worker = settings.worker
+        self._egress = Egress(settings.egress)
+        self._sandbox = Sandbox(worker.sandbox)
+        self.uncontained = None if worker.sandbox == "off" else self._sandbox.problem
+        """The reason that git runs without a sandbox, where one is wanted; None: it has one."""
+        self._silent_seconds = worker.fetch_silent_seconds
+        self._limits = Limits(worker.fetch_seconds, worker.fetch_memory_mb * _MIB, settings.api.max_unpacked_bytes)
 
-    Returns:
-        The commit.
+    def fetch(self, url: str, login: str | None, folder: Path, check: Callable[[], None]) -> str:
+        """Fetch the branch, tag or commit behind `#`, else the default branch, into an empty folder.
 
-    Raises:
-        BackendError: It cannot be fetched.
-    """
-    address, _, ref = url.removeprefix("git+").partition("#")
-    if ref.startswith("-"):
-        raise BackendError("workspace_fetch", f"{ref!r} is not the name of a branch, tag or commit")
-    address, header = _without_password(address)
-    env = _environment(folder, header)
-    _run(folder, env, check, "init", "--quiet")
-    _run(folder, env, check, "fetch", "--quiet", "--depth", "1", "--", address, ref or "HEAD")
-    _run(folder, env, check, "checkout", "--quiet", "--detach", "FETCH_HEAD")
-    return _run(folder, env, check, "rev-parse", "HEAD").strip()
+        Args:
+            url: `https://host/repo.git#ref`.
+            login: `user:password`, as in an address, or None; kept out of command lines and files.
+            folder: The place for it.
+            check: Called now and then; what it raises ends the fetch.
+
+        Returns:
+            The commit.
+
+        Raises:
+            BackendError: It cannot be fetched.
+        """
+        address, _, ref = url.removeprefix("git+").partition("#")
+        if ref.startswith("-"):
+            raise BackendError("workspace_fetch", f"{ref!r} is not the name of a branch, tag or commit")
+        address, inside = split_login(address)  # of a job that was submitted before they were kept apart
+        try:
+            addresses = self._egress.resolve(*self._egress.check_url(address, "workspace"), "workspace")
+            command = ["/bin/sh", "-c", _SCRIPT, "fetch", address, ref or "HEAD"]
+            with Tunnel(lambda: connect(addresses), self._silent_seconds) as tunnel:
+                env = _environment(login or inside)
+                done = self._sandbox.run(command, folder, self._limits, env=env, tunnel=tunnel, check=check)
+        except SpecInvalid as error:
+            raise BackendError("workspace_fetch", error.message) from error
+        except FolderFull as error:
+            setting = f"GRADIENT_API__MAX_UNPACKED_BYTES={self._limits.folder_bytes}"
+            raise BackendError("workspace_fetch", f"{address}: {error}, which is the limit ({setting})") from error
+        except SandboxError as error:
+            raise BackendError("workspace_fetch", f"{address}: {error}") from error
+        commit = (done.output.split() or [""])[-1]
+        if done.code or not _COMMIT.match(commit):
+            why = tunnel.problem or _meaning(done.output, done.code)
+            raise BackendError("workspace_fetch", f"{address}: {why}")
+        return commit
 
 
-def _without_password(address: str) -> tuple[str, str | None]:
-    """The address as it may stand in a process list, and the header that carries what was taken out of it."""
-    parts = urlsplit(address)
-    info, at, host = parts.netloc.rpartition("@")
-    if not at or parts.scheme not in {"http", "https"}:
-        return address, None
-    user, _, password = info.partition(":")
-    pair = f"{unquote(user)}:{unquote(password)}".encode()
-    return urlunsplit(parts._replace(netloc=host)), f"Authorization: Basic {base64.b64encode(pair).decode()}"
-
-
-def _environment(folder: Path, header: str | None) -> dict[str, str]:
-    # Only networks are fetched from, no prompt waits for an answer, and no configuration of ours takes part.
-    env = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(folder),
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ALLOW_PROTOCOL": "https:http:ssh:git",
-        "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "LC_ALL": "C",
-    }
-    if header is not None:
-        env |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "http.extraHeader", "GIT_CONFIG_VALUE_0": header}
+def _environment(login: str | None) -> dict[str, str]:
+    config = dict(_CONFIG)
+    if login is not None:
+        user, _, password = login.partition(":")
+        pair = f"{unquote(user)}:{unquote(password)}".encode()
+        config["http.extraHeader"] = f"Authorization: Basic {base64.b64encode(pair).decode()}"
+    env = _ENV | {"GIT_CONFIG_COUNT": str(len(config))}
+    for number, (key, value) in enumerate(config.items()):
+        env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return env
 
 
-def _run(folder: Path, env: dict[str, str], check: Callable[[], None], *arguments: str) -> str:
-    try:
-        git = subprocess.Popen(  # noqa: S603 - arguments are checked by JobSpec and above
-            ["git", *arguments],  # noqa: S607 - the host's git, by PATH
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-    except FileNotFoundError as error:
-        raise BackendError("workspace_fetch", "git is not installed on the worker's machine") from error
-    with git:
-        try:
-            out, said = _wait(git, check)
-        except BaseException:
-            git.kill()
-            raise
-    if git.returncode:
-        # git repeats addresses in quotes, and a token that stands for the user's name is a secret too.
-        shown = " ".join(_USER_INFO.sub(f"://{HIDDEN}@", said).split())
-        raise BackendError("workspace_fetch", shown[-_SHOWN:] or f"git ended with {git.returncode}")
-    return out
-
-
-def _wait(git: subprocess.Popen[str], check: Callable[[], None]) -> tuple[str, str]:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while True:
-        check()
-        try:
-            return git.communicate(timeout=_CHECK_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            if time.monotonic() > deadline:
-                raise BackendError("workspace_fetch", f"no answer within {TIMEOUT_SECONDS} seconds") from error
+def _meaning(output: str, code: int) -> str:
+    # Lines of the server's begin with `remote:`. What else it sends may follow on a line of git's own.
+    said = "\n".join(line for line in output.split("\n") if line.startswith(("fatal:", "error:", "fetch:")))
+    for pattern, meaning in _MEANINGS:
+        found = re.search(pattern, said)
+        if found:
+            return found.expand(meaning)
+    return f"git could not fetch it, and ended with {code}"

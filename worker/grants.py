@@ -42,6 +42,14 @@ class Grants:
         """
         return self._read(lambda session: credentials.login_for(session, self._vault, self._job, image))
 
+    def git_login(self) -> str | None:
+        """`user:password` for the git server of its workspace.
+
+        Raises:
+            BackendError: It cannot be read.
+        """
+        return self._read(lambda session: credentials.git_login(session, self._vault, self._job))
+
     def ports(self) -> tuple[PortMap, ...]:
         """The host's ports that the job has."""
         held = self._read(lambda session: holds.ports_of(session, [self._job]))

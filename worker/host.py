@@ -27,6 +27,7 @@ from core.workspaces import WorkspaceStore
 from stores import open_artifacts
 from worker.backends import make_backend, offered
 from worker.backends.base import Backend, ImageKeeper
+from worker.git import Fetcher
 from worker.ledger import DatabaseLedger
 from worker.storage import Storage
 from worker.tpu_buckets import buckets_of
@@ -89,6 +90,18 @@ class Host:
     def ledger(self) -> DatabaseLedger:
         """Where what bills is written down."""
         return DatabaseLedger(self.database, self.host)
+
+    @cached_property
+    def fetcher(self) -> Fetcher:
+        """The one that fetches workspaces from git."""
+        fetcher = Fetcher(self.settings)
+        if fetcher.uncontained is not None:
+            logger.warning(
+                "git_not_contained: git for jobs runs as the worker's own user. Install bubblewrap, or set "
+                "GRADIENT_WORKER__SANDBOX=off to have it so.",
+                extra={"why": fetcher.uncontained},
+            )
+        return fetcher
 
     @property
     def offered(self) -> list[str]:

@@ -64,6 +64,7 @@ class Supervisor:
         self._running: dict[str, _Running] = {}
         self._stopping = threading.Event()
         self._offer = host.offer()
+        _ = host.fetcher  # says now, not at the first job, that it has no sandbox
         self._sweep = Sweep(host)
         # Apart from this loop: removing a huge folder must not stop the hearts from beating.
         self._sweeper = threading.Thread(target=self._sweep_on, name="sweep", daemon=True)

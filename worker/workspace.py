@@ -14,7 +14,6 @@ from core.errors import ArtifactNotFound, WorkspaceInvalid
 from core.jobs.spec import JobSpec
 from core.trees import flatten
 from core.workspaces import WorkspaceStore
-from worker import git
 from worker.backends.base import RESERVED, BackendError
 
 _COPY_BYTES = 1024**2
@@ -94,9 +93,15 @@ class Scratch:
                 return
 
     def fill(
-        self, spec: JobSpec, store: WorkspaceStore, limits: ArchiveLimits, check: Callable[[], None]
+        self, spec: JobSpec, store: WorkspaceStore, limits: ArchiveLimits, fetch: Callable[[Path], str]
     ) -> str | None:
         """Fill the workspace, all or nothing; a repeat does nothing.
+
+        Args:
+            spec: Says with what.
+            store: Where uploads are.
+            limits: What an upload may cost.
+            fetch: Fetches a workspace from git into an empty folder; the commit.
 
         Returns:
             The commit that was fetched, for a workspace from git.
@@ -113,7 +118,7 @@ class Scratch:
             _unpack(spec.workspace_sha256, store, filling, limits)
         elif spec.workspace is not None:
             filling.mkdir()
-            commit = git.fetch(spec.workspace, filling, check)
+            commit = fetch(filling)
         else:
             filling.mkdir()
         filling.rename(self.workspace)

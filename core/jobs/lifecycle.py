@@ -12,8 +12,10 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
+from core.credential_models import GitLogin
 from core.db import now
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
@@ -413,6 +415,7 @@ def delete(session: Session, job_id: str) -> Job:
     """
     job = request_stop(session, job_id)
     session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))
+    session.execute(delete_rows(GitLogin).where(GitLogin.job_id == job_id))
     record(session, job, "deleted")
     return job
 

@@ -28,7 +28,7 @@ MAX_PRIORITY = 100
 MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
 MAX_CPUS = 4096
 MAX_MEMORY_MB = 64 * 1024**2
-GIT_SCHEMES = ("https", "http", "ssh", "git")
+GIT_SCHEMES = ("https", "http")
 HIDDEN = "••••••"
 
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
@@ -182,6 +182,17 @@ def hide_password(url: str) -> str:
         return url
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{host}"))
+
+
+def split_login(url: str) -> tuple[str, str | None]:
+    """The URL without what stands before its host's `@`, and that: a token may stand for the user's name.
+
+    Raises:
+        ValueError: Brackets hold no address.
+    """
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    return (urlunsplit(parts._replace(netloc=host)), login) if at else (url, None)
 
 
 def _check_command(command: str) -> None:

@@ -13,6 +13,7 @@ from core.filewatch import FileWatch
 from core.machines import Catalogue
 from core.settings import GIB, Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
+from worker.sandbox import unavailable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -29,6 +30,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     """Everything that can be told without the database."""
     yield python()
     yield git()
+    yield sandbox(settings.worker.sandbox)
     yield home(settings.root)
     yield disk(settings.root)
     yield folders(settings.root)
@@ -58,6 +60,18 @@ def git() -> Finding:
             "git", "git is not installed: jobs whose workspace is a git address fail.", "Install the package `git`."
         )
     return ok("git", f"git is at {found}.")
+
+
+def sandbox(mode: str) -> Finding:
+    """Git for jobs can be contained."""
+    why = "GRADIENT_WORKER__SANDBOX=off" if mode == "off" else unavailable()
+    if why is None:
+        return ok("sandbox", "Git for jobs runs in a sandbox.")
+    said = f"Git for jobs runs as the worker's own user: {why}."
+    fix = "Install the package `bubblewrap`, and let this user make namespaces."
+    if mode == "require":
+        return problem("sandbox", f"Jobs whose workspace is a git address fail: {why}.", fix)
+    return warning("sandbox", said, "Unset GRADIENT_WORKER__SANDBOX." if mode == "off" else fix)
 
 
 def home(root: Path) -> Finding:

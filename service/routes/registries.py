@@ -6,6 +6,8 @@ from fastapi import APIRouter, Depends, Response
 
 from core import credentials
 from core.credential_models import Registry
+from core.egress import Egress, host_of
+from core.image_registry import checked_host
 from core.vault import Vault
 from service.auth import Caller
 from service.bodies import json_body, posted
@@ -33,6 +35,7 @@ def set_registry(
 ) -> RegistryView:
     """Store how to sign in to a registry, over what was there."""
     vault = Vault(stores.settings)
+    Egress(stores.settings.egress).check_host(host_of(checked_host(host)), "host")
     registry, made = credentials.put_registry(session, vault, host, asked.username, asked.password)
     response.status_code = 201 if made else 200
     return _view(registry)

@@ -10,8 +10,10 @@ import pytest
 from core.archives import ArchiveLimits
 from core.artifacts import DirectoryStore
 from core.jobs.spec import JobSpec
+from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from worker.backends.base import BackendError
+from worker.git import Fetcher
 from worker.workspace import Scratch
 
 
@@ -43,8 +45,13 @@ def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, for
     scratch = Scratch(tmp_path / "attempts", "j1", 1)
     scratch.root.mkdir(parents=True)
     spec = JobSpec(machine_type="CPU", command="true", workspace=f"http://{user}@{forbidding}/repo.git")
+    fetcher = Fetcher(Settings(egress={"schemes": ["http"], "allowed": ["127.0.0.1"]}))
+
+    def fetch(folder):
+        return fetcher.fetch(spec.workspace, None, folder, lambda: None)
+
     with pytest.raises(BackendError) as caught:
-        scratch.fill(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), lambda: None)
+        scratch.fill(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), fetch)
     assert caught.value.reason == "workspace_fetch"
     assert forbidding in caught.value.detail
     assert "hunter2" not in caught.value.detail

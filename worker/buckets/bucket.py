@@ -15,6 +15,7 @@ from pathlib import Path
 from google.api_core.exceptions import Conflict, Forbidden, NotFound
 from google.cloud import storage
 
+from core.artifact_paths import opened_folder
 from core.errors import JobNotFound, StoreUnavailable
 from core.settings import Settings
 from stores.gcs.client import open_client, open_credentials, open_session
@@ -211,14 +212,14 @@ class JobBucket:
         client = open_client(gcs, credentials)
         return try_bucket(client.bucket(self.name), service_account, until=time.monotonic() + patience * new)
 
-    def stage(self, job_id: str, source: Path) -> Staged:
-        """Copy a data set, a file or a folder, into the job's data dir.
+    def stage(self, job_id: str, name: str, source: int) -> Staged:
+        """Copy a data set, a file or folder that is open, into the job's data dir.
 
         Raises:
             BucketRefused: It is too large, cannot be read, or the bucket does not take it.
             StoreUnavailable: Google does not answer; a repeat goes on from there.
         """
-        return self._copy_in(f"{self._prefix(job_id)}data/", source)
+        return self._copy_in(f"{self._prefix(job_id)}data/", name, source)
 
     def resume(self, job_id: str, artifacts: Path) -> Staged:
         """Copy what an earlier attempt left into the job's model dir: its prefix went when that attempt ended.
@@ -227,11 +228,12 @@ class JobBucket:
             BucketRefused: It is too large, cannot be read, or the bucket does not take it.
             StoreUnavailable: Google does not answer; a repeat goes on from there.
         """
-        return self._copy_in(f"{self._prefix(job_id)}model/", artifacts)
+        with opened_folder(artifacts) as opened:
+            return self._copy_in(f"{self._prefix(job_id)}model/", artifacts.name, opened)
 
-    def _copy_in(self, prefix: str, source: Path) -> Staged:
+    def _copy_in(self, prefix: str, name: str, source: int) -> Staged:
         most = self._settings.bucket.stage_bytes
-        return copy_in(self._bucket, prefix, source, parallel=self._parallel, max_bytes=most)
+        return copy_in(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most)
 
     def mirror(self, job_id: str, into: Path) -> Mirrored:
         """Bring what is new in the job's model dir into a folder; inputs are not brought.

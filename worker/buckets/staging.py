@@ -5,13 +5,12 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 from google.cloud import storage
 from google_crc32c import Checksum
 
-from core.artifact_paths import OPEN_FILE, open_beneath, opened_folder, present
+from core.artifact_paths import OPEN_FILE, open_beneath, present
 from core.artifact_survey import Skipped, Skips, survey
 from stores.gcs.transfer import Changed, send
 from worker.buckets.refusal import BucketRefused, asking
@@ -27,26 +26,35 @@ class Staged(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
-def copy_in(bucket: storage.Bucket, prefix: str, source: Path, *, parallel: int, max_bytes: int) -> Staged:
+def copy_in(
+    bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int
+) -> Staged:
     """Copy a file, or every regular file below a folder; what is there already is not sent again.
+
+    Args:
+        bucket: The bucket.
+        prefix: The beginning of the objects' names.
+        name: The data set's.
+        source: Descriptor of the file or folder; stays open.
+        parallel: Files that are sent at once.
+        max_bytes: Most that is taken.
 
     Raises:
         BucketRefused: It is too large, cannot be read or changes while it is read.
         StoreUnavailable: The bucket does not answer; the next call goes on from there.
     """
-    whole = source.is_dir()
     try:
-        with opened_folder(source if whole else source.parent) as opened:
-            sizes, skipped = _folder(opened) if whole else _file(opened, source.name)
-            if sum(sizes.values()) > max_bytes:
-                raise BucketRefused(
-                    "bucket_refused",
-                    f"The data set {source.name!r} holds {sum(sizes.values()):,} bytes; GRADIENT_BUCKET__STAGE_BYTES "
-                    f"allows {max_bytes:,}.",
-                )
-            _Staging(bucket, prefix, opened).copy(list(sizes), parallel)
+        whole = stat.S_ISDIR(os.fstat(source).st_mode)
+        sizes, skipped = _folder(source) if whole else _file(source, name)
+        if sum(sizes.values()) > max_bytes:
+            raise BucketRefused(
+                "bucket_refused",
+                f"The data set {name!r} holds {sum(sizes.values()):,} bytes; GRADIENT_BUCKET__STAGE_BYTES "
+                f"allows {max_bytes:,}.",
+            )
+        _Staging(bucket, prefix, source, whole=whole).copy(list(sizes), parallel)
     except OSError as error:
-        raise BucketRefused("bucket_refused", f"The data set {source.name!r} cannot be read: {error}") from error
+        raise BucketRefused("bucket_refused", f"The data set {name!r} cannot be read: {error}") from error
     return Staged(len(sizes), sum(sizes.values()), skipped)
 
 
@@ -56,17 +64,18 @@ def _folder(opened: int) -> tuple[dict[str, int], tuple[Skipped, ...]]:
 
 
 def _file(opened: int, name: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
-    status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+    status = os.fstat(opened)
     if not stat.S_ISREG(status.st_mode):
         raise BucketRefused("bucket_refused", f"The data set {name!r} is neither a file nor a folder.")
     return {name: status.st_size}, ()
 
 
 class _Staging:
-    def __init__(self, bucket: storage.Bucket, prefix: str, folder: int) -> None:
+    def __init__(self, bucket: storage.Bucket, prefix: str, source: int, *, whole: bool) -> None:
         self._bucket = bucket
         self._prefix = prefix
-        self._folder = folder
+        self._source = source
+        self._whole = whole
         with asking(bucket.name, "listing"):
             self._there = {blob.name: (blob.size, blob.crc32c) for blob in bucket.list_blobs(prefix=prefix)}
 
@@ -75,14 +84,18 @@ class _Staging:
             for _ in pool.map(self._copy, paths):
                 pass
 
-    def _copy(self, path: str) -> None:
+    def _opened(self, path: str) -> int:
+        if not self._whole:
+            return os.dup(self._source)
         *parents, last = path.split("/")
-        parent = open_beneath(self._folder, parents)
+        parent = open_beneath(self._source, parents)
         try:
-            descriptor = os.open(last, OPEN_FILE, dir_fd=parent)
+            return os.open(last, OPEN_FILE, dir_fd=parent)
         finally:
             os.close(parent)
-        with os.fdopen(descriptor, "rb") as file:
+
+    def _copy(self, path: str) -> None:
+        with os.fdopen(self._opened(path), "rb") as file:
             name = self._prefix + present(path)
             if name in self._there and self._there[name] == _measure(file.fileno()):
                 return

@@ -157,6 +157,7 @@ class Builds:
 
     def _push(self, target: str, image: Image, progress: Progress, ledger: Ledger, auth: Auth | None) -> str:
         """Push under the target's name, which the image has only until then; the digest it got."""
+        self._images.check_registry(target, "image_push")
         name = canonical(target)
         repository, tag = parse_repository_tag(name)
         seconds = self._settings.docker.pull_seconds

@@ -9,6 +9,8 @@ from typing import Any
 from docker import auth as registry_auth
 from docker.utils import parse_repository_tag
 
+from core.egress import Egress
+from core.errors import SpecInvalid
 from core.images import canonical, is_image_id
 from core.settings import Settings
 from worker.backends.base import BackendError, Progress
@@ -114,6 +116,18 @@ class Images:
         self._engine = engine
         self._folder = settings.root / "images"
         self._settings = settings.docker
+        self._egress = Egress(settings.egress)
+
+    def check_registry(self, reference: str, reason: str) -> None:
+        """Refuse to have the engine connect to the registry of an image, where users may not have it do so.
+
+        Raises:
+            BackendError: With this reason.
+        """
+        try:
+            self._egress.resolve_image(reference, "container")
+        except SpecInvalid as error:
+            raise BackendError(reason, f"{reference}: {error.message}") from error
 
     def ledger(self) -> Ledger:
         """The ledger of the engine that is there now."""
@@ -139,6 +153,7 @@ class Images:
             time.sleep(_NAMED_PAUSE_SECONDS)
         found = self.find(reference)
         if pull == "always" or (found is None and pull != "never"):
+            self.check_registry(reference, "image_pull")
             self._pull(reference, progress, ledger, found, auth)
             found = self.find(reference)
         found = self._used(reference, found, ledger)

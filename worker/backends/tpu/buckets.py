@@ -1,13 +1,16 @@
 """The part of a TPU job that lies in Cloud Storage: its place is made before anything bills, and brought home after."""
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from core.artifact_paths import OPEN_FILE, open_beneath, opened_folder
 from core.artifact_survey import Skipped
 from core.errors import GradientError, StoreUnavailable
 from core.settings import Settings
@@ -83,8 +86,8 @@ class JobBucket(Protocol):
     def probe(self, service_account: str | None) -> object:
         """Make sure that the TPU's account can write, read and delete there; what was proved is in `statement`."""
 
-    def stage(self, job_id: str, source: Path) -> object:
-        """Copy a data set into the job's data folder."""
+    def stage(self, job_id: str, name: str, source: int) -> object:
+        """Copy a data set, a file or folder that is open, into the job's data folder."""
 
     def resume(self, job_id: str, artifacts: Path) -> object:
         """Copy what an earlier attempt left into the job's model folder."""
@@ -141,10 +144,13 @@ class Places:
         if self._open is None or region in self._paths:
             return
         self._progress("provisioning", f"preparing the bucket in {region}")
-        source = _data_set(self._spec)
+        with _data_set(self._spec) as source:
+            self._paths[region] = self._prepared(self._open, region, source)
+
+    def _prepared(self, opened: OpenBucket, region: str, source: int | None) -> Paths:
         bucket: JobBucket | None = None
         try:
-            bucket = self._open(region)
+            bucket = opened(region)
             paths = bucket.prepare(self._spec.job_id)
             proved = bucket.probe(self._account)
             logger.info("bucket_probed", extra={"region": region, "found": getattr(proved, "statement", None)})
@@ -152,15 +158,16 @@ class Places:
                 self._progress("provisioning", f"copying what the attempt before left to the bucket in {region}")
                 bucket.resume(self._spec.job_id, self._spec.artifacts)
             if source is not None:
-                self._progress("provisioning", f"copying {source.name} to the bucket in {region}")
-                bucket.stage(self._spec.job_id, source)
+                name = self._spec.env[STAGE].rstrip("/").rpartition("/")[2]
+                self._progress("provisioning", f"copying {name} to the bucket in {region}")
+                bucket.stage(self._spec.job_id, name, source)
         except StoreUnavailable as error:
             raise BackendError("tpu_api_away", error.message) from error
         except GradientError as error:
             if bucket is not None:
                 _removed(bucket, self._spec.job_id)
             raise BackendError(getattr(error, "reason", "bucket_refused"), error.message) from error
-        self._paths[region] = paths
+        return paths
 
     def folders(self, zone: str) -> dict[str, str]:
         """Where the job's places are, its TPU being in this zone."""
@@ -270,23 +277,42 @@ def _bring(buckets: Sequence[JobBucket], job_id: str, artifacts: Path) -> None:
         bucket.remove(job_id)
 
 
-def _data_set(spec: LaunchSpec) -> Path | None:
-    """The data set that the job wants in the bucket.
+@contextmanager
+def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
+    """The data set that the job wants in the bucket, open until it is copied; None: it wants none.
+
+    Other jobs write in the shared storage: what is copied seconds later has to be what was opened beneath it.
 
     Raises:
-        BackendError: It is not there, or outside of what is the job's.
+        BackendError: It is not there, outside of what is the job's, or behind a link.
     """
     named = spec.env.get(STAGE)
     if not named:
-        return None
+        yield None
+        return
     shared = named.startswith("/storage/")
     data_set = named.startswith(f"{DATASETS}/")
     root = (spec.datasets if data_set else spec.storage if shared else spec.workspace).resolve()
-    path = (root / named.removeprefix(f"{DATASETS}/" if data_set else "/storage/")).resolve()
-    if not path.is_relative_to(root) or not path.exists():
+    within = named.removeprefix(f"{DATASETS}/" if data_set else "/storage/")
+    *parents, last = [part for part in within.split("/") if part not in {"", "."}] or [".."]
+    try:
+        if ".." in (*parents, last) or within.startswith("/"):
+            raise FileNotFoundError(named)
+        with opened_folder(root) as folder:
+            parent = open_beneath(folder, parents)
+        try:
+            source = os.open(last, OPEN_FILE, dir_fd=parent)
+        finally:
+            os.close(parent)
+    except (OSError, ValueError) as error:
         where = "the shared storage" if shared else "the workspace"
-        raise BackendError("data_missing", f"{STAGE}={named}: there is no such file or folder in {where}")
-    return path
+        raise BackendError(
+            "data_missing", f"{STAGE}={named}: there is no such file or folder in {where}; links are not followed"
+        ) from error
+    try:
+        yield source
+    finally:
+        os.close(source)
 
 
 def _removed(bucket: JobBucket, job_id: str) -> None:

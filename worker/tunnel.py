@@ -1,0 +1,121 @@
+"""The one way out of a sandbox: a SOCKS proxy that leads to one destination, whatever it is asked for."""
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+_BLOCK = 64 * 1024
+_ACCEPTED = b"\x05\x00\x00\x01\0\0\0\0\0\0"
+_REFUSED = b"\x05\x01\x00\x01\0\0\0\0\0\0"
+_ADDRESS_BYTES = {1: 4, 4: 16}
+
+
+class Tunnel:
+    """Leads from connections of a listening socket to the destination, until the block is left.
+
+    Args:
+        connect: Makes a connection to the destination.
+        silent_seconds: A connection on which neither side says anything for so long is closed.
+
+    Attributes:
+        problem: The reason that nothing came through, if that was so.
+    """
+
+    def __init__(self, connect: Callable[[], socket.socket], silent_seconds: float) -> None:
+        self._connect = connect
+        self._silent_seconds = silent_seconds
+        self._ended, self._end = socket.socketpair()
+        self._threads: list[threading.Thread] = []
+        self.problem: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.close()  # every thread waits for this, too
+        for thread in self._threads:
+            thread.join()
+        self._ended.close()
+
+    def serve(self, listener: socket.socket) -> None:
+        """Serve a listening socket, and close it at the end."""
+        self._start(self._accept, listener)
+
+    def _start(self, run: Callable[[socket.socket], None], given: socket.socket) -> None:
+        thread = threading.Thread(target=run, args=(given,), name="tunnel", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while self._ended not in select.select([listener, self._ended], [], [])[0]:
+                self._start(self._relay, listener.accept()[0])
+
+    def _relay(self, inside: socket.socket) -> None:
+        with inside:
+            inside.settimeout(self._silent_seconds)
+            try:
+                _greet(inside)
+                outside = self._connect()
+            except OSError as error:
+                self.problem = f"no connection: {error.strerror or error}"
+                _answer(inside, _REFUSED)
+                return
+            with outside:
+                outside.settimeout(self._silent_seconds)
+                _answer(inside, _ACCEPTED)
+                try:
+                    self._copy(inside, outside)
+                except OSError as error:
+                    self.problem = f"the connection broke: {error.strerror or error}"
+
+    def _copy(self, inside: socket.socket, outside: socket.socket) -> None:
+        other = {inside: outside, outside: inside}
+        reading = [inside, outside]
+        while reading:
+            ready = select.select([*reading, self._ended], [], [], self._silent_seconds)[0]
+            if not ready:
+                self.problem = f"the server said nothing for {self._silent_seconds:g} seconds"
+                return
+            if self._ended in ready:
+                return
+            for one in ready:
+                block = one.recv(_BLOCK)
+                if block:
+                    other[one].sendall(block)
+                else:
+                    reading.remove(one)
+                    other[one].shutdown(socket.SHUT_WR)
+
+
+def _greet(inside: socket.socket) -> None:
+    """Take what a SOCKS 5 client says first; the destination it names is not looked at."""
+    with inside.makefile("rb", buffering=0) as said:
+        methods = _exactly(said.read, 2)[1]
+        _exactly(said.read, methods)
+        inside.sendall(b"\x05\x00")
+        kind = _exactly(said.read, 4)[3]
+        _exactly(said.read, _ADDRESS_BYTES.get(kind) or _exactly(said.read, 1)[0])
+        _exactly(said.read, 2)
+
+
+def _exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
+    got = b""
+    while len(got) < size:
+        more = read(size - len(got))
+        if not more:
+            raise OSError("no SOCKS 5")
+        got += more
+    return got
+
+
+def _answer(inside: socket.socket, answer: bytes) -> None:
+    try:
+        inside.sendall(answer)
+    except OSError:
+        return  # it is gone, and sees that itself
