@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Cookie, Depends, Security
+from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from core.errors import Unauthorized
 from service.deps import Stores
-from service.sessions import COOKIE
+from service.sessions import session_token
 
 _HEADER = APIKeyHeader(name="x-api-key", scheme_name="ApiKey", auto_error=False, description="An API key")
 _BEARER = HTTPBearer(scheme_name="Bearer", auto_error=False, description="An API key")
@@ -41,23 +41,16 @@ async def require_key(stores: Stores, header: _HeaderKey, bearer: _BearerKey) ->
     return KeyHolder(key.id, key.name)
 
 
-async def require_key_or_session(
-    stores: Stores,
-    header: _HeaderKey,
-    bearer: _BearerKey,
-    cookie: Annotated[str | None, Cookie(alias=COOKIE, include_in_schema=False)] = None,
-) -> KeyHolder:
+async def require_key_or_session(request: Request, stores: Stores, header: _HeaderKey, bearer: _BearerKey) -> KeyHolder:
     """Who sent this key, or opened this browser session.
 
     Raises:
         Unauthorized: Neither came, or it is not good.
     """
-    if header or bearer or not cookie:
+    token = session_token(request, stores.settings)
+    if header or bearer or not token:
         return await require_key(stores, header, bearer)
-    key_id = stores.sessions.read(cookie)
-    if key_id is None:
-        raise Unauthorized("This browser session has ended. Sign in again.")
-    key = await run_in_threadpool(stores.keys.get, key_id)
+    key = await run_in_threadpool(stores.sessions.key, token)
     return KeyHolder(key.id, key.name)
 
 
