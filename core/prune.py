@@ -12,7 +12,7 @@ from typing import Protocol
 
 from sqlalchemy import select
 
-from core import retention
+from core import retention, sessions
 from core.artifacts import ArtifactStore
 from core.db import Database
 from core.errors import StoreUnavailable
@@ -143,6 +143,9 @@ class _Run:
 
     def whole(self) -> None:
         """Everything that is due."""
+        if not self._dry:
+            with self._kept.database.write() as session:
+                sessions.remove_expired(session, self._kept.settings.sign_in)
         self._finish_earlier()
         with self._kept.database.read() as session:
             projects = list(session.scalars(select(Project).order_by(Project.name)))

@@ -5,6 +5,7 @@
 
 import os
 import re
+import socket
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal, Self
@@ -14,6 +15,8 @@ from pydantic import BaseModel, Field, SecretStr, field_validator, model_validat
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.disk_settings import DiskSettings
+from core.hosts import EVERY_ADDRESS, canonical_host
+from core.sign_in_settings import SignInSettings
 
 GIB = 1024**3
 MAX_DAYS = 36_500
@@ -137,8 +140,8 @@ class WorkerSettings(BaseModel):
     )
     address: str | None = Field(
         default=None,
-        description="name or address that people reach this machine at, for links to jobs' ports; default: "
-        "GRADIENT_PORTS__BIND, or the machine's name where that is every address",
+        description="name or address that people reach this machine at, for links to jobs' ports; not the dashboard's "
+        "host name; default: GRADIENT_PORTS__BIND, or the machine's name where that is every address",
     )
     poll_seconds: float = Field(default=1.0, description="seconds between looks for work when no bell rings")
     heartbeat_seconds: float = Field(default=10.0, description="seconds between heartbeats")
@@ -305,7 +308,11 @@ class EgressSettings(BaseModel):
 class PortSettings(BaseModel):
     """Ports of this host that jobs are reached at."""
 
-    bind: str = Field(default="127.0.0.1", description="address on this host that containers' ports are opened at")
+    bind: str = Field(
+        default="127.0.0.2",
+        description="address on this host that containers' ports are opened at; not one that the dashboard is reached "
+        "at, whose browser sessions jobs would be sent",
+    )
     first: int = Field(default=20_000, ge=1024, le=65_535, description="first port that jobs get which name none")
     last: int = Field(default=29_999, ge=1024, le=65_535, description="last one; fewer than first: none")
 
@@ -496,6 +503,7 @@ class Settings(BaseSettings):
     log_format: str = Field(default="console", description="our own logs: console or json", pattern="^(console|json)$")
     log_level: str = Field(default="info", description="our own logs: debug, info, warning or error")
     api: ApiSettings = ApiSettings()
+    sign_in: SignInSettings = SignInSettings()
     database: DatabaseSettings = DatabaseSettings()
     queue: QueueSettings = QueueSettings()
     logs: LogSettings = LogSettings()
@@ -534,4 +542,18 @@ class Settings(BaseSettings):
     @property
     def public_url(self) -> str:
         """URL that users reach the service at, without a trailing slash."""
-        return (self.api.public_url or f"http://{self.api.host}:{self.api.port}").rstrip("/")
+        host = f"[{self.api.host}]" if ":" in self.api.host else self.api.host
+        return (self.api.public_url or f"http://{host}:{self.api.port}").rstrip("/")
+
+    @property
+    def dashboard_host(self) -> str | None:
+        """The one host name that the dashboard answers under; None: not known, it listens on every address."""
+        if self.api.public_url is None and self.api.host in EVERY_ADDRESS:
+            return None
+        return canonical_host(urlsplit(self.public_url).hostname or "")
+
+    @property
+    def ports_host(self) -> str:
+        """The host name in links to the ports of this machine's jobs."""
+        address = self.worker.address or self.ports.bind
+        return socket.gethostname() if address in EVERY_ADDRESS else address

@@ -88,8 +88,14 @@ def sign_in(session: Session, email: str, password: str) -> User:
     return user
 
 
-def give_key(session: Session, user_id: str, name: str) -> tuple[ApiKey, str]:
+def give_key(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
     """Make an API key for somebody who has signed in.
+
+    Args:
+        session: Writes.
+        user_id: Who has signed in.
+        name: What the key is for.
+        days: How long it works; None: until it is revoked.
 
     Returns:
         Its row, and the key itself, which cannot be shown again.
@@ -101,7 +107,7 @@ def give_key(session: Session, user_id: str, name: str) -> tuple[ApiKey, str]:
     user = session.get(User, user_id)
     if user is None:
         raise Unauthorized("This user is no longer there.")
-    key, secret = keys.create(session, name)
+    key, secret = keys.create(session, name, days=days)
     session.execute(insert(UserKey).values(key_id=key.id, user_id=user.id))
     return key, secret
 

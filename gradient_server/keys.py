@@ -31,12 +31,15 @@ def open_database(settings: Settings) -> Database:
 
 def _create(parsed: argparse.Namespace, database: Database) -> None:
     with database.write() as session:
-        key, secret = keys.create(session, parsed.name)
+        key, secret = keys.create(session, parsed.name, days=parsed.days)
     if parsed.json:
-        print(json.dumps({"id": key.id, "name": key.name, "apiKey": secret}))
+        print(json.dumps({"id": key.id, "name": key.name, "apiKey": secret} | _times(key, "expiresAt")))
         return
     print(secret)
-    print(f"Key {key.id} for {key.name!r}. It is shown this once: keep it safe. Use it with `gradient-cli login`.")
+    until = f" It works until {shown_time(key.expires_at)} UTC." if key.expires_at else ""
+    print(
+        f"Key {key.id} for {key.name!r}. It is shown this once: keep it safe. Use it with `gradient-cli login`.{until}"
+    )
 
 
 def _list(parsed: argparse.Namespace, database: Database) -> None:
@@ -48,10 +51,10 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
     if not rows:
         print("No keys yet. `gradient-server keys create NAME` makes one.")
         return
-    print(f"{'ID':10} {'CREATED':20} {'LAST USED':20} {'STATE':8} NAME")
+    print(f"{'ID':10} {'CREATED':20} {'LAST USED':20} {'EXPIRES':20} {'STATE':8} NAME")
     for row in rows:
-        state = "revoked" if row.revoked_at else "valid"
-        print(f"{row.id:10} {shown_time(row.created_at):20} {shown_time(row.last_used_at):20} {state:8} {row.name}")
+        times = " ".join(f"{shown_time(at):20}" for at in (row.created_at, row.last_used_at, row.expires_at))
+        print(f"{row.id:10} {times} {keys.state(row):8} {row.name}")
 
 
 def _revoke(parsed: argparse.Namespace, database: Database) -> None:
@@ -61,8 +64,18 @@ def _revoke(parsed: argparse.Namespace, database: Database) -> None:
 
 
 def _view(key: ApiKey) -> dict[str, str | None]:
-    times = {"createdAt": key.created_at, "lastUsedAt": key.last_used_at, "revokedAt": key.revoked_at}
-    return {"id": key.id, "name": key.name} | {k: v.isoformat() if v else None for k, v in times.items()}
+    times = _times(key, "createdAt", "lastUsedAt", "expiresAt", "revokedAt")
+    return {"id": key.id, "name": key.name, "state": keys.state(key)} | times
+
+
+def _times(key: ApiKey, *names: str) -> dict[str, str | None]:
+    times = {
+        "createdAt": key.created_at,
+        "lastUsedAt": key.last_used_at,
+        "expiresAt": key.expires_at,
+        "revokedAt": key.revoked_at,
+    }
+    return {name: at.isoformat() if (at := times[name]) else None for name in names}
 
 
 def shown_time(at: datetime | None) -> str:

@@ -45,6 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workers(commands)
     _add_migrate(commands)
     _add_keys(commands)
+    _add_sessions(commands)
+    _add_signing(commands)
     _add_secrets(commands)
     _add_simulator(commands, up)
     _add_users(commands)
@@ -133,11 +135,35 @@ def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     verbs = keys.add_subparsers(dest="verb", required=True, metavar="VERB")
     create = verbs.add_parser("create", help="make a key and print it, once")
     create.add_argument("name", help="whose or what it is for")
+    create.add_argument("--days", type=float, metavar="N", help="days that it works (default: until it is revoked)")
     listing = verbs.add_parser("list", help="show all keys (never their secrets)")
     for command in (create, listing):
         command.add_argument("--json", action="store_true", help="print JSON")
-    revoke = verbs.add_parser("revoke", help="take a key out of use, within 5 seconds")
+    revoke = verbs.add_parser("revoke", help="take a key out of use, and end its sessions and links, within 5 seconds")
     revoke.add_argument("id", help="the key's id, as `keys list` shows it")
+
+
+def _add_sessions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    sessions = commands.add_parser("sessions", help="list and end browser sessions")
+    verbs = sessions.add_subparsers(dest="verb", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="show the sessions that are open")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    end = verbs.add_parser("end", help="end a session, or all of them, within 5 seconds")
+    which = end.add_mutually_exclusive_group(required=True)
+    which.add_argument("id", nargs="?", help="the session's id, as `sessions list` shows it")
+    which.add_argument("--all", action="store_true", help="end every session")
+
+
+def _add_signing(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    signing = commands.add_parser("signing", help="look after the key that signs links to files and S3 tokens")
+    verbs = signing.add_subparsers(dest="verb", required=True, metavar="VERB")
+    rotate = verbs.add_parser(
+        "rotate",
+        help="sign with a new key",
+        description="Puts a new key into session.key under GRADIENT_HOME. What the key before it signed works until it "
+        "expires, 8 hours at most. Nothing needs to be stopped.",
+    )
+    rotate.add_argument("--forget", action="store_true", help="keep no older key: what it signed is refused at once")
 
 
 def _add_secrets(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -191,10 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run what the command line asks for; each command loads only what it needs."""
-    if parsed.command in {"keys", "users"}:
-        from gradient_server import keys, users
+    if parsed.command in {"keys", "users", "sessions"}:
+        from gradient_server import keys, sessions, users
 
-        return keys.run(parsed, settings) if parsed.command == "keys" else users.run(parsed, settings)
+        return {"keys": keys.run, "users": users.run, "sessions": sessions.run}[parsed.command](parsed, settings)
     if parsed.command in {"workers", "drain", "resume"}:
         from gradient_server import workers
 
@@ -232,6 +258,8 @@ def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
 
     if parsed.command == "secrets":
         return secrets.rotate(settings)
+    if parsed.command == "signing":
+        return secrets.rotate_signing(settings, forget=parsed.forget)
     if parsed.command == "migrate":
         return processes.migrate(settings, parsed.back_to)
     with traced(settings.tracing):

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from core import schema
+from core import once, schema
 from core.bell import Bell
 from core.db import Database
 from core.dispatch import Dispatcher
-from core.errors import GradientError
+from core.errors import GradientError, SpecInvalid
+from core.hosts import canonical_host
+from core.once import Purpose
 from core.patience import Patience
 from core.private import keep_private
 from core.rings import Ring
@@ -23,11 +25,9 @@ from gradient_server.first_key import ensure_local_key
 if TYPE_CHECKING:
     from gradient_server.simulator.world import World
 from service.connections import BACKLOG
-from service.deps import OpenStores
 from service.main import create_app
 from service.middleware import is_loopback
 from service.server import Server
-from service.sessions import TICKET_SECONDS
 from worker.host import Host
 from worker.supervisor import Supervisor
 
@@ -44,6 +44,7 @@ class HttpInsecure(GradientError):
 
 def up(settings: Settings, name: str | None) -> int:
     """API and worker in one process; ends with SIGTERM or Ctrl-C, the jobs go on."""
+    require_ports_apart(settings)
     database = _open(settings)
     schema.upgrade(database)
     listener = _listen(settings)
@@ -71,6 +72,7 @@ def up_with_tpus(settings: Settings, name: str | None) -> int:
 
 def api(settings: Settings) -> int:
     """Only the API."""
+    require_ports_apart(settings)
     database = _open_current(settings)
     Patience(database, settings.database.patience_seconds)
     _serve(settings, database, _listen(settings))
@@ -80,6 +82,7 @@ def api(settings: Settings) -> int:
 
 def worker(settings: Settings, name: str | None) -> int:
     """Only a worker; ends with SIGTERM or Ctrl-C, its jobs go on and are adopted by the next."""
+    require_ports_apart(settings)
     database = _open_current(settings)
     Patience(database, settings.database.patience_seconds)
     host = _host(settings, database, name)
@@ -108,6 +111,23 @@ def migrate(settings: Settings, back_to: str | None) -> int:
     else:
         _say("The database is up to date.")
     return 0
+
+
+def require_ports_apart(settings: Settings) -> None:
+    """Have links to jobs' ports lead to another host name than the dashboard's.
+
+    Browsers send a cookie to every port of a host name, so a job there would be sent the session of whoever asks it.
+
+    Raises:
+        SpecInvalid: They do not.
+    """
+    if canonical_host(settings.ports_host) == settings.dashboard_host:
+        raise SpecInvalid(
+            f"Links to jobs' ports would lead to {settings.ports_host}, the dashboard's own host name, and browsers "
+            "would send the dashboard's session to the jobs. Set GRADIENT_WORKER__ADDRESS (or GRADIENT_PORTS__BIND) to "
+            "another name or address of this machine, or GRADIENT_API__PUBLIC_URL to another name of the dashboard.",
+            field="worker.address",
+        )
 
 
 def _open(settings: Settings) -> Database:
@@ -153,8 +173,9 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises again what it was stopped by: that must not end us before the rest is put away.
         signal.signal(number, lambda *_: None)
-    stores: OpenStores = app.state.stores
-    _announce(settings, stores.sessions.issue_ticket(key_id))
+    with database.write() as session:
+        ticket = once.issue(session, Purpose.TICKET, key_id)
+    _announce(settings, ticket)
     try:
         Server(app).run(sockets=[listener])
     finally:
@@ -207,7 +228,7 @@ def _announce(settings: Settings, ticket: str) -> None:
     _say(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"
-        f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {TICKET_SECONDS // 60} minutes)\n"
+        f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {once.SECONDS // 60} minutes)\n"
         f"  Submit     gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
         f"  Kept in    {settings.root}{simulated}\n"
         f"Ctrl-C stops the service; jobs go on and are taken up again at the next start."

@@ -1,4 +1,4 @@
-"""`gradient-server secrets rotate`: encrypt what is stored with a new key."""
+"""`gradient-server secrets rotate` and `signing rotate`: encrypt what is stored, or sign, with a new key."""
 
 import sys
 
@@ -6,6 +6,7 @@ from core import credentials, schema
 from core.db import Database
 from core.settings import Settings
 from core.vault import Vault
+from service.signing import SIGNING_KEYS, SigningKeys
 
 
 def rotate(settings: Settings) -> int:
@@ -33,4 +34,13 @@ def rotate(settings: Settings) -> int:
     print(f"{done} value{'' if done == 1 else 's'} encrypted with the first key of {vault.where}.")
     if not vault.of_settings:
         vault.forget_old_keys()
+    return 0
+
+
+def rotate_signing(settings: Settings, *, forget: bool) -> int:
+    """Sign links and S3 tokens with a new key; the exit code."""
+    path = settings.root / SIGNING_KEYS
+    SigningKeys(path).rotate(forget=forget)
+    older = "is refused from now on" if forget else "works until it expires"
+    print(f"{path} holds a new key. What the one before it signed {older}.")
     return 0

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import structlog
-from fastapi import Cookie, Depends, Security
+from fastapi import Depends, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from core.errors import Unauthorized
 from service.deps import Stores
-from service.sessions import COOKIE
+from service.sessions import session_token
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
@@ -48,23 +48,17 @@ async def require_key(connection: HTTPConnection, stores: Stores, header: _Heade
 
 
 async def require_key_or_session(
-    connection: HTTPConnection,
-    stores: Stores,
-    header: _HeaderKey,
-    bearer: _BearerKey,
-    cookie: Annotated[str | None, Cookie(alias=COOKIE, include_in_schema=False)] = None,
+    connection: HTTPConnection, stores: Stores, header: _HeaderKey, bearer: _BearerKey
 ) -> KeyHolder:
     """Who sent this key, or opened this browser session.
 
     Raises:
         Unauthorized: Neither came, or it is not good.
     """
-    if header or bearer or not cookie:
+    token = session_token(connection, stores.settings)
+    if header or bearer or not token:
         return await require_key(connection, stores, header, bearer)
-    key_id = stores.sessions.read(cookie)
-    if key_id is None:
-        raise Unauthorized("This browser session has ended. Sign in again.")
-    key = await run_in_threadpool(stores.keys.get, key_id)
+    key = await run_in_threadpool(stores.sessions.key, token)
     return KeyHolder(key.id, key.name)
 
 

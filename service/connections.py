@@ -151,7 +151,7 @@ class Connection(H11Protocol):
         self.client_name = ""
         self._others = connections
         self._limits = connections.settings
-        self._awaited: type[h11.IDLE] | type[h11.SEND_BODY] | None = None
+        self._awaited: type[h11.IDLE | h11.SEND_BODY] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._received = 0

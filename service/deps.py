@@ -14,10 +14,10 @@ from core.images import ImageCatalogue
 from core.joblogs import JobLogs
 from core.keys import KeyRing
 from core.machines import Catalogue, MachineType
+from core.sessions import Sessions
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from service.prometheus import Measures
-from service.sessions import Sessions
 from service.signing import Signer
 from service.streams import Streams
 from service.throttle import SignIns
@@ -38,7 +38,7 @@ class OpenStores:
         keys: API keys, recognised without a query each time.
         sessions: Browser sessions.
         sign_ins: Checks passwords.
-        signer: Signs what the service itself gives out for a while, such as links.
+        signer: Signs what the service gives out to holders of keys for a while, such as links.
         streams: The logs being followed now.
         measures: What this process counts about itself.
         wake: Says that a transaction left something in the outbox; called after its commit.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from core.hosts import canonical_host
 from core.jobs.models import HeldPort
 from core.jobs.spec import JobSpec
 from service.wire import PortView
@@ -32,14 +33,21 @@ OF_ARTIFACTS: dict[str, Any] = {
 """From a list of artifacts to the first one's bytes."""
 
 
-def port_views(spec: JobSpec, held: Sequence[HeldPort] = ()) -> list[PortView]:
-    """What a job is reached at, with links where it has a host."""
+def port_views(spec: JobSpec, held: Sequence[HeldPort] = (), dashboard: str | None = None) -> list[PortView]:
+    """What a job is reached at, with links where it has a host.
+
+    Args:
+        spec: The job's.
+        held: The ports that it has.
+        dashboard: The dashboard's host name. No link leads there: a browser would send the job its session.
+    """
     hosts = {port.internal: port for port in held}
     views = []
     for port in spec.asked_ports():
         host = hosts.get(port.internal)
         external = host.port if host else port.external or None
         address = f"[{host.address}]" if host and ":" in host.address else host and host.address
-        url = f"{port.scheme}://{address}:{external}" if host else None
+        apart = host is not None and canonical_host(host.address) != dashboard
+        url = f"{port.scheme}://{address}:{external}" if apart else None
         views.append(PortView(internal=port.internal, external=external, url=url))
     return views

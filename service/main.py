@@ -16,13 +16,14 @@ from core.images import ImageCatalogue
 from core.joblogs import JobLogs
 from core.keys import KeyRing
 from core.machines import Catalogue
+from core.sessions import Sessions
 from core.settings import Settings
 from core.vault import Vault
 from core.workspaces import WorkspaceStore
 from service import dashboard, errors
 from service.auth import require_key_or_session
-from service.deps import OpenStores
 from service.body_limit import BodyLimit
+from service.deps import OpenStores
 from service.middleware import RequestContext, SameSite
 from service.prometheus import Measured, Measures
 from service.routes import (
@@ -41,8 +42,7 @@ from service.routes import (
     tpus,
     workspaces,
 )
-from service.sessions import Sessions, load_secret
-from service.signing import Signer
+from service.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.streams import Streams
 from service.throttle import SignIns
 from service.tracing import Traced
@@ -64,7 +64,7 @@ _NOUNS = (
     workspaces,
     operations,
 )
-_KEYS_USED_SECONDS = 60
+_NOTED_SECONDS = 60
 _DESCRIPTION = """Submit jobs, follow them, and fetch what they leave.
 
 Every request but `/health` and `/readiness` carries an API key, as `x-api-key` or `Authorization: Bearer`.
@@ -80,7 +80,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         database: Its schema is up to date.
         wake: Called after each commit that left something in the outbox.
     """
-    streams, secret = Streams(), load_secret(settings.root / "session.key")
+    streams, keys = Streams(), KeyRing(database)
     return OpenStores(
         settings=settings,
         database=database,
@@ -89,10 +89,10 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         workspaces=WorkspaceStore(settings.root / "workspaces"),
         logs=JobLogs(settings.root / "logs", max_bytes=settings.logs.max_bytes),
         artifacts=open_artifacts(settings),
-        keys=KeyRing(database),
-        sessions=Sessions(secret),
+        keys=keys,
+        sessions=Sessions(database, keys, settings.sign_in),
         sign_ins=SignIns(),
-        signer=Signer(secret),
+        signer=Signer(SigningKeys(settings.root / SIGNING_KEYS), keys),
         streams=streams,
         measures=Measures(streams),
         wake=wake,
@@ -137,7 +137,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     stores: OpenStores = app.state.stores
-    noting = asyncio.create_task(_note_keys_used(stores.keys))
+    noting = asyncio.create_task(_note_use(stores))
     sealing = asyncio.create_task(run_in_threadpool(_seal_git_logins, stores))
     try:
         yield
@@ -145,7 +145,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         noting.cancel()
         sealing.cancel()
         stores.streams.close()
-        await run_in_threadpool(_note, stores.keys)
+        await run_in_threadpool(_note, stores)
 
 
 def _seal_git_logins(stores: OpenStores) -> None:
@@ -162,15 +162,17 @@ def _seal_git_logins(stores: OpenStores) -> None:
         logger.warning("git_logins_not_sealed", exc_info=True)
 
 
-async def _note_keys_used(keys: KeyRing) -> None:
+async def _note_use(stores: OpenStores) -> None:
     with suppress(asyncio.CancelledError):
         while True:
-            await asyncio.sleep(_KEYS_USED_SECONDS)
-            await run_in_threadpool(_note, keys)
+            await asyncio.sleep(_NOTED_SECONDS)
+            await run_in_threadpool(_note, stores)
 
 
-def _note(keys: KeyRing) -> None:
+def _note(stores: OpenStores) -> None:
+    """Write down which keys and sessions were used."""
     try:
-        keys.flush()
+        stores.keys.flush()
+        stores.sessions.flush()
     except StoreUnavailable:
         logger.warning("keys_used_not_noted")

@@ -1,35 +1,130 @@
-"""Stamps: signatures that expire. Whoever shows one was given it by this service, for this purpose, lately."""
+"""Stamps: signatures that expire, on what the service gives out to the holder of a key, such as links to files.
+
+The signing keys stand in a file, newest first: the newest signs, all of them verify.
+"""
 
 import base64
 import hashlib
 import hmac
+import os
+import secrets
+import threading
 import time
+from pathlib import Path
+
+from core.errors import SecretUnreadable, Unauthorized
+from core.keys import KeyRing
+
+SIGNING_KEYS = "session.key"
+"""Name of the file with the signing keys, under GRADIENT_HOME."""
+_KEY_BYTES = 32
+_PARTS = 3
+
+
+class SigningKeys:
+    """The keys in a file that only its owner can read; the first is made when it is needed.
+
+    Args:
+        path: The file: one key of 32 bytes after the other.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._read_at: tuple[int, int] | None = None
+        self._keys: tuple[bytes, ...] = ()
+
+    def all(self) -> tuple[bytes, ...]:
+        """Every key, newest first; read anew when another process has replaced the file."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            self._make()
+            found = self._path.stat()
+        with self._lock:
+            version = (found.st_ino, found.st_mtime_ns)
+            if version != self._read_at:
+                content = self._path.read_bytes()
+                whole = range(0, len(content) - _KEY_BYTES + 1, _KEY_BYTES)
+                self._keys = tuple(content[start : start + _KEY_BYTES] for start in whole)
+                self._read_at = version
+            if not self._keys:
+                raise SecretUnreadable(
+                    f"{self._path} holds no key of {_KEY_BYTES} bytes. Remove it: a new one is made."
+                )
+            return self._keys
+
+    def rotate(self, *, forget: bool = False) -> None:
+        """Put a new key before the newest one.
+
+        Args:
+            forget: Keep no older key: what it signed is refused at once.
+        """
+        older = () if forget else self.all()[:1]
+        fresh = self._write((secrets.token_bytes(_KEY_BYTES), *older))
+        fresh.replace(self._path)
+
+    def _make(self) -> None:
+        fresh = self._write((secrets.token_bytes(_KEY_BYTES),))
+        try:
+            # A link never replaces: of two processes that start at once, both take the first one's key.
+            self._path.hardlink_to(fresh)
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
+
+    def _write(self, keys: tuple[bytes, ...]) -> Path:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as out:  # noqa: PTH123 - opens a descriptor, which Path cannot
+            out.write(b"".join(keys))
+        return fresh
 
 
 class Signer:
     """Makes and checks stamps.
 
     Args:
-        secret: Signs; who has it can make stamps.
+        signing_keys: Sign; who has them can make stamps.
+        keys: The API keys, whose holders stamps are given to.
     """
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, signing_keys: SigningKeys, keys: KeyRing) -> None:
+        self._signing_keys = signing_keys
+        self._keys = keys
 
-    def stamp(self, purpose: str, text: str, seconds: float) -> str:
-        """A stamp on a text, good for so long: `expires.signature`, in characters that a URL takes as they are."""
+    def stamp(self, purpose: str, text: str, key_id: str, seconds: float) -> str:
+        """A stamp on a text, good for so long, and no longer than the API key of whoever it is given to.
+
+        Returns:
+            `key.expires.signature`, in characters that a URL takes as they are.
+        """
         expires = int(time.time() + seconds)
-        return f"{expires}.{self._sign(purpose, text, str(expires))}"
+        return f"{key_id}.{expires}.{_sign(self._signing_keys.all()[0], purpose, text, key_id, str(expires))}"
 
     def holds(self, purpose: str, text: str, stamp: str) -> bool:
-        """Whether a stamp is ours, on this text for this purpose, and has not expired."""
-        expires, _, signature = stamp.partition(".")
-        wanted = self._sign(purpose, text, expires)
-        if not hmac.compare_digest(signature.encode(errors="replace"), wanted.encode()):
+        """Whether a stamp is ours, on this text for this purpose, has not expired, and its API key is still good."""
+        parts = stamp.split(".")
+        if len(parts) != _PARTS:
             return False
-        return time.time() < int(expires)
+        key_id, expires, signature = parts
+        given = signature.encode(errors="replace")
+        ours = [
+            hmac.compare_digest(given, _sign(key, purpose, text, key_id, expires).encode())
+            for key in self._signing_keys.all()
+        ]
+        return any(ours) and time.time() < int(expires) and self._is_good(key_id)
 
-    def _sign(self, purpose: str, text: str, expires: str) -> str:
-        signed = f"{purpose}:{text}.{expires}".encode(errors="replace")
-        mac = hmac.new(self._secret, signed, hashlib.sha256)
-        return base64.urlsafe_b64encode(mac.digest()).rstrip(b"=").decode()
+    def _is_good(self, key_id: str) -> bool:
+        try:
+            self._keys.get(key_id)
+        except Unauthorized:
+            return False
+        return True
+
+
+def _sign(key: bytes, purpose: str, text: str, key_id: str, expires: str) -> str:
+    signed = f"{purpose}:{text}.{key_id}.{expires}".encode(errors="replace")
+    return base64.urlsafe_b64encode(hmac.new(key, signed, hashlib.sha256).digest()).rstrip(b"=").decode()

@@ -80,7 +80,7 @@ def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
 def submitted_view(session: Session, stores: OpenStores, job: Job) -> JobView:
     """The answer to a submission: neither place nor estimate, which cost the more the longer the queue is."""
     project = queries.project_names(session, [job])[job.project_id]
-    return _job_view(job, _Beside(project), stores.settings.public_url, datetime.now(UTC))
+    return _job_view(job, _Beside(project), stores.settings, datetime.now(UTC))
 
 
 def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
@@ -91,7 +91,7 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     attempts = queries.present_attempts(session, jobs)
     ports = ports_of(session, jobs)
     billed = resources.billed_seconds(session, [job for job in jobs if job.backend in CLOUD_BACKENDS])
-    public_url, current = stores.settings.public_url, datetime.now(UTC)
+    settings, current = stores.settings, datetime.now(UTC)
     return [
         _job_view(
             job,
@@ -102,7 +102,7 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
                 ports.get(job.id, ()),
                 attempts.get(job.id),
             ),
-            public_url,
+            settings,
             current,
         ).model_copy(update={"cost": _cost(job, billed[job.id])} if job.id in billed else None)
         for job in jobs
@@ -119,7 +119,7 @@ class _Beside(NamedTuple):
     attempt: Attempt | None = None
 
 
-def _job_view(job: Job, beside: _Beside, public_url: str, current: datetime) -> JobView:
+def _job_view(job: Job, beside: _Beside, settings: Settings, current: datetime) -> JobView:
     spec, waits = job.spec, beside.waits
     reason, message = reason_of(job, waits, current)
     seconds = _duration(job, current)
@@ -137,7 +137,7 @@ def _job_view(job: Job, beside: _Beside, public_url: str, current: datetime) -> 
         **_spec_fields(spec),
         image=job.image,
         image_digest=job.image_digest,
-        ports=port_views(spec, beside.ports),
+        ports=port_views(spec, beside.ports, settings.dashboard_host if beside.ports else None),
         machine_type=job.machine_type,
         backend=job.backend,
         simulated=job.simulated,
@@ -156,7 +156,7 @@ def _job_view(job: Job, beside: _Beside, public_url: str, current: datetime) -> 
         artifacts_state=job.artifacts_state,
         removed=[removed_view(one) for one in beside.removed],
         stop_requested=job.stop_requested_at is not None,
-        url=f"{public_url}/ui/jobs/{job.id}",
+        url=f"{settings.public_url}/ui/jobs/{job.id}",
     )
 
 

@@ -186,7 +186,9 @@ class PortView(View):
 
     internal: int = Field(description="what the job listens on; a process without a container: `external`")
     external: int | None = Field(description="the host's port; null where the host has yet to choose one")
-    url: str | None = Field(description="link, while a host runs the job")
+    url: str | None = Field(
+        description="link, while a host runs the job; null where it would lead to the dashboard's own host name"
+    )
 
 
 class RemovedView(View):

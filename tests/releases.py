@@ -131,7 +131,7 @@ def _value(database, column, number):
         return number + (2**40 if isinstance(column.type, BigInteger) else 0)
     if isinstance(column.type, JSON):
         return _DOCUMENT
-    return {float: 1.1 * number, bool: number % 2 == 0, bytes: bytes(range(32))}[kind]
+    return {float: 1.1 * number, bool: number % 2 == 0, bytes: bytes(range(number, number + 32))}[kind]
 
 
 # ---- The schema

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,8 +35,6 @@ from worker.workspace import Scratch
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_EVERY_ADDRESS = {"0.0.0.0", "::"}  # noqa: S104 - compared with, not bound to
 
 
 @dataclass
@@ -142,8 +139,7 @@ class Host:
 
     def _ports(self) -> PortRange:
         ports = self.settings.ports
-        address = self.settings.worker.address or ports.bind
-        return PortRange(ports.first, ports.last, socket.gethostname() if address in _EVERY_ADDRESS else address)
+        return PortRange(ports.first, ports.last, self.settings.ports_host)
 
     def _is_ready(self, name: str) -> bool:
         why = self.backend(name).unready()

@@ -87,7 +87,7 @@ def silent(settings: Settings, session: Session) -> Finding:
 
 def api_keys(session: Session) -> Finding:
     """Somebody may use the service."""
-    valid = sum(key.revoked_at is None for key in keys.list_keys(session))
+    valid = sum(keys.state(key) == "valid" for key in keys.list_keys(session))
     if not valid:
         return problem("keys", "There is no valid API key.", "Run `gradient-server keys create NAME`.")
     return ok("keys", f"{valid} API key{'s are' if valid > 1 else ' is'} valid.")

@@ -5,6 +5,7 @@ from fastapi import FastAPI
 from service.dashboard import access, artifact_pages, assets, job_pages, tpu_page
 from service.dashboard.access import SignInAttempts
 from service.dashboard.error_pages import ErrorPages
+from service.dashboard.own_name import OwnName
 
 __all__ = ["mount"]
 
@@ -16,5 +17,5 @@ def mount(app: FastAPI) -> None:
     """
     app.state.sign_in_attempts = SignInAttempts()
     for pages in (access, job_pages, artifact_pages, tpu_page, assets):
-        app.include_router(pages.router, include_in_schema=False)
+        app.include_router(pages.router, include_in_schema=False, dependencies=[OwnName])
     app.add_middleware(ErrorPages)

@@ -4,17 +4,22 @@ import re
 import threading
 import time
 from collections import OrderedDict, deque
+from functools import partial
 from typing import Annotated, cast
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
+from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
+from core import once
 from core.errors import Unauthorized
+from core.once import Purpose
+from core.sessions import open_session
 from service.dashboard.rendering import page
-from service.deps import Stores
-from service.sessions import COOKIE, SESSION_SECONDS
+from service.deps import OpenStores, Stores
+from service.sessions import forget_session, session_token, set_session
 
 FORM_FIELDS = 8
 """The most fields of a form; none has files."""
@@ -98,7 +103,6 @@ def enter() -> Response:
 
 @router.get("/ui/login", response_model=None)
 def show_sign_in(
-    request: Request,
     stores: Stores,
     wanted: Annotated[str | None, Query(alias="next")] = None,
     ticket: str | None = None,
@@ -109,14 +113,18 @@ def show_sign_in(
     if ticket is None:
         problem = "Your session has ended. Sign in again." if ended else None
         return page("login.html", target=target, problem=problem)
-    key_id = stores.sessions.redeem_ticket(ticket)
-    if key_id is None:
+    token = once.redeem(stores.database, Purpose.TICKET, ticket, partial(_opened, stores))
+    if token is None:
         problem = "This link was used already, or is older than ten minutes. Sign in with an API key."
         return page("login.html", 401, target=target, problem=problem)
     # Not a redirect: a browser that came from another site's page would not send the cookie along with it.
     answer = page("continue.html", target=target)
-    _open_session(request, answer, stores.sessions.issue(stores.keys.get(key_id).id))
+    set_session(answer, token, stores.settings)
     return answer
+
+
+def _opened(stores: OpenStores, session: Session, key_id: str) -> str:
+    return open_session(session, stores.keys.get(key_id).id, stores.settings.sign_in)
 
 
 @router.post("/ui/login", response_model=None, dependencies=[OwnForm])
@@ -141,24 +149,16 @@ def sign_in(
         attempts.failed(address)
         return page("login.html", 401, target=target, problem=error.message)
     answer = RedirectResponse(target, 303)
-    _open_session(request, answer, stores.sessions.issue(known.id))
+    set_session(answer, stores.sessions.open(known.id), stores.settings)
     return answer
 
 
 @router.post("/ui/logout", dependencies=[OwnForm])
-def sign_out() -> Response:
-    """End the session in this browser."""
+def sign_out(request: Request, stores: Stores) -> Response:
+    """End the session of this browser."""
+    token = session_token(request, stores.settings)
+    if token:
+        stores.sessions.end(token)
     answer = RedirectResponse("/ui/login", 303)
-    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    forget_session(answer, stores.settings)
     return answer
-
-
-def _open_session(request: Request, answer: Response, value: str) -> None:
-    answer.set_cookie(
-        COOKIE,
-        value,
-        max_age=SESSION_SECONDS,
-        httponly=True,
-        samesite="strict",
-        secure=request.url.scheme == "https",
-    )

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.dashboard.rendering import page
-from service.sessions import COOKIE
+from service.sessions import COOKIES
 
 _UNAUTHORIZED = 401
 _FIRST_ERROR = 400
@@ -88,5 +88,5 @@ def _sign_in(scope: Scope) -> Response:
     if headers.get("sec-fetch-site") == "cross-site":
         # A link on another site: the browser kept our cookie back. It sends it when our own page leads on.
         return page("continue.html", target=wanted)
-    ended = "&ended=1" if f"{COOKIE}=" in headers.get("cookie", "") else ""
+    ended = "&ended=1" if any(f"{name}=" in headers.get("cookie", "") for name in COOKIES) else ""
     return RedirectResponse(f"/ui/login?next={quote(wanted, safe='/')}{ended}", 303)

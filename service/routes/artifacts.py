@@ -12,6 +12,7 @@ from core.jobs import queries
 from core.retention import Kind
 from service import links, ranges
 from service.deps import Reading, Stores
+from service.paths import FILE
 from service.removed import GONE, refuse_removed, removed_of
 from service.wire import ArtifactsPage, ArtifactView, SkippedView
 from service.zips import zip_blocks
@@ -64,7 +65,7 @@ def list_artifacts(
 
 
 @router.get(
-    "/artifacts/file/{path:path}",
+    f"/artifacts/file/{{path:{FILE}}}",
     response_class=Response,
     responses=_BYTES,
     openapi_extra=ranges.headers_read("Range", "If-Range", "If-None-Match"),

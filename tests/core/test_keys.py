@@ -3,13 +3,17 @@
 import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
+from sqlalchemy import update
 
 from core import keys
+from core.db import now
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.jobs.models import ApiKey
 from core.keys import KeyRing
+from core.recent import Recent
 
 
 @pytest.fixture
@@ -112,7 +116,7 @@ def test_a_ring_asks_once_and_forgets_in_time(database, made, monkeypatch):
     with database.write() as session:
         keys.revoke(session, key.id)
     later = time.monotonic() + keys.TRUSTED_SECONDS
-    monkeypatch.setattr("core.keys.time.monotonic", lambda: later)
+    monkeypatch.setattr("core.recent.time.monotonic", lambda: later)
     assert ring.known(secret) is None
     for refuse in (lambda: ring.authenticate(secret), lambda: ring.get(key.id)):
         with pytest.raises(Unauthorized, match="revoked"):
@@ -120,7 +124,7 @@ def test_a_ring_asks_once_and_forgets_in_time(database, made, monkeypatch):
 
 
 def test_a_ring_forgets_no_more_than_it_holds(database, monkeypatch):
-    monkeypatch.setattr(keys, "_CACHED", 2)
+    monkeypatch.setattr(keys, "Recent", partial(Recent, most=2))
     ring = KeyRing(database)
     with database.write() as session:
         secrets = [keys.create(session, "k")[1] for _ in range(4)]
@@ -152,3 +156,22 @@ def test_a_ring_is_used_by_many_threads(database, made):
     ring = KeyRing(database)
     with ThreadPoolExecutor(16) as pool:
         assert set(pool.map(lambda _: ring.authenticate(made[1]).id, range(200))) == {made[0].id}
+
+
+def test_a_key_expires_and_says_so(database, made):
+    with database.write() as session:
+        short, secret = keys.create(session, "short", days=30)
+        session.execute(update(ApiKey).where(ApiKey.id == short.id).values(expires_at=now(-1)))
+    ring = KeyRing(database)
+    for refuse in (lambda: ring.authenticate(secret), lambda: ring.get(short.id)):
+        with pytest.raises(Unauthorized, match=f"{short.id} expired at 20.* UTC. Ask for a new one"):
+            refuse()
+    with database.read() as session:
+        assert {key.name: keys.state(key) for key in keys.list_keys(session)} == {"laptop": "valid", "short": "expired"}
+        assert session.get(ApiKey, made[0].id).expires_at is None
+
+
+@pytest.mark.parametrize("days", [0, -1, 1e9, float("nan")])
+def test_a_key_works_for_some_days(database, days):
+    with database.write() as session, pytest.raises(SpecInvalid, match="days"):
+        keys.create(session, "k", days=days)

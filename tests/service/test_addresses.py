@@ -92,5 +92,7 @@ def test_passwords_that_an_earlier_release_kept_in_the_clear_are_encrypted(clien
         assert credentials.seal_git_logins(session, Vault(stores.settings), last) is None
     with stores.database.read() as session:
         kept = {one: queries.row(session, one).spec.workspace for one in ids}
-    assert kept == dict(zip(ids, [*["https://git.example/repo.git#main"] * 2, "https://git.example/a@b.git"], strict=True))
+    assert kept == dict(
+        zip(ids, [*["https://git.example/repo.git#main"] * 2, "https://git.example/a@b.git"], strict=True)
+    )
     assert [login_of(stores, one) for one in ids] == [f"me:{PASSWORD}", f"me:{PASSWORD}", None]

@@ -1,61 +1,19 @@
-"""Who may ask: every route needs a key, a revoked one ends, and a browser's session may only read."""
+"""Who may ask: a key that is revoked ends, with all that was given out on it; a browser's session may only read."""
 
+import hashlib
 import time
 
 import pytest
 from serving import a_job
+from sqlalchemy import select, update
 
-from core import keys
-from service.sessions import SESSION_SECONDS, Sessions, load_secret
-
-OPEN = {"/health", "/readiness"}
-BY_OTHER_MEANS = {"/original/users/login", "/original/apiTokens/createPublic", "/_s3/{bucket}", "/_s3/{bucket}/{key}"}
-"""A password, or a token of S3's protocol: tests/service/original."""
-
-
-def routes(app):
-    for path, methods in app.openapi()["paths"].items():
-        for method in methods:
-            if path not in OPEN | BY_OTHER_MEANS:
-                yield (
-                    method.upper(),
-                    path.replace("{job_id}", "j1")
-                    .replace("{project_id}", "p1")
-                    .replace("{path}", "x")
-                    .replace("{sha256}", "0" * 64),
-                )
-
-
-def test_every_route_refuses_whoever_has_no_key(app, stranger, secret, database):
-    asked = list(routes(app))
-    assert len(asked) > 15
-    with database.write() as session:
-        gone, revoked = keys.create(session, "gone")
-        keys.revoke(session, gone.id)
-    bad = (
-        {"x-api-key": revoked},
-        {"Authorization": f"Bearer {revoked}"},
-        {},
-        {"x-api-key": "nonsense"},
-        {"x-api-key": secret[:-1] + ("a" if secret[-1] != "a" else "b")},
-        {"Authorization": "Bearer nonsense"},
-        {"Authorization": "Basic dTpw"},
-        {"Cookie": "gradient_session=k.99999999999.forged"},
-    )
-    for method, path in asked:
-        for headers in bad:
-            # What else is wrong with a request is nobody's business who has no key.
-            answer = stranger.request(method, path, headers=headers, params={"limit": "x"}, content=b"{")
-            assert answer.status_code == 401, (method, path, headers)
-            error = answer.json()["error"]
-            assert error["name"] == "Unauthorized"
-            assert answer.headers["www-authenticate"] == "Bearer"
-
-
-def test_nothing_else_is_open(app, stranger):
-    assert set(app.openapi()["paths"]) >= OPEN
-    for path in OPEN:
-        assert stranger.get(path).status_code == 200
+from core import keys, once
+from core.db import now
+from core.errors import SecretUnreadable
+from core.once import Purpose
+from core.prune import prune
+from core.session_models import BrowserSession, OneTimeToken
+from service.signing import Signer, SigningKeys
 
 
 def test_a_key_goes_in_either_header(stranger, secret):
@@ -76,7 +34,7 @@ def test_a_revoked_key_ends_within_seconds(client, database, secret, monkeypatch
     with database.write() as session:
         keys.revoke(session, secret.split("_")[1])
     later = time.monotonic() + keys.TRUSTED_SECONDS
-    monkeypatch.setattr("core.keys.time.monotonic", lambda: later)
+    monkeypatch.setattr("core.recent.time.monotonic", lambda: later)
     answer = client.get("/jobs")
     assert answer.status_code == 401
     assert "revoked" in answer.json()["error"]["message"]
@@ -89,49 +47,121 @@ def test_the_submitter_is_the_key(client, worker, secret):
 
 def test_a_browser_session_reads_but_does_not_write(stranger, stores, secret, database, monkeypatch):
     key_id = secret.split("_")[1]
-    cookie = {"Cookie": f"gradient_session={stores.sessions.issue(key_id)}"}
+    cookie = {"Cookie": f"gradient_session={stores.sessions.open(key_id)}"}
     assert stranger.get("/jobs", headers=cookie).status_code == 200
     assert stranger.post("/jobs", json=a_job(), headers=cookie).status_code == 401
     assert stranger.post("/projects", json={"name": "x"}, headers=cookie).status_code == 401
     with database.write() as session:
         keys.revoke(session, key_id)
     later = time.monotonic() + keys.TRUSTED_SECONDS
-    monkeypatch.setattr("core.keys.time.monotonic", lambda: later)
+    monkeypatch.setattr("core.recent.time.monotonic", lambda: later)
     assert stranger.get("/jobs", headers=cookie).status_code == 401
 
 
-def test_cookies_are_signed_and_expire(monkeypatch):
-    sessions = Sessions(b"a" * 32)
-    cookie = sessions.issue("k1")
-    assert sessions.read(cookie) == "k1"
-    assert Sessions(b"b" * 32).read(cookie) is None
-    _, expires, signature = cookie.split(".")
-    for forged in (f"k2.{expires}.{signature}", f"k1.{int(expires) + 1}.{signature}", "", "a.b", "ü.1.x", cookie + "x"):
-        assert sessions.read(forged) is None
-    after = time.time() + SESSION_SECONDS + 1
-    monkeypatch.setattr("service.sessions.time.time", lambda: after)
-    assert sessions.read(cookie) is None
+def test_sessions_that_nobody_may_use_any_more_are_removed(stores, database, secret):
+    key_id = secret.split("_")[1]
+    for change in ({"expires_at": now(-1)}, {"last_used_at": now(-8 * 86_400)}, {}):
+        token = stores.sessions.open(key_id)
+        digest = hashlib.sha256(token.encode()).digest()
+        with database.write() as session:
+            if change:
+                session.execute(update(BrowserSession).where(BrowserSession.sha256 == digest).values(change))
+    with database.write() as session:
+        once.issue(session, Purpose.LOGIN, "u1")
+        session.execute(update(OneTimeToken).values(expires_at=now(-1)))
+    prune(stores)
+    with database.read() as session:
+        assert [row.sha256 for row in session.scalars(select(BrowserSession))] == [digest]
+        assert session.scalars(select(OneTimeToken)).all() == []
 
 
-def test_a_ticket_opens_one_session(monkeypatch):
-    sessions = Sessions(b"a" * 32)
-    ticket = sessions.issue_ticket("k1")
-    assert sessions.redeem_ticket("other") is None
-    assert sessions.redeem_ticket(ticket) == "k1"
-    assert sessions.redeem_ticket(ticket) is None
-    late = sessions.issue_ticket("k1")
-    after = time.monotonic() + 601
-    monkeypatch.setattr("service.sessions.time.monotonic", lambda: after)
-    assert sessions.redeem_ticket(late) is None
+def test_use_of_a_session_is_noted_apart_from_requests(stores, database, secret):
+    token = stores.sessions.open(secret.split("_")[1])
+    with database.write() as session:
+        session.execute(update(BrowserSession).values(last_used_at=now(-3600)))
+
+    def idle_seconds():
+        with database.read() as session:
+            return time.time() - session.scalars(select(BrowserSession)).one().last_used_at.timestamp()
+
+    stores.sessions.key(token)
+    assert idle_seconds() > 3500
+    stores.sessions.flush()
+    assert idle_seconds() < 3500
 
 
-def test_the_secret_is_made_once_for_its_owner_alone(tmp_path):
+def test_no_token_is_stored_as_it_is(stores, database, secret):
+    token = stores.sessions.open(secret.split("_")[1])
+    with database.write() as session:
+        ticket = once.issue(session, Purpose.TICKET, secret.split("_")[1])
+    with database.read() as session:
+        rows = [*session.scalars(select(BrowserSession)), *session.scalars(select(OneTimeToken))]
+        stored = repr([vars(row) for row in rows])
+    assert len(rows) == 2
+    assert token not in stored
+    assert ticket not in stored
+
+
+def test_a_ticket_is_good_for_ten_minutes_and_for_nothing_else(database):
+    with database.write() as session:
+        ticket, late = once.issue(session, Purpose.TICKET, "k1"), once.issue(session, Purpose.TICKET, "k1")
+        digest = hashlib.sha256(late.encode()).digest()
+        session.execute(update(OneTimeToken).where(OneTimeToken.sha256 == digest).values(expires_at=now(-1)))
+    for purpose, token in ((Purpose.TICKET, "other"), (Purpose.LOGIN, ticket), (Purpose.TICKET, late)):
+        assert once.redeem(database, purpose, token, lambda _, subject: subject) is None
+    assert once.redeem(database, Purpose.TICKET, ticket, lambda _, subject: subject) == "k1"
+    assert once.redeem(database, Purpose.TICKET, ticket, lambda _, subject: subject) is None
+
+
+def test_the_signing_key_is_made_once_for_its_owner_alone(tmp_path):
     path = tmp_path / "new" / "session.key"
-    secret = load_secret(path)
-    assert len(secret) == 32
-    assert load_secret(path) == secret
+    [key] = SigningKeys(path).all()
+    assert len(key) == 32
+    assert SigningKeys(path).all() == (key,)
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_new_signing_key_signs_and_the_one_before_it_verifies(tmp_path, stores, secret):
+    key_id = secret.split("_")[1]
+    path = tmp_path / "session.key"
+    signer, elsewhere = Signer(SigningKeys(path), stores.keys), SigningKeys(path)
+    first = signer.stamp("purpose", "text", key_id, 60)
+    elsewhere.rotate()
+    second = signer.stamp("purpose", "text", key_id, 60)
+    assert [signer.holds("purpose", "text", one) for one in (first, second)] == [True, True]
+    elsewhere.rotate()
+    assert [signer.holds("purpose", "text", one) for one in (first, second)] == [False, True]
+    elsewhere.rotate(forget=True)
+    assert not signer.holds("purpose", "text", second)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(b"short")
+    with pytest.raises(SecretUnreadable, match="Remove it"):
+        signer.stamp("purpose", "text", key_id, 60)
+
+
+def test_a_stamp_is_for_one_purpose_text_and_key_and_ends_with_the_key(tmp_path, stores, database, secret):
+    with database.write() as session:
+        other, _ = keys.create(session, "other")
+    key_id = secret.split("_")[1]
+    signer = Signer(SigningKeys(tmp_path / "session.key"), stores.keys)
+    stamp = signer.stamp("purpose", "text", key_id, 60)
+    _, expires, signature = stamp.split(".")
+    assert signer.holds("purpose", "text", stamp)
+    for purpose, text, shown in (
+        ("other", "text", stamp),
+        ("purpose", "other", stamp),
+        ("purpose", "text", f"{other.id}.{expires}.{signature}"),
+        ("purpose", "text", f"{key_id}.{int(expires) + 1}.{signature}"),
+        ("purpose", f"text.{key_id}", f"{expires}.{signature}"),
+        *(("purpose", "text", bent) for bent in ("", "a.b", "ü.1.x", stamp + "x", stamp[:-1], "...", "\ud800.1.a")),
+    ):
+        assert not signer.holds(purpose, text, shown), (purpose, text, shown)
+    assert not signer.holds("purpose", "text", signer.stamp("purpose", "text", key_id, -1))
+    with database.write() as session:
+        keys.revoke(session, key_id)
+    stores.keys.forget()
+    assert not signer.holds("purpose", "text", stamp)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -4,6 +4,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 from fnmatch import translate
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,7 +14,8 @@ from core.artifacts import ArtifactFile
 from core.jobs import queries
 from core.jobs.models import Job
 from core.retention import Kind
-from service.deps import OpenStores, Reading, Stores
+from service.auth import Caller
+from service.deps import Reading, Stores
 from service.removed import GONE, refuse_removed
 from service.routes.original import s3
 from service.routes.original.links import link_to
@@ -27,10 +29,13 @@ _LISTED = ("jobId", "files", "size", "links")
 
 
 @router.get("/jobs/artifactsList", name="original_list_artifacts", openapi_extra=takes(*_LISTED), responses=GONE)
-def list_artifacts(request: Request, session: Reading, stores: Stores, given: Given) -> list[dict[str, Any]]:
+def list_artifacts(
+    request: Request, session: Reading, stores: Stores, caller: Caller, given: Given
+) -> list[dict[str, Any]]:
     """Every file, by path."""
     job = _job(session, given)
-    return _shapes(request, stores, given, job, stores.artifacts.walk(job.id, job.attempt))
+    link = partial(link_to, request, stores, caller, job.id)
+    return _shapes(given, stores.artifacts.walk(job.id, job.attempt), link)
 
 
 @router.get(
@@ -39,21 +44,24 @@ def list_artifacts(request: Request, session: Reading, stores: Stores, given: Gi
     openapi_extra=takes(*_LISTED, "startAfter"),
     responses=GONE,
 )
-def list_artifacts_by_page(request: Request, session: Reading, stores: Stores, given: Given) -> dict[str, Any]:
+def list_artifacts_by_page(
+    request: Request, session: Reading, stores: Stores, caller: Caller, given: Given
+) -> dict[str, Any]:
     """Some files, by path; `startAfter` says where the next page begins, and is left out on the last one."""
     job = _job(session, given)
     page = stores.artifacts.list(job.id, job.attempt, after=given.text("startAfter"), limit=_PAGE)
     following = {} if page.next is None else {"startAfter": page.next}
-    return {"data": _shapes(request, stores, given, job, page.files)} | following
+    link = partial(link_to, request, stores, caller, job.id)
+    return {"data": _shapes(given, page.files, link)} | following
 
 
 @router.get("/jobs/artifactsGet", name="original_get_artifacts", openapi_extra=takes("jobId", "files"), responses=GONE)
-def get_artifacts(session: Reading, stores: Stores, given: Given) -> dict[str, Any]:
+def get_artifacts(session: Reading, stores: Stores, caller: Caller, given: Given) -> dict[str, Any]:
     """What it takes to fetch a job's files by S3's protocol, for an hour."""
     job = _job(session, given)
     keys = {"AccessKeyId": f"GRADIENT{secrets.token_hex(6).upper()}", "SecretAccessKey": secrets.token_urlsafe(30)}
     return {
-        "Credentials": keys | {"SessionToken": s3.issue_token(stores, job.id)},
+        "Credentials": keys | {"SessionToken": s3.issue_token(stores, caller, job.id)},
         "bucket": s3.BUCKET,
         "folder": job.id,
     }
@@ -90,14 +98,10 @@ def _job(session: Reading, given: Params) -> Job:
     return job
 
 
-def _shapes(
-    request: Request, stores: OpenStores, given: Params, job: Job, files: Iterable[ArtifactFile]
-) -> list[dict[str, Any]]:
+def _shapes(given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]) -> list[dict[str, Any]]:
     meant, sized, linked = matcher(given.text("files")), given.flag("size"), given.flag("links")
     return [
-        {"file": one.path}
-        | ({"size": one.size} if sized else {})
-        | ({"url": link_to(request, stores, job.id, one.path)} if linked else {})
+        {"file": one.path} | ({"size": one.size} if sized else {}) | ({"url": link(one.path)} if linked else {})
         for one in files
         if meant(one.path)
     ]

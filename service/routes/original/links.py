@@ -1,4 +1,7 @@
-"""Links to single files that work bare: whoever has one may fetch the file, for 8 hours, without any header."""
+"""Links to single files that work bare: whoever has one may fetch the file, for 8 hours, without any header.
+
+They end with the API key of whoever listed the files.
+"""
 
 from typing import Annotated
 from urllib.parse import quote
@@ -9,7 +12,9 @@ from core.errors import Unauthorized
 from core.jobs import queries
 from core.retention import Kind
 from service import ranges
+from service.auth import KeyHolder
 from service.deps import OpenStores, Reading, Stores
+from service.paths import FILE
 from service.removed import GONE, refuse_removed
 from service.routes.artifacts import file_answer
 from service.routes.original.paths import PREFIX
@@ -20,16 +25,19 @@ SECONDS = 8 * 3600
 _PURPOSE = "artifact-link"
 
 
-def link_to(request: Request, stores: OpenStores, job_id: str, path: str) -> str:
-    """An absolute address of a file, under the name by which the client reached us if we were told no other."""
+def link_to(request: Request, stores: OpenStores, caller: KeyHolder, job_id: str, path: str) -> str:
+    """An absolute address of a file, under the name by which the client reached us if we were told no other.
+
+    It works no longer than the caller's key.
+    """
     base = stores.settings.api.public_url or str(request.base_url)
-    stamp = stores.signer.stamp(_PURPOSE, f"{job_id}/{path}", SECONDS)
+    stamp = stores.signer.stamp(_PURPOSE, f"{job_id}/{path}", caller.id, SECONDS)
     # The stamp is in the query, which is in no log.
     return f"{base.rstrip('/')}{PREFIX}/artifact/{job_id}/{quote(path)}?stamp={stamp}"
 
 
 @router.get(
-    "/artifact/{job_id}/{path:path}",
+    f"/artifact/{{job_id}}/{{path:{FILE}}}",
     name="original_read_artifact",
     response_class=Response,
     responses={**ranges.RESPONSES, 304: {"description": "The client has this version."}, **GONE},
@@ -45,7 +53,10 @@ def read_artifact(
 ) -> Response:
     """A file, for whoever has its link."""
     if not stores.signer.holds(_PURPOSE, f"{job_id}/{path}", stamp):
-        raise Unauthorized("This link is damaged, or older than 8 hours. List the job's artifacts for a new one.")
+        raise Unauthorized(
+            "This link is damaged or older than 8 hours, or the API key that it was made with is no longer good. List "
+            "the job's artifacts for a new one."
+        )
     job = queries.get(session, job_id)
     refuse_removed(session, job, Kind.ARTIFACTS)
     opened = stores.artifacts.open(job.id, job.attempt, path)

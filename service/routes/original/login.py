@@ -3,9 +3,11 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from starlette.concurrency import run_in_threadpool
 
-from core import users
+from core import once, users
 from core.errors import Unauthorized
+from core.once import Purpose
 from service.deps import Stores
 from service.routes.original.params import Params, read_params, takes
 from service.scopes import client_name
@@ -13,8 +15,6 @@ from service.wire import ErrorView
 
 router = APIRouter()
 
-_PURPOSE = "login"
-_SECONDS = 600
 _BUSY: dict[int | str, dict[str, Any]] = {
     429: {"model": ErrorView, "description": "Too many wrong passwords from this client, or too many at once."}
 }
@@ -33,19 +33,29 @@ async def login(request: Request, stores: Stores, sent: Sent) -> dict[str, str]:
         with stores.database.read() as session:
             return users.sign_in(session, email, password).id
 
+    def issue(user_id: str) -> str:
+        with stores.database.write() as session:
+            return once.issue(session, Purpose.LOGIN, user_id)
+
     client = client_name(request.client.host if request.client else None)
     user_id = await stores.sign_ins.check(email, client, check)
-    return {"id": f"{user_id}.{stores.signer.stamp(_PURPOSE, user_id, _SECONDS)}"}
+    return {"id": await run_in_threadpool(issue, user_id)}
 
 
 @router.post(
     "/apiTokens/createPublic", name="original_create_key", openapi_extra=takes("access_token", "apiToken", body=True)
 )
 def create_key(request: Request, stores: Stores, sent: Sent) -> dict[str, str]:
-    """Second step: an API key for that token."""
-    user_id, _, stamp = request.query_params.get("access_token", "").partition(".")
-    if not stores.signer.holds(_PURPOSE, user_id, stamp):
-        raise Unauthorized("This sign-in is damaged, or older than 10 minutes. Sign in again.")
-    with stores.database.write() as session:
-        key, secret = users.give_key(session, user_id, sent.text("apiToken") or "paperspace login")
+    """Second step: one API key for that token."""
+    token, name = request.query_params.get("access_token", ""), sent.text("apiToken") or "paperspace login"
+    days = stores.settings.sign_in.key_days or None
+    made = once.redeem(
+        stores.database,
+        Purpose.LOGIN,
+        token,
+        lambda session, user_id: users.give_key(session, user_id, name, days=days),
+    )
+    if made is None:
+        raise Unauthorized("This sign-in was used already, is damaged, or is older than 10 minutes. Sign in again.")
+    key, secret = made
     return {"key": secret, "name": key.name}

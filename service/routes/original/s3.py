@@ -19,7 +19,9 @@ from core.jobs import queries
 from core.jobs.models import Job
 from core.retention import Kind
 from service import ranges
+from service.auth import KeyHolder
 from service.deps import OpenStores, Reading, Stores
+from service.paths import FILE
 from service.removed import refuse_removed
 from service.routes.artifacts import file_answer
 from service.wire import iso_ms
@@ -44,13 +46,13 @@ router = APIRouter(prefix=PREFIX)
 Token = Annotated[str, Header(alias="x-amz-security-token", description="as `artifactsGet` gave it")]
 
 
-def issue_token(stores: OpenStores, job_id: str) -> str:
-    """A session token for the files of one job."""
-    return f"{job_id}.{stores.signer.stamp(_PURPOSE, job_id, SECONDS)}"
+def issue_token(stores: OpenStores, caller: KeyHolder, job_id: str) -> str:
+    """A session token for the files of one job, which works no longer than the caller's key."""
+    return f"{job_id}.{stores.signer.stamp(_PURPOSE, job_id, caller.id, SECONDS)}"
 
 
 @router.get("/{bucket}", name="s3_list_bucket", response_class=Response, responses=_ANSWERS)
-@router.get("/{bucket}/{key:path}", name="s3_read", response_class=Response, responses=_ANSWERS)
+@router.get(f"/{{bucket}}/{{key:{FILE}}}", name="s3_read", response_class=Response, responses=_ANSWERS)
 def read(
     request: Request,
     session: Reading,

@@ -1,13 +1,32 @@
 """Signing in and out, and what a form needs besides the cookie."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import httpx
 import pytest
-from serving import a_job
+from serving import Live, a_job
 
-from core import keys
+from core import keys, once
+from core.once import Purpose
+from core.settings import ApiSettings, SignInSettings
 from service.dashboard import access
 from service.dashboard.access import SignInAttempts, own_page
-from service.sessions import COOKIE, SESSION_SECONDS
+from service.main import create_app
+from service.sessions import COOKIES
+
+COOKIE = COOKIES[1]
+
+
+@contextmanager
+def served(app, host):
+    """A client that reaches an application under a host name, without cookies of its own."""
+    live = Live(app, "")
+    with httpx.Client(base_url=live.url, headers={"Host": host}, timeout=60) as client:
+        yield client
+    live.stop()
 
 
 @pytest.fixture
@@ -35,22 +54,28 @@ def test_signing_in_leads_back_to_the_page_that_was_asked_for(visitor, live, job
 def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(visitor, live):
     cookie = visitor.post("/ui/login", data={"key": live.secret}).headers["set-cookie"].lower()
     parts = {part.strip() for part in cookie.split(";")}
-    assert {"httponly", "samesite=strict", "path=/", f"max-age={SESSION_SECONDS}"} <= parts
+    assert {"httponly", "samesite=strict", "path=/", f"max-age={30 * 86_400}"} <= parts
     assert "secure" not in parts
     assert live.secret.lower() not in cookie
 
 
-def test_over_https_the_cookie_is_secure(app, secret):
-    transport = httpx.ASGITransport(app=app)
-
-    async def sign_in() -> str:
-        async with httpx.AsyncClient(transport=transport, base_url="https://localhost") as client:
-            headers = {"Origin": "https://localhost"}
-            return (await client.post("/ui/login", data={"key": secret}, headers=headers)).headers["set-cookie"]
-
-    import asyncio  # noqa: PLC0415
-
-    assert "; secure" in asyncio.run(sign_in()).lower()
+def test_a_proxy_that_does_not_say_https_cannot_have_the_cookie_sent_in_the_clear(settings, database, secret):
+    public = ApiSettings(public_url="https://jobs.example.org")
+    app = create_app(settings.model_copy(update={"api": public}), database=database, wake=lambda: None)
+    # As docs/deploy.md's proxy asks us: in plain HTTP, under the public name.
+    with served(app, "jobs.example.org") as proxied:
+        headers = {"Origin": "https://jobs.example.org"}
+        signed_in = proxied.post("/ui/login", data={"key": secret}, headers=headers)
+        cookie = signed_in.headers["set-cookie"]
+        assert {"secure", "httponly", "samesite=strict", "path=/"} <= {one.strip().lower() for one in cookie.split(";")}
+        assert "domain" not in cookie.lower()
+        name, _, token = cookie.partition(";")[0].partition("=")
+        assert name == "__Host-gradient_session"
+        assert proxied.get("/jobs", headers={"Cookie": f"{name}={token}"}).status_code == 200
+        assert proxied.get("/jobs", headers={"Cookie": f"{COOKIE}={token}"}).status_code == 401, "anybody may set that"
+        out = proxied.post("/ui/logout", headers=headers | {"Cookie": f"{name}={token}"}).headers["set-cookie"].lower()
+        assert out.startswith("__host-gradient_session=")
+        assert "secure" in out
 
 
 @pytest.mark.parametrize("key", ["", "nonsense", "gj_aaaaaaaa_b_c"])
@@ -92,32 +117,84 @@ def test_signing_out_ends_the_session_in_this_browser(person):
     assert person.get("/ui/jobs").status_code == 303
 
 
+def test_a_copy_of_the_cookie_is_worth_nothing_after_signing_out(person, stranger):
+    copied = {"Cookie": f"{COOKIE}={person.cookies[COOKIE]}"}
+    assert stranger.get("/jobs", headers=copied).status_code == 200
+    person.post("/ui/logout")
+    assert stranger.get("/jobs", headers=copied).status_code == 401
+
+
 def test_a_revoked_key_ends_its_sessions(person, stores, secret):
     with stores.database.write() as session:
         keys.revoke(session, secret.split("_")[1])
-    stores.keys._known.clear()
+    stores.keys.forget()
     answer = person.get("/ui/jobs", follow_redirects=True)
     assert answer.url.path == "/ui/login"
     assert "Your session has ended" in answer.text
 
 
+@pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda _: "x", lambda c: "b" + c, lambda c: c.swapcase()])
+def test_a_forged_cookie_is_no_session(visitor, stores, secret, damage):
+    visitor.cookies.set(COOKIE, damage(stores.sessions.open(secret.split("_")[1])))
+    assert visitor.get("/ui/jobs").status_code == 303
+
+
+def test_the_cookie_of_an_earlier_release_says_that_the_session_has_ended(visitor, secret):
+    visitor.cookies.set(COOKIE, f"{secret.split('_')[1]}.99999999999.c2lnbmF0dXJl")
+    assert "Your session has ended" in visitor.get("/ui/jobs", follow_redirects=True).text
+
+
+@pytest.mark.parametrize("over", [SignInSettings(session_days=1e-9), SignInSettings(session_idle_days=1e-9)])
+def test_a_session_ends_after_its_days_and_when_it_is_not_used(settings, database, secret, over):
+    app = create_app(settings.model_copy(update={"sign_in": over}), database=database, wake=lambda: None)
+    token = app.state.stores.sessions.open(secret.split("_")[1])
+    time.sleep(0.01)  # longer than it lasts, by the database's clock
+    with served(app, "127.0.0.1") as client:
+        assert client.get("/jobs", headers={"Cookie": f"{COOKIE}={token}"}).status_code == 401
+
+
+def test_the_dashboard_has_one_host_name(visitor, live):
+    """A session under a second name would be sent to whatever else is reached under that one."""
+    asked = visitor.get("/ui/jobs?state=Running&x=a%0Ab", headers={"Host": f"localhost:{live.port}"})
+    assert (asked.status_code, asked.headers["location"]) == (307, f"{live.url}/ui/jobs?state=Running&x=a%0Ab")
+    moved = visitor.get("/ui/jobs/a%0d%0aSet-Cookie: b", headers={"Host": f"127.0.0.2:{live.port}"})
+    assert moved.headers["location"].startswith(f"{live.url}/ui/jobs/a%0D%0ASet-Cookie")
+    form = visitor.post("/ui/login", data={"key": live.secret}, headers={"Host": f"127.0.0.2:{live.port}"})
+    assert (form.status_code, "set-cookie" in form.headers) in {(421, False), (403, False)}
+    assert visitor.get("/health", headers={"Host": f"127.0.0.2:{live.port}"}).status_code == 200
+
+
 @pytest.mark.parametrize(
-    "damage", [lambda c: c[:-1], lambda c: c.replace(".", "", 1), lambda _: "x", lambda c: "b" + c]
+    ("api", "says"),
+    [
+        (ApiSettings(public_url="https://jobs.example.org"), "The dashboard is at https://jobs.example.org/ui"),
+        (ApiSettings(host="0.0.0.0"), "GRADIENT_API__PUBLIC_URL"),  # noqa: S104 - the case under test
+    ],
 )
-def test_a_forged_cookie_is_no_session(visitor, stores, damage):
-    visitor.cookies.set(COOKIE, damage(stores.sessions.issue("abcdefgh")))
-    assert visitor.get("/ui/jobs").status_code == 303
+def test_another_name_is_told_where_the_dashboard_is(settings, database, api, says):
+    app = create_app(settings.model_copy(update={"api": api}), database=database, wake=lambda: None)
+    with served(app, "10.0.0.7") as client:
+        answer = client.get("/ui/login", headers={"Accept": "text/html"})
+        assert (answer.status_code, says in answer.text) == (421, True)
 
 
-def test_an_expired_cookie_is_no_session(visitor, stores, secret, monkeypatch):
-    monkeypatch.setattr("service.sessions.SESSION_SECONDS", -1)
-    visitor.cookies.set(COOKIE, stores.sessions.issue(secret.split("_")[1]))
-    assert visitor.get("/ui/jobs").status_code == 303
+def test_of_several_that_show_a_ticket_at_once_one_gets_in(stores, secret, live):
+    with stores.database.write() as session:
+        ticket = once.issue(session, Purpose.TICKET, secret.split("_")[1])
+    together = threading.Barrier(8)
+
+    def use(_):
+        together.wait()
+        return httpx.get(f"{live.url}/ui/login", params={"ticket": ticket}, timeout=60).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(use, range(8))) == [200] + [401] * 7
 
 
 def test_a_ticket_opens_one_session_once(visitor, stores, secret, live):
-    ticket = stores.sessions.issue_ticket(secret.split("_")[1])
-    with httpx.Client(base_url=live.url, headers={"Accept": "text/html"}) as other:
+    with stores.database.write() as session:
+        ticket = once.issue(session, Purpose.TICKET, secret.split("_")[1])
+    with httpx.Client(base_url=live.url, headers={"Accept": "text/html"}, timeout=60) as other:
         answer = other.get("/ui/login", params={"ticket": ticket, "next": "/ui/jobs?state=Running"})
         assert answer.status_code == 200
         assert 'content="0; url=/ui/jobs?state=Running"' in answer.text

@@ -65,7 +65,13 @@ def staged(storage, named, meanwhile):
 
 @pytest.mark.parametrize(
     ("named", "swapped"),
-    [("x/etc/hostname", "x"), ("x/etc/hostname", "x/etc"), ("x/etc/hostname", "x/etc/hostname"), ("x/etc", "x"), ("x/etc", "x/etc")],
+    [
+        ("x/etc/hostname", "x"),
+        ("x/etc/hostname", "x/etc"),
+        ("x/etc/hostname", "x/etc/hostname"),
+        ("x/etc", "x"),
+        ("x/etc", "x/etc"),
+    ],
 )
 def test_a_link_that_is_swapped_in_leads_to_no_file_of_the_host(storage, named, swapped):
     """The path is looked over, another job puts a link in its place, and seconds later it would be followed."""
@@ -79,7 +85,14 @@ def test_a_link_that_is_swapped_in_leads_to_no_file_of_the_host(storage, named, 
 
 @pytest.mark.parametrize(
     "named",
-    ["/storage/../host/x/etc/hostname", "/storage//etc/hostname", "/etc/hostname", "../host", "/storage/link", "missing"],
+    [
+        "/storage/../host/x/etc/hostname",
+        "/storage//etc/hostname",
+        "/etc/hostname",
+        "../host",
+        "/storage/link",
+        "missing",
+    ],
 )
 def test_what_lies_outside_or_behind_a_link_is_not_staged(storage, named):
     (storage / "link").symlink_to("x")

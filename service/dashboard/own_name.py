@@ -1,0 +1,46 @@
+"""The dashboard answers under one host name, so that no browser has a session for another one.
+
+Browsers send cookies to every port of a host name, and so to the ports of jobs that are reached under it.
+"""
+
+from urllib.parse import quote
+
+from fastapi import Depends, Request
+from starlette.exceptions import HTTPException
+
+from core.hosts import canonical_host
+from service.deps import Stores
+
+_SAFE = ":/%#?=@[]!$&'()*+,;"
+
+
+def require_own_name(request: Request, stores: Stores) -> None:
+    """Let a request through if it came under the dashboard's own host name.
+
+    Raises:
+        HTTPException: 307: the same page, under that name. 421: that name is not known, or it is not ours to lead
+            there: behind a proxy that changes the Host header this would go round for ever.
+    """
+    own, settings = stores.settings.dashboard_host, stores.settings
+    if own is None:
+        raise HTTPException(
+            421,
+            "This dashboard does not know the name that people reach it under. Its operator can set "
+            "GRADIENT_API__PUBLIC_URL.",
+        )
+    given = request.url.hostname
+    if given is None or canonical_host(given) == own:
+        return
+    if settings.api.public_url is not None:
+        raise HTTPException(
+            421,
+            f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}. If this is that address, its proxy "
+            "has to pass the Host header on.",
+        )
+    if request.method not in {"GET", "HEAD"}:
+        raise HTTPException(421, f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}.")
+    there = request.url.replace(hostname=f"[{own}]" if ":" in own else own)
+    raise HTTPException(307, "", {"Location": quote(str(there), safe=_SAFE)})
+
+
+OwnName = Depends(require_own_name)
