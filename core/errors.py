@@ -17,12 +17,15 @@ GradientError
 ├── Unauthorized
 ├── SecretUnreadable
 ├── StoreUnavailable
+├── LimitReached
 ├── DatabaseOutdated
 ├── ReleaseOutdated
 └── LeaseLost
 
 This module knows neither HTTP nor Celery: the service maps each class to a status.
 """
+
+import math
 
 
 class GradientError(Exception):
@@ -104,6 +107,19 @@ class SecretUnreadable(GradientError):
 
 class StoreUnavailable(GradientError):
     """A store (disk, bucket, database) does not answer now; trying again later may work."""
+
+
+class LimitReached(GradientError):
+    """A limit of the caller's key or project is reached; the same request may succeed later.
+
+    Args:
+        message: The limit, its value, and the setting that sets it.
+        retry_after: Seconds until a repeat may succeed.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        self.retry_after = max(1, math.ceil(retry_after))
+        super().__init__(f"{message} Try again in {self.retry_after} second{'s' * (self.retry_after != 1)}.")
 
 
 class DatabaseOutdated(GradientError):

@@ -1,14 +1,16 @@
 """Who is asking: an API key in a header, or a browser session that was opened with one."""
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Cookie, Depends, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
 
 from core.errors import Unauthorized
-from service.deps import Stores
+from service.deps import OpenStores, Stores
 from service.sessions import COOKIE
 
 _HEADER = APIKeyHeader(name="x-api-key", scheme_name="ApiKey", auto_error=False, description="An API key")
@@ -26,11 +28,12 @@ class KeyHolder:
     name: str
 
 
-async def require_key(stores: Stores, header: _HeaderKey, bearer: _BearerKey) -> KeyHolder:
+async def require_key(connection: HTTPConnection, stores: Stores, header: _HeaderKey, bearer: _BearerKey) -> KeyHolder:
     """Who sent this key.
 
     Raises:
         Unauthorized: No key came, or it is not good.
+        LimitReached: It sent too many requests.
     """
     secret = (header or (bearer.credentials if bearer else "")).strip()
     if not secret:
@@ -38,10 +41,19 @@ async def require_key(stores: Stores, header: _HeaderKey, bearer: _BearerKey) ->
     key = stores.keys.known(secret)
     if key is None:
         key = await run_in_threadpool(stores.keys.authenticate, secret)
-    return KeyHolder(key.id, key.name)
+    return _counted(connection, stores, KeyHolder(key.id, key.name))
+
+
+def _counted(connection: HTTPConnection, stores: OpenStores, holder: KeyHolder) -> KeyHolder:
+    """Count a request against its key's limit, once however many dependencies ask for the key."""
+    if not getattr(connection.state, "counted", False):
+        connection.state.counted = True
+        stores.limits.requests.take(holder.id)
+    return holder
 
 
 async def require_key_or_session(
+    connection: HTTPConnection,
     stores: Stores,
     header: _HeaderKey,
     bearer: _BearerKey,
@@ -51,14 +63,15 @@ async def require_key_or_session(
 
     Raises:
         Unauthorized: Neither came, or it is not good.
+        LimitReached: It sent too many requests.
     """
     if header or bearer or not cookie:
-        return await require_key(stores, header, bearer)
+        return await require_key(connection, stores, header, bearer)
     key_id = stores.sessions.read(cookie)
     if key_id is None:
         raise Unauthorized("This browser session has ended. Sign in again.")
     key = await run_in_threadpool(stores.keys.get, key_id)
-    return KeyHolder(key.id, key.name)
+    return _counted(connection, stores, KeyHolder(key.id, key.name))
 
 
 Caller = Annotated[KeyHolder, Depends(require_key)]
@@ -66,3 +79,12 @@ Caller = Annotated[KeyHolder, Depends(require_key)]
 
 PageCaller = Annotated[KeyHolder, Depends(require_key_or_session)]
 """A key in a header, or a browser's session cookie: enough to read."""
+
+
+async def _searching(stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
+    async with stores.limits.searches.taken(caller.id):
+        yield
+
+
+Searching = Depends(_searching, scope="function")
+"""One of the key's slots for requests that read much of the record."""

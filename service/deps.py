@@ -16,6 +16,7 @@ from core.keys import KeyRing
 from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
+from service.limits import Limits
 from service.prometheus import Measures
 from service.sessions import Sessions
 from service.signing import Signer
@@ -38,6 +39,7 @@ class OpenStores:
         sessions: Browser sessions.
         signer: Signs what the service itself gives out for a while, such as links.
         streams: The logs being followed now.
+        limits: What one key may use.
         measures: What this process counts about itself.
         wake: Says that a transaction left something in the outbox; called after its commit.
     """
@@ -53,6 +55,7 @@ class OpenStores:
     sessions: Sessions
     signer: Signer
     streams: Streams
+    limits: Limits
     measures: Measures
     wake: Callable[[], None]
 

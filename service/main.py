@@ -20,6 +20,7 @@ from core.workspaces import WorkspaceStore
 from service import dashboard, errors
 from service.auth import require_key_or_session
 from service.deps import OpenStores
+from service.limits import Limits
 from service.middleware import BodyLimit, RequestContext, SameSite
 from service.prometheus import Measured, Measures
 from service.routes import (
@@ -76,7 +77,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         database: Its schema is up to date.
         wake: Called after each commit that left something in the outbox.
     """
-    streams, secret = Streams(), load_secret(settings.root / "session.key")
+    streams, secret = Streams(settings.limits.streams), load_secret(settings.root / "session.key")
     return OpenStores(
         settings=settings,
         database=database,
@@ -89,6 +90,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         sessions=Sessions(secret),
         signer=Signer(secret),
         streams=streams,
+        limits=Limits(settings.limits),
         measures=Measures(streams),
         wake=wake,
     )

@@ -74,6 +74,7 @@ def submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[JobView, boo
         RequestValidationError: The spec has the wrong shape.
         SpecInvalid: It asks for what cannot be.
         IdempotencyMismatch: The key came with another request before.
+        LimitReached: Its key or project has too many queued jobs.
     """
     check_key(origin.idempotency_key)
     with tracing.span("submit"):
@@ -147,6 +148,7 @@ def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = 
         WorkspaceNotFound: The upload it ran on is no longer stored.
         MachineTypeUnknown: Its machine type is no longer offered.
         IdempotencyMismatch: The key came with another request before.
+        LimitReached: Its key or project has too many queued jobs.
     """
     check_key(origin.idempotency_key)
     with tracing.span("submit"):
@@ -167,6 +169,7 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
         )
     machine = stores.catalogue.get(spec.machine_type)
     _check_can_be_run(stores, spec, machine)
+    _check_priority(stores, spec)
     image = image_of(stores, spec, machine, uploaded=spec.workspace_sha256 is not None)
     if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
         raise WorkspaceNotFound(
@@ -227,6 +230,7 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
     if asked.project is not None:
         check_project_name(asked.project)
     _check_can_be_run(stores, spec, machine)
+    _check_priority(stores, spec)
     if asked.project_id is not None:
         with stores.database.read() as session:
             queries.project(session, asked.project_id)
@@ -249,6 +253,15 @@ def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -
         raise SpecInvalid(
             f"{simulated} It has no folders of a container's; name one of the workspace, such as src/train.",
             field="workingDir",
+        )
+
+
+def _check_priority(stores: OpenStores, spec: JobSpec) -> None:
+    highest = stores.settings.limits.priority
+    if spec.priority > highest:
+        raise SpecInvalid(
+            f"{spec.priority} is above {highest}, the highest priority here (GRADIENT_LIMITS__PRIORITY).",
+            field="priority",
         )
 
 
@@ -294,6 +307,8 @@ def _project(session: Session, asked: SubmitJob) -> Project:
 
 def _write(session: Session, stores: OpenStores, submission: Submission) -> tuple[Job, bool]:
     job, made = lifecycle.submit(session, submission)
+    if made:  # a repeat under the same Idempotency-Key adds none
+        stores.limits.queue.check(session, job)
     on_commit(session, stores.wake)
     failpoint("submit_before_commit")
     return job, made

@@ -191,6 +191,18 @@ def project(session: Session, project_id: str) -> Project:
     return found
 
 
+def job_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
+    """Tags of the jobs of these ids, by id; jobs that do not exist are left out."""
+    jobs = session.scalars(select(Job).where(Job.id.in_(ids), Job.deleted_at.is_(None)))
+    return {job.id: list(job.spec.tags) for job in jobs}
+
+
+def project_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
+    """Tags of the projects of these ids, by id; projects that do not exist are left out."""
+    projects = session.scalars(select(Project).where(Project.id.in_(ids), Project.deleted_at.is_(None)))
+    return {one.id: list(one.tags or ()) for one in projects}
+
+
 def job_count(session: Session, project_id: str) -> int:
     """How many jobs a project has."""
     visible = (Job.project_id == project_id) & Job.deleted_at.is_(None)

@@ -112,6 +112,7 @@ def clone_job(
     key: Annotated[str | None, Form()] = None,
 ) -> Response:
     """Submit a job again; the form's key makes a double click one job."""
+    stores.limits.submissions.take(caller.id)
     made, _ = submission.clone(stores, Origin(caller.id, request_id, key), job_id)
     return _to(made.id)
 

@@ -13,11 +13,12 @@ from core.artifacts import ArtifactFile
 from core.jobs import queries
 from core.jobs.models import Job
 from core.retention import Kind
+from service.auth import Searching
 from service.deps import OpenStores, Reading, Stores
 from service.removed import GONE, refuse_removed
 from service.routes.original import s3
 from service.routes.original.links import link_to
-from service.routes.original.params import Given, Params, takes
+from service.routes.original.params import Given, Params, check_names, takes
 from service.routes.original.routing import OriginalRoute
 
 router = APIRouter(route_class=OriginalRoute)
@@ -65,22 +66,29 @@ def get_artifacts(session: Reading, stores: Stores, given: Given) -> dict[str, A
     name="original_destroy_artifacts",
     openapi_extra=takes("files", body=True),
     responses=GONE,
+    dependencies=[Searching],
 )
 def destroy_artifacts(session: Reading, stores: Stores, given: Given, job_id: str) -> None:
     """Delete files of a job that has ended: all, or those that `files` names."""
     job = queries.get(session, job_id)
     refuse_removed(session, job, Kind.ARTIFACTS)
     wanted = given.text("files")
-    removal.remove_artifacts(stores, job, None if wanted is None else matcher(wanted))
+    removal.remove_artifacts(stores, job, None if wanted is None else matcher(stores, wanted))
 
 
-def matcher(wanted: str | None) -> Callable[[str], bool]:
-    """Whether a path is meant: by its name, by a pattern, or by one of several with commas between them."""
+def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
+    """Whether a path is meant: by its name, by a pattern, or by one of several with commas between them.
+
+    Raises:
+        SpecInvalid: There are too many patterns.
+    """
     if wanted is None:
         return lambda _: True
     parts = [part.strip() for part in wanted.split(",") if part.strip()]
     named = {wanted, *parts}
-    patterns = [re.compile(translate(part)) for part in parts if "*" in part or "?" in part]
+    globs = sorted({part for part in parts if "*" in part or "?" in part})
+    check_names(globs, stores.settings.limits.patterns, "patterns", "files")
+    patterns = [re.compile(translate(glob)) for glob in globs]
     return lambda path: path in named or any(pattern.match(path) for pattern in patterns)
 
 
@@ -93,7 +101,7 @@ def _job(session: Reading, given: Params) -> Job:
 def _shapes(
     request: Request, stores: OpenStores, given: Params, job: Job, files: Iterable[ArtifactFile]
 ) -> list[dict[str, Any]]:
-    meant, sized, linked = matcher(given.text("files")), given.flag("size"), given.flag("links")
+    meant, sized, linked = matcher(stores, given.text("files")), given.flag("size"), given.flag("links")
     return [
         {"file": one.path}
         | ({"size": one.size} if sized else {})
