@@ -17,6 +17,7 @@ from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from service.limits import Limits
+from service.metric_answers import MetricAnswers
 from service.prometheus import Measures
 from service.sessions import Sessions
 from service.signing import Signer
@@ -40,6 +41,7 @@ class OpenStores:
         signer: Signs what the service itself gives out for a while, such as links.
         streams: The logs being followed now.
         limits: What one key may use.
+        metrics: Answers about what jobs measured.
         measures: What this process counts about itself.
         wake: Says that a transaction left something in the outbox; called after its commit.
     """
@@ -56,6 +58,7 @@ class OpenStores:
     signer: Signer
     streams: Streams
     limits: Limits
+    metrics: MetricAnswers
     measures: Measures
     wake: Callable[[], None]
 

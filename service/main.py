@@ -21,6 +21,7 @@ from service import dashboard, errors
 from service.auth import require_key_or_session
 from service.deps import OpenStores
 from service.limits import Limits
+from service.metric_answers import MetricAnswers
 from service.middleware import BodyLimit, RequestContext, SameSite
 from service.prometheus import Measured, Measures
 from service.routes import (
@@ -91,6 +92,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         signer=Signer(secret),
         streams=streams,
         limits=Limits(settings.limits),
+        metrics=MetricAnswers(settings.metrics),
         measures=Measures(streams),
         wake=wake,
     )

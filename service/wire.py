@@ -390,6 +390,7 @@ class Metrics(View):
     """A job's metrics."""
 
     series: list[SeriesView]
+    left_out: str | None = Field(None, description="what the answer leaves out, and by which limit; null: nothing")
 
 
 class ArtifactView(View):
