@@ -18,12 +18,15 @@ GradientError
 ├── SecretUnreadable
 ├── StoreUnavailable
 ├── StorageFull
+├── LimitReached
 ├── DatabaseOutdated
 ├── ReleaseOutdated
 └── LeaseLost
 
 This module knows neither HTTP nor Celery: the service maps each class to a status.
 """
+
+import math
 
 
 class GradientError(Exception):
@@ -109,6 +112,19 @@ class StoreUnavailable(GradientError):
 
 class StorageFull(GradientError):
     """A disk or a quota has no room for what was sent; it will have once something is removed."""
+
+
+class LimitReached(GradientError):
+    """A limit of the caller's key or project is reached; the same request may succeed later.
+
+    Args:
+        message: The limit, its value, and the setting that sets it.
+        retry_after: Seconds until a repeat may succeed.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        self.retry_after = max(1, math.ceil(retry_after))
+        super().__init__(f"{message} Try again in {self.retry_after} second{'s' * (self.retry_after != 1)}.")
 
 
 class DatabaseOutdated(GradientError):

@@ -17,6 +17,7 @@ from core.artifacts import ArtifactStore
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.joblogs import JobLogs
+from core.jobs import measured
 from core.jobs.models import Project
 from core.retention import DAY_SECONDS, Due, Kind, Policy
 from core.settings import Settings
@@ -219,6 +220,8 @@ class _Run:
             store = self._kept.logs if kind is Kind.LOGS else self._kept.artifacts
             try:
                 store.remove(job_id)
+                if kind is Kind.LOGS:  # metrics are kept as long as the log
+                    measured.remove(self._kept.database, job_id)
             except (OSError, StoreUnavailable):
                 self.report.failed += 1
                 logger.warning("files_not_removed", extra={"job_id": job_id, "what": kind.value}, exc_info=True)

@@ -1,6 +1,7 @@
 """Who is asking: an API key in a header, or a browser session that was opened with one."""
 
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from core.errors import Unauthorized
-from service.deps import Stores
+from service.deps import OpenStores, Stores
 from service.sessions import session_token
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
@@ -36,6 +37,7 @@ async def require_key(connection: HTTPConnection, stores: Stores, header: _Heade
 
     Raises:
         Unauthorized: No key came, or it is not good.
+        LimitReached: It sent too many requests.
     """
     secret = (header or (bearer.credentials if bearer else "")).strip()
     if not secret:
@@ -44,7 +46,15 @@ async def require_key(connection: HTTPConnection, stores: Stores, header: _Heade
     if key is None:
         key = await run_in_threadpool(stores.keys.authenticate, secret)
     _take_request_id(connection)
-    return KeyHolder(key.id, key.name)
+    return _counted(connection, stores, KeyHolder(key.id, key.name))
+
+
+def _counted(connection: HTTPConnection, stores: OpenStores, holder: KeyHolder) -> KeyHolder:
+    """Count a request against its key's limit, once however many dependencies ask for the key."""
+    if not getattr(connection.state, "counted", False):
+        connection.state.counted = True
+        stores.limits.requests.take(holder.id)
+    return holder
 
 
 async def require_key_or_session(
@@ -54,12 +64,13 @@ async def require_key_or_session(
 
     Raises:
         Unauthorized: Neither came, or it is not good.
+        LimitReached: It sent too many requests.
     """
     token = session_token(connection, stores.settings)
     if header or bearer or not token:
         return await require_key(connection, stores, header, bearer)
     key = await run_in_threadpool(stores.sessions.key, token)
-    return KeyHolder(key.id, key.name)
+    return _counted(connection, stores, KeyHolder(key.id, key.name))
 
 
 def _take_request_id(connection: HTTPConnection) -> None:
@@ -75,3 +86,12 @@ Caller = Annotated[KeyHolder, Depends(require_key)]
 
 PageCaller = Annotated[KeyHolder, Depends(require_key_or_session)]
 """A key in a header, or a browser's session cookie: enough to read."""
+
+
+async def _searching(stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
+    async with stores.limits.searches.taken(caller.id):
+        yield
+
+
+Searching = Depends(_searching, scope="function")
+"""One of the key's slots for requests that read much of the record."""

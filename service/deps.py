@@ -17,6 +17,8 @@ from core.machines import Catalogue, MachineType
 from core.sessions import Sessions
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
+from service.limits import Limits
+from service.metric_answers import MetricAnswers
 from service.prometheus import Measures
 from service.signing import Signer
 from service.streams import Streams
@@ -40,6 +42,8 @@ class OpenStores:
         sign_ins: Checks passwords.
         signer: Signs what the service gives out to holders of keys for a while, such as links.
         streams: The logs being followed now.
+        limits: What one key may use.
+        metrics: Answers about what jobs measured.
         measures: What this process counts about itself.
         wake: Says that a transaction left something in the outbox; called after its commit.
     """
@@ -56,6 +60,8 @@ class OpenStores:
     sign_ins: SignIns
     signer: Signer
     streams: Streams
+    limits: Limits
+    metrics: MetricAnswers
     measures: Measures
     wake: Callable[[], None]
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from core.jobs.queries import Series
+from core.jobs.measured import Series
 from service.wire import PointView, SeriesView
 
 Point = tuple[float | None, float, float | None]

@@ -38,13 +38,14 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.SecretUnreadable: 503,
     errors.StoreUnavailable: 503,
     errors.StorageFull: 507,
+    errors.LimitReached: 429,
     errors.DatabaseOutdated: 503,
     errors.ReleaseOutdated: 503,
     errors.LeaseLost: 409,
 }
 """Every class of `core.errors`; a class without a row of its own is an error in this module."""
 
-_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}, 503: {"Retry-After": "2"}}
 _NAMES = {413: "TooLarge", 416: "RangeNotSatisfiable", 422: "Unprocessable"}  # these differ between Pythons
 _MOST_PROBLEMS = 3
 
@@ -73,6 +74,7 @@ RESPONSES = RESPONSES_TO_ALL | _declared(
         401: "The API key is missing, unknown or revoked.",
         404: "There is no such thing, or it was deleted.",
         422: "The request has the wrong shape; `field` says where.",
+        429: "A limit of this key or project is reached; `Retry-After` says in how many seconds to try again.",
         503: "A store does not answer now; try again.",
     }
 )
@@ -116,7 +118,8 @@ def _expected(_request: Request, error: Exception) -> JSONResponse:
     status = STATUS[type(error)]
     if status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
         return incident(error)
-    return answer(status, type(error).__name__, error.message, field=error.field)
+    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, errors.LimitReached) else None
+    return answer(status, type(error).__name__, error.message, field=error.field, headers=headers)
 
 
 def _http(request: Request, error: Exception) -> JSONResponse:

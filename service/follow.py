@@ -32,6 +32,7 @@ from core.jobs.states import JobState
 from core.jobs.waiting import Waiting, waiting_of
 from core.retention import Kind
 from service.deps import OpenStores
+from service.limits import limit_reached
 from service.removed import removed_of
 from service.streams import Wakes
 from service.views import outside_state, reason_of
@@ -48,6 +49,7 @@ _BURST_SECONDS = 0.05
 _KEEP_ALIVE_SECONDS = 15.0
 _GOODBYE_SECONDS = 1.0
 _RECONNECT_MS = 1000
+_FULL_SECONDS = 5.0
 
 
 class LogStream(Response):
@@ -57,25 +59,40 @@ class LogStream(Response):
         stores: The open stores.
         job_id: Whose log.
         after: The last line that the client has.
-
-    Raises:
-        HTTPException: 503: too many logs are followed already.
+        key: Id of the API key of whoever follows.
     """
 
-    def __init__(self, stores: OpenStores, job_id: str, after: int) -> None:
-        if stores.streams.full:
-            raise HTTPException(
-                503, "Too many logs are followed at once. Try again, or read pages.", {"Retry-After": "5"}
-            )
+    def __init__(self, stores: OpenStores, job_id: str, after: int, key: str) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers, media_type="text/event-stream")
         del self.headers["content-length"]
         self._stores = stores
+        self._key = key
         self._follower = Follower(stores, job_id, after)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the job's end, the client's leave or the service's stop."""
+        """Send events until the job's end, the client's leave or the service's stop.
+
+        Raises:
+            LimitReached: The key follows too many logs.
+            HTTPException: 503: too many logs are followed in all.
+        """
         del scope
+        streams = self._stores.streams
+        # Checked and counted in one step of the event loop, so that no number of requests at once gets past a limit.
+        if streams.full_for(self._key):
+            limit = self._stores.settings.limits.streams
+            raise limit_reached(limit, "logs followed at once by one key", "streams", _FULL_SECONDS)
+        if streams.full:
+            raise HTTPException(
+                503,
+                "Too many logs are followed at once. Try again, or read pages.",
+                {"Retry-After": f"{_FULL_SECONDS:.0f}"},
+            )
+        with streams.counted(self._key):
+            await self._stream(receive, send)
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send(_chunk(f"retry: {_RECONNECT_MS}\n\n".encode()))
         folder = await self._read(self._follower.prepare)

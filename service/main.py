@@ -24,6 +24,8 @@ from service import dashboard, errors
 from service.auth import require_key_or_session
 from service.body_limit import BodyLimit
 from service.deps import OpenStores
+from service.limits import Limits
+from service.metric_answers import MetricAnswers
 from service.middleware import RequestContext, SameSite
 from service.prometheus import Measured, Measures
 from service.routes import (
@@ -80,7 +82,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         database: Its schema is up to date.
         wake: Called after each commit that left something in the outbox.
     """
-    streams, keys = Streams(), KeyRing(database)
+    streams, keys = Streams(settings.limits.streams), KeyRing(database)
     return OpenStores(
         settings=settings,
         database=database,
@@ -94,6 +96,8 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         sign_ins=SignIns(),
         signer=Signer(SigningKeys(settings.root / SIGNING_KEYS), keys),
         streams=streams,
+        limits=Limits(settings.limits),
+        metrics=MetricAnswers(settings.metrics),
         measures=Measures(streams),
         wake=wake,
     )

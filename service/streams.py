@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -41,21 +42,24 @@ class Streams:
     Everything but `stop` belongs to the event loop's thread.
 
     Args:
+        per_key: Most logs that one key follows at once; 0: no limit.
         limit: Most logs followed at once.
     """
 
-    def __init__(self, limit: int = MAX_STREAMS) -> None:
+    def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
+        self._per_key = per_key
         self._limit = limit
         self._watch: FolderWatch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: set[Wakes] = set()
+        self._by_key: Counter[str] = Counter()
         self._stopping = False
         self._readers: anyio.CapacityLimiter | None = None
 
     @property
     def full(self) -> bool:
         """Whether no further log can be followed."""
-        return len(self._wakes) >= self._limit
+        return self._by_key.total() >= self._limit
 
     @property
     def active(self) -> int:
@@ -68,6 +72,21 @@ class Streams:
         if self._readers is None:
             self._readers = anyio.CapacityLimiter(_READERS)
         return self._readers
+
+    def full_for(self, key: str) -> bool:
+        """Whether a key follows as many logs as it may."""
+        return 0 < self._per_key <= self._by_key[key]
+
+    @contextmanager
+    def counted(self, key: str) -> Iterator[None]:
+        """Count a followed log as one of a key's, while the block lasts."""
+        self._by_key[key] += 1
+        try:
+            yield
+        finally:
+            self._by_key[key] -= 1
+            if not self._by_key[key]:
+                del self._by_key[key]
 
     @contextmanager
     def watching(self, folder: Path) -> Iterator[Wakes]:

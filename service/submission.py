@@ -76,6 +76,7 @@ def submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[JobView, boo
         RequestValidationError: The spec has the wrong shape.
         SpecInvalid: It asks for what cannot be.
         IdempotencyMismatch: The key came with another request before.
+        LimitReached: Its key or project has too many queued jobs.
     """
     check_key(origin.idempotency_key)
     with tracing.span("submit"):
@@ -151,6 +152,7 @@ def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = 
         WorkspaceNotFound: The upload it ran on is no longer stored.
         MachineTypeUnknown: Its machine type is no longer offered.
         IdempotencyMismatch: The key came with another request before.
+        LimitReached: Its key or project has too many queued jobs.
     """
     check_key(origin.idempotency_key)
     with tracing.span("submit"):
@@ -172,6 +174,7 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
     machine = stores.catalogue.get(spec.machine_type)
     _check_can_be_run(stores, spec, machine)
     spec, git_login = without_login(spec)
+    _check_priority(stores, spec)
     image = image_of(stores, spec, machine, uploaded=spec.workspace_sha256 is not None)
     check_egress(stores, spec, image)
     if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
@@ -237,6 +240,7 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
     if asked.project is not None:
         check_project_name(asked.project)
     _check_can_be_run(stores, spec, machine)
+    _check_priority(stores, spec)
     if asked.project_id is not None:
         with stores.database.read() as session:
             queries.project(session, asked.project_id)
@@ -261,6 +265,15 @@ def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -
         raise SpecInvalid(
             f"{simulated} It has no folders of a container's; name one of the workspace, such as src/train.",
             field="workingDir",
+        )
+
+
+def _check_priority(stores: OpenStores, spec: JobSpec) -> None:
+    highest = stores.settings.limits.priority
+    if spec.priority > highest:
+        raise SpecInvalid(
+            f"{spec.priority} is above {highest}, the highest priority here (GRADIENT_LIMITS__PRIORITY).",
+            field="priority",
         )
 
 
@@ -308,6 +321,8 @@ def _write(session: Session, stores: OpenStores, submission: Submission) -> tupl
     job, made = lifecycle.submit(session, submission)
     if made:  # what was accepted before stays so
         stored.require_room(session, submission.project, stores.settings.disk.project_mb)
+    if made:  # a repeat under the same Idempotency-Key adds none
+        stores.limits.queue.check(session, job)
     on_commit(session, stores.wake)
     failpoint("submit_before_commit")
     return job, made

@@ -5,20 +5,22 @@ is left when the client or this process goes away.
 """
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import anyio.to_thread
 from fastapi.exceptions import RequestValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from core.disk import shortage
 from core.errors import SpecInvalid, StorageFull, WorkspaceInvalid
+from service.deps import OpenStores
 from service.errors import problem
 
 SPEC = "spec"
@@ -27,6 +29,8 @@ WORKSPACE = "workspace"
 _FLUSH_BYTES = 1024**2
 _MULTIPART = b"multipart/form-data"
 _JSON = b"application/json"
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -99,6 +103,27 @@ async def read_upload(request: Request, folder: Path, *, part: str, max_upload_b
     if not boundary:
         raise _no_boundary()
     return await _read_form(request, boundary, _Form(folder, part, min_free_mb, max_upload_bytes))
+
+
+async def checked(stores: OpenStores, key: str, body: Body, submit: Callable[[], T]) -> T:
+    """What `submit` gives, run in a thread.
+
+    An archive is read through there, which may take minutes: that has threads and slots of its own, so that no number
+    of archives holds up other requests, nor the archives of other keys.
+
+    Args:
+        stores: The open stores.
+        key: Id of the API key that submits.
+        body: What it sent.
+        submit: Makes the job.
+
+    Raises:
+        LimitReached: Too many archives of the key are being checked.
+    """
+    if body.workspace is None:
+        return await run_in_threadpool(submit)
+    async with stores.limits.uploads.taken(key):
+        return await anyio.to_thread.run_sync(submit, limiter=stores.limits.archive_readers)
 
 
 def _no_boundary() -> RequestValidationError:

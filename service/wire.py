@@ -392,6 +392,7 @@ class Metrics(View):
     """A job's metrics."""
 
     series: list[SeriesView]
+    left_out: str | None = Field(None, description="what the answer leaves out, and by which limit; null: nothing")
 
 
 class ArtifactView(View):

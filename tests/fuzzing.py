@@ -27,7 +27,7 @@ from core.archives import ArchiveLimits
 from core.artifact_paths import present
 from core.credentials import EVERY_PROJECT
 from core.db import Database
-from core.jobs import lifecycle
+from core.jobs import lifecycle, measured
 from core.jobs.models import Job
 from core.settings import ApiSettings, Settings
 from core.vault import Vault
@@ -183,7 +183,7 @@ class Fuzzed:
     def _run(self, job: Job, state: str, left: Path) -> None:
         with self._database.write() as session:
             job = lifecycle.started(session, job, {"pid": 1})
-            lifecycle.add_metrics(session, [_metric(job.id, step) for step in range(20)])
+            measured.add(session, [_metric(job.id, step) for step in range(20)])
         with self._stores.logs.open_writer(job.id, 1) as log:
             log.append("line\nümläut \x1b[31m\n\xff".encode("latin-1") + b"partial", 1_700_000_000_000)
         if state == "running":

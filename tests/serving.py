@@ -5,11 +5,14 @@ import json
 import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from sqlalchemy import event
 
 from core.db import Database
 from core.jobs import claims, lifecycle, queries, workers
@@ -100,6 +103,21 @@ def a_form(spec: dict, archive: bytes) -> dict[str, tuple]:
         "spec": (None, json.dumps(spec), "application/json"),
         "workspace": ("workspace.zip", archive, "application/zip"),
     }
+
+
+@contextmanager
+def statements_of(database: Database) -> Iterator[list[tuple[str, Any]]]:
+    """What the database is asked while the block lasts: each statement with its parameters."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_connection, _cursor, statement, parameters, _context, _many) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
 
 
 def count_jobs(database: Database) -> int:

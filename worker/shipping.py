@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from core.joblogs import LogWriter
+from core.jobs.measured import Stored
+from core.settings import MetricSettings
 from worker.holes import punch
 
 BLOCK_BYTES = 1024**2
 FREE_BYTES = 16 * 1024**2
 MAX_METRIC_LINE = 64 * 1024
 MAX_METRIC_NAMES = 200
-MAX_METRIC_ROWS = 100_000
+BATCH_VALUES = 20_000
+"""Values of metrics in one batch, read or written."""
+_BATCH_BLOCKS = 4
+_SHARES = 16
+_SPREAD = 2_654_435_761  # 2**32 over the golden ratio: its multiples are spread evenly
 _LARGEST = 10**300
 _LATEST = 2**33  # in the year 2242; a time near year 9999 leaves the calendar in other time zones
 _STEP_NAMES = frozenset({"step", "time"})
@@ -124,54 +130,108 @@ class LogShipper:
 
 
 class MetricsReader:
-    """Reads the job's metrics file: JSON lines, each a step, a time and some numbers.
+    """Reads the job's metrics file, a batch at a time: JSON lines, each a step, a time and some numbers.
 
-    What is not such a line is passed over: a job must not fail for a metric. Past MAX_METRIC_ROWS lines only every
-    second is kept, then every fourth, and so on.
+    What is not such a line is passed over: a job must not fail for a metric. Of each sixteenth of the values that are
+    stored of a job, half as many lines are taken as of the one before, so that a long run keeps its beginning and its
+    end; lines are chosen by a hash of their number, so that kinds of lines that take turns are all kept.
 
     Args:
         source: The file.
         job_id: Whose metrics these are.
         attempt: Which attempt's.
-        offset: Where to begin; earlier lines are stored already.
+        settings: How many values and names are stored of a job.
+        stored: What is stored already; lines before its offset are passed over.
     """
 
-    def __init__(self, source: SourceFile, job_id: str, attempt: int, offset: int = 0) -> None:
+    def __init__(
+        self, source: SourceFile, job_id: str, attempt: int, settings: MetricSettings, stored: Stored | None = None
+    ) -> None:
+        stored = stored or Stored()
         self._source = source
         self._key = {"job_id": job_id, "attempt": attempt, "source": "job"}
-        self._offset = offset
+        self._settings = settings
+        self._offset = stored.offset
+        self._values = stored.values
+        # A name is one object, however many rows have it.
+        self._names = {name: name for name in sorted(stored.names)}
         self._lines = 0
         self._skipping = False
+        self.more = False
+        """Whether there were more lines than one batch holds."""
+        self.left_out: dict[str, str] = {}
+        """What is left out, by reason: a sentence that names the limit."""
 
     def read(self) -> list[dict[str, Any]]:
-        """Rows for the complete lines that came since."""
+        """Rows for the next complete lines, of one batch at most."""
         rows: list[dict[str, Any]] = []
-        while data := self._source.read(self._offset, BLOCK_BYTES):
+        values = 0
+        self.more = True
+        for _ in range(_BATCH_BLOCKS):
+            data = self._source.read(self._offset, BLOCK_BYTES)
             end = data.rfind(b"\n")
             if end < 0:
                 if len(data) > MAX_METRIC_LINE:  # no metric is so long: pass it over in pieces
                     self._offset += len(data)
                     self._skipping = True
                     continue
+                self.more = False
                 break
             for line in data[: end + 1].splitlines(keepends=True):
                 row = None if self._skipping else self._row(line)
                 self._skipping = False
+                self._offset += len(line)
                 if row is not None:
                     rows.append(row)
-                self._offset += len(line)
+                    values += len(row["values"])
+                    if values >= BATCH_VALUES:
+                        return rows
         return rows
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
+        if line.isspace():
+            return None
+        most = self._settings.values
+        self._lines += 1
+        stride = 1 << (self._values * _SHARES // most)
+        if (self._lines * _SPREAD >> 16) % stride:
+            self._leave_out_values()
+            return None
         found = parse_metric(line)
         if found is None:
             return None
-        self._lines += 1
-        stride = 1 << max(0, (self._lines // MAX_METRIC_ROWS).bit_length())
-        if self._lines > MAX_METRIC_ROWS and self._lines % stride:
+        step, at, given = found
+        values = self._named(given)
+        if not values:
             return None
-        step, at, values = found
+        if self._values + len(values) > most:
+            self._leave_out_values()
+            return None
+        self._values += len(values)
         return self._key | {"offset": self._offset, "step": step, "at": at, "values": values}
+
+    def _named(self, given: dict[str, float | None]) -> dict[str, float | None]:
+        """The values whose names are among the first that the job had."""
+        values: dict[str, float | None] = {}
+        for name, value in given.items():
+            if name not in self._names and len(self._names) < self._settings.names:
+                self._names[name] = name
+            if name in self._names:
+                values[self._names[name]] = value
+        if len(values) < len(given):
+            self.left_out.setdefault(
+                "metric_names_limit",
+                f"Of its metrics {self._settings.names:,} names are stored (GRADIENT_METRICS__NAMES): values of later "
+                "names are left out.",
+            )
+        return values
+
+    def _leave_out_values(self) -> None:
+        self.left_out.setdefault(
+            "metric_values_limit",
+            f"Of its metrics {self._settings.values:,} values are stored at most (GRADIENT_METRICS__VALUES): the more "
+            "there are, the more lines are left out.",
+        )
 
 
 def parse_metric(line: bytes) -> tuple[float | None, datetime, dict[str, float | None]] | None:

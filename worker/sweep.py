@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from core.db import now
 from core.errors import LeaseLost
-from core.jobs import holds, lifecycle, queries, repairs
+from core.jobs import holds, lifecycle, measured, queries, repairs
 from core.jobs.models import Job
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import Backend, BackendError, Handle
@@ -184,6 +184,7 @@ class Sweep:
         for job in jobs:
             self._host.logs.remove(job.id)
             self._host.artifacts.remove(job.id)
+            measured.remove(self._host.database, job.id)
             self._host.write(partial(lifecycle.mark_emptied, job_id=job.id))
         return len(jobs)
 

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import GradientError, StoreUnavailable
 from core.filewatch import FileWatch
-from core.jobs import lifecycle, queries
+from core.jobs import measured, queries
 from core.jobs.models import Job
 from core.jobs.moves import note_attempt
 from core.jobs.states import reason_of_exit
@@ -24,7 +25,7 @@ from worker.disk import DiskQuota
 from worker.fence import CUT_OFF_GRACE
 from worker.host import Host
 from worker.sampling import Peaks, Sampling
-from worker.shipping import LogShipper, MetricsReader, SourceFile, system_row
+from worker.shipping import BATCH_VALUES, LogShipper, MetricsReader, SourceFile, system_row
 from worker.signals import Signals
 from worker.workspace import Scratch
 
@@ -40,6 +41,7 @@ _KILL_AGAIN_SECONDS = 5.0
 _SAMPLED_AT_MOST_EVERY_SECONDS = 1.0
 _PEAKS_SECONDS = 30.0
 _SHORT_GRACE = frozenset({"cut_off", "disk_quota"})
+_WAITING_VALUES = 5 * BATCH_VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ class Recorder:
         self._host = host
         self._job = job
         self._scratch = scratch
-        self._rows: list[dict[str, Any]] = []
+        self._rows: deque[dict[str, Any]] = deque()
+        self._waiting = 0  # values in the rows that are not stored yet
+        self._said: set[str] = set()
         self._peaks: dict[str, Any] = {}
         self._peaks_at = time.monotonic()
         self._lock = threading.Lock()
@@ -86,8 +90,9 @@ class Recorder:
         lines = SourceFile(self._scratch.control / "metrics.jsonl")
         self._stack.callback(lines.close)
         with self._host.database.read() as session:
-            offset = queries.metrics_offset(session, self._job.id, self._job.attempt)
-        self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, offset)
+            stored = measured.stored(session, self._job.id, self._job.attempt)
+        settings = self._host.settings.metrics
+        self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, settings, stored)
         return self
 
     def __exit__(
@@ -97,7 +102,8 @@ class Recorder:
 
     def ship(self) -> int:
         """Ship new output and metrics; how much there was. What cannot be stored (the disk is full) is tried again."""
-        rows = self.metrics.read()
+        # While the database is away, or slower than the job, what is not read waits in the job's file.
+        rows = self.metrics.read() if self._waiting < _WAITING_VALUES else []
         self._keep(rows)
         try:
             shipped = self._opened_log().ship()
@@ -114,33 +120,54 @@ class Recorder:
         with self._lock:
             if row is not None:
                 self._rows.append(row)
+                self._waiting += len(row["values"])
             if row is not None or time.monotonic() - self._peaks_at >= _PEAKS_SECONDS:
                 self._peaks, self._peaks_at = peaks, time.monotonic()
 
     def flush(self) -> None:
-        """Store the metrics read so far.
+        """Store the metrics read so far, a batch in a transaction.
 
         Raises:
             StoreUnavailable: The database is away; they wait for the next time.
         """
+        while self._flush_batch():
+            pass
+
+    def _flush_batch(self) -> bool:
+        """Store some of the rows; whether there were any."""
         with self._lock:
-            rows, self._rows = self._rows, []
+            rows, values = self._batch()
             peaks, self._peaks = self._peaks, {}
-        if not rows and not peaks:
-            return
+        unsaid = {reason: text for reason, text in dict(self.metrics.left_out).items() if reason not in self._said}
+        if not rows and not peaks and not unsaid:
+            return False
 
         def store(session: Session) -> None:
-            lifecycle.add_metrics(session, rows)
+            measured.add(session, rows)
             if peaks:
                 note_attempt(session, self._job, **peaks)
+            for reason, text in unsaid.items():
+                measured.limited(session, self._job, reason, text)
 
         try:
             self._host.write(store)
         except BaseException:
             with self._lock:
-                self._rows = rows + self._rows
+                self._rows.extendleft(reversed(rows))
                 self._peaks = self._peaks or peaks
             raise
+        self._said |= unsaid.keys()
+        with self._lock:
+            self._waiting -= values
+        return bool(rows)
+
+    def _batch(self) -> tuple[list[dict[str, Any]], int]:
+        rows: list[dict[str, Any]] = []
+        values = 0
+        while self._rows and values < BATCH_VALUES:
+            rows.append(self._rows.popleft())
+            values += len(rows[-1]["values"])
+        return rows, values
 
     def finish(self) -> None:
         """Ship and store what is left, once nothing writes any more.
@@ -149,13 +176,16 @@ class Recorder:
             StoreUnavailable: The database is away.
             OSError: The log cannot be stored.
         """
-        self._keep(self.metrics.read())
-        self.flush()
+        self.metrics.more = True
+        while self.metrics.more:
+            self._keep(self.metrics.read())
+            self.flush()
         self._opened_log().finish()
 
     def _keep(self, rows: list[dict[str, Any]]) -> None:
         with self._lock:
             self._rows += rows
+            self._waiting += sum(len(row["values"]) for row in rows)
 
     def _opened_log(self) -> LogShipper:
         """The job's log, opened when it is first wanted: on a full disk it cannot be, and the job is watched still."""

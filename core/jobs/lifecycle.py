@@ -20,7 +20,7 @@ from core.db import now
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
 from core.jobs.holds import any_ports, want_ports
-from core.jobs.models import Job, Metric, Project
+from core.jobs.models import Job, Project
 from core.jobs.moves import all_rows, guarded, insert_once, move, moved_by, note_attempt, record, ring
 from core.jobs.spec import JobSpec, check_tags
 from core.jobs.states import NOT_THE_USERS, OWNED, REASONS, JobState, Reason
@@ -434,12 +434,6 @@ def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
     job.spec_json = {**job.spec_json, "tags": list(tags)}
     session.flush()
     return job
-
-
-def add_metrics(session: Session, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of metrics; those that are there already (a repeat after a crash) are left as they are."""
-    if rows:
-        session.execute(insert_once(session.get_bind().dialect.name, Metric), rows)
 
 
 def mark_emptied(session: Session, job_id: str) -> None:

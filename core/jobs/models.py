@@ -196,6 +196,7 @@ class Job(Base):
             sqlite_where=_QUEUED,
             postgresql_where=_QUEUED,
         ),
+        Index("ix_jobs_key_queue", "submitted_by", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
         Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),

@@ -1,19 +1,18 @@
 """Every read of a job. Pages are by key, never by offset, so that they cost the same at any depth."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, Select, exists, func, literal, or_, select, tuple_
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
 from core.db import now
 from core.errors import CursorInvalid, JobNotFound, ProjectNotFound
-from core.jobs.models import Attempt, Event, Job, Metric, Project, Worker
+from core.jobs.models import Attempt, Event, Job, Project, Worker
 from core.jobs.states import OWNED, JobState
 
 WORKER_SILENT_SECONDS = 60
-MAX_METRIC_ROWS = 20_000
 _OF_SPEC = ("container", "command", "workspace")
 """What a list is narrowed to that stands in the spec alone."""
 
@@ -46,16 +45,6 @@ class Page:
 
     jobs: list[Job]
     following: str | None
-
-
-@dataclass(slots=True)
-class Series:
-    """One metric of a job over time."""
-
-    name: str
-    source: str
-    points: list[tuple[float | None, float, float | None]] = field(default_factory=list)
-    """(step, unix time in seconds, value; None: it was not finite)"""
 
 
 def get(session: Session, job_id: str) -> Job:
@@ -191,6 +180,18 @@ def project(session: Session, project_id: str) -> Project:
     return found
 
 
+def job_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
+    """Tags of the jobs of these ids, by id; jobs that do not exist are left out."""
+    jobs = session.scalars(select(Job).where(Job.id.in_(ids), Job.deleted_at.is_(None)))
+    return {job.id: list(job.spec.tags) for job in jobs}
+
+
+def project_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
+    """Tags of the projects of these ids, by id; projects that do not exist are left out."""
+    projects = session.scalars(select(Project).where(Project.id.in_(ids), Project.deleted_at.is_(None)))
+    return {one.id: list(one.tags or ()) for one in projects}
+
+
 def job_count(session: Session, project_id: str) -> int:
     """How many jobs a project has."""
     visible = (Job.project_id == project_id) & Job.deleted_at.is_(None)
@@ -232,34 +233,3 @@ def running_seconds(session: Session, job: Job) -> float:
     """How long this attempt's command has run, by the database's clock; 0 before it starts."""
     started, current = session.execute(select(Job.started_at, now()).where(Job.id == job.id)).one()
     return (current - started).total_seconds() if started else 0.0
-
-
-def metrics(session: Session, job_id: str, *, name: str | None = None) -> list[Series]:
-    """A job's metrics as series, in the order in which they were written.
-
-    Of very many rows evenly chosen ones are read, the last one always.
-    """
-    rows = session.scalar(select(func.count()).where(Metric.job_id == job_id)) or 0
-    stride = -(-rows // MAX_METRIC_ROWS)
-    order = (Metric.attempt, Metric.source, Metric.offset)
-    number = func.row_number().over(order_by=order).label("number")
-    numbered = select(Metric, number).where(Metric.job_id == job_id).subquery()
-    row = aliased(Metric, numbered)
-    query = select(row.source, row.step, row.at, row.values).order_by(row.attempt, row.source, row.offset)
-    if stride > 1:
-        query = query.where(or_(numbered.c.number % stride == 1, numbered.c.number == rows))
-    series: dict[tuple[str, str], Series] = {}
-    for source, step, at, values in session.execute(query):
-        for key, value in values.items():
-            if name is None or key == name:
-                one = series.setdefault((source, key), Series(key, source))
-                one.points.append((step, at.timestamp(), value))
-    return list(series.values())
-
-
-def metrics_offset(session: Session, job_id: str, attempt: int) -> int:
-    """Where the last stored line of an attempt's metrics file begins; 0 if none is stored."""
-    query = select(func.max(Metric.offset)).where(
-        Metric.job_id == job_id, Metric.attempt == attempt, Metric.source == "job"
-    )
-    return session.scalar(query) or 0

@@ -18,7 +18,7 @@ from service.dashboard.access import FORM_FIELDS, HOME, OwnForm
 from service.dashboard.rendering import job_url, page
 from service.dashboard.timeline import stretches
 from service.deps import OpenStores, Reading, RequestId, Stores, Writing
-from service.routes import artifacts, jobs, logs, metrics, projects
+from service.routes import artifacts, jobs, logs, projects
 from service.submission import Origin
 from service.views import OUTSIDE_STATES, job_view
 from service.wire import EventView, ListJobs, LogPage
@@ -30,7 +30,8 @@ LIVE = frozenset({"Pending", "Running"})
 """States in which a page about a job still changes by itself."""
 
 _LOG_LINES_WITHOUT_SCRIPT = 500
-_POINTS_WITHOUT_SCRIPT = 3
+POINTS = 400
+"""Points of a chart; charts.js asks for the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def show_job(session: Reading, stores: Stores, caller: PageCaller, job_id: str, 
         gone={removed.what: removed for removed in job.removed},
         outputs=artifacts.list_artifacts(session, stores, job_id, limit=1),
         log=_last_lines(session, stores, row) if whole else None,
-        series=metrics.read_metrics(session, job_id, None, _POINTS_WITHOUT_SCRIPT).series if whole else None,
+        series=stores.metrics.get(session, row, None, POINTS).summary if whole else None,
         clone_key=secrets.token_urlsafe(16),
     )
 
@@ -121,6 +122,7 @@ def clone_job(
     key: CloneKey,
 ) -> Response:
     """Submit a job again; the form's key makes a double click one job."""
+    stores.limits.submissions.take(caller.id)
     made, _ = submission.clone(stores, Origin(caller.id, request_id, key), job_id)
     return _to(made.id)
 

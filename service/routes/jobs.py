@@ -4,16 +4,17 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from core.db import on_commit
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from service import links, submission
-from service.auth import Caller
+from service.auth import Caller, PageCaller
 from service.body_limit import allow_upload
 from service.deps import Reading, RequestId, Stores, Writing
 from service.submission import Origin
-from service.uploads import SPEC, WORKSPACE, Body, read_body
+from service.uploads import SPEC, WORKSPACE, Body, checked, read_body
 from service.views import event_view, job_filter, job_view, job_views
 from service.wire import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob
 
@@ -24,6 +25,7 @@ IdempotencyKey = Annotated[
     Header(alias="Idempotency-Key", description="the same key and request give the same job, however often sent"),
 ]
 
+_SEARCHED = frozenset({"name", "machineType"})
 _SPEC_SCHEMA = SubmitJob.model_json_schema()
 _FORM_SCHEMA = {
     "type": "object",
@@ -54,8 +56,9 @@ _CLONED: dict[int | str, dict[str, Any]] = {
 }
 
 
-async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIterator[Body]:
-    # The key is checked before the first byte of an upload is read.
+async def _posted(request: Request, stores: Stores, caller: Caller) -> AsyncIterator[Body]:
+    # The key and its limit are checked before the first byte of an upload is read.
+    stores.limits.submissions.take(caller.id)
     api = stores.settings.api
     allow_upload(request, api)
     try:
@@ -78,7 +81,7 @@ Posted = Annotated[Body, Depends(_posted, scope="function")]
 
 
 @router.post("", status_code=201, response_model=JobView | DryRun, responses=_SUBMITTED, openapi_extra=_BODY)
-def submit_job(
+async def submit_job(
     response: Response,
     stores: Stores,
     caller: Caller,
@@ -90,14 +93,28 @@ def submit_job(
     """Submit a job: its JSON alone, or as the part `spec` beside the part `workspace`."""
     if dry_run:
         response.status_code = 200
-        return submission.dry_run(stores, body)
-    with stores.measures.submitting():
-        job, made = submission.submit(stores, Origin(caller.id, request_id, idempotency_key), body)
+        return await run_in_threadpool(submission.dry_run, stores, body)
+    origin = Origin(caller.id, request_id, idempotency_key)
+
+    def submitted() -> tuple[JobView, bool]:
+        with stores.measures.submitting():
+            return submission.submit(stores, origin, body)
+
+    job, made = await checked(stores, caller.id, body, submitted)
     response.status_code = 201 if made else 200
     return job
 
 
-@router.get("", responses={200: {"links": links.OF_JOBS}})
+async def _list_slot(request: Request, stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
+    """A slot of the key for lists that no index narrows."""
+    if request.query_params.keys().isdisjoint(_SEARCHED):
+        yield
+        return
+    async with stores.limits.searches.taken(caller.id):
+        yield
+
+
+@router.get("", responses={200: {"links": links.OF_JOBS}}, dependencies=[Depends(_list_slot, scope="function")])
 def list_jobs(session: Reading, stores: Stores, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
     """Jobs, newest first."""
     page = queries.page(session, job_filter(wanted, stores.catalogue), limit=wanted.limit, after=wanted.after)
@@ -129,6 +146,7 @@ def clone_job(
     pin_image: Annotated[bool, Query(alias="pinImage", description="run the very image that the job ran")] = False,  # noqa: FBT002 - a query parameter
 ) -> JobView:
     """Submit the same job again, on the same workspace."""
+    stores.limits.submissions.take(caller.id)
     origin = Origin(caller.id, request_id, idempotency_key)
     with stores.measures.submitting():
         job, made = submission.clone(stores, origin, job_id, pin_image=pin_image)

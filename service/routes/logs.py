@@ -9,6 +9,7 @@ from core.jobs import queries
 from core.jobs.models import Job
 from core.retention import Kind
 from service import ranges
+from service.auth import PageCaller
 from service.deps import OpenStores, Reading, Stores
 from service.errors import problem
 from service.follow import LogStream, log_row
@@ -36,6 +37,7 @@ def read_log(
     request: Request,
     session: Reading,
     stores: Stores,
+    caller: PageCaller,
     job_id: str,
     wanted: Annotated[ReadLog, Query()],
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
@@ -44,7 +46,7 @@ def read_log(
     job = queries.get(session, job_id)
     if _EVENTS in request.headers.get("accept", ""):
         seen = _seen(last_event_id)
-        return LogStream(stores, job_id, _first(stores, job, wanted) if seen is None else seen)
+        return LogStream(stores, job_id, _first(stores, job, wanted) if seen is None else seen, caller.id)
     return log_page(session, stores, job, _first(stores, job, wanted), wanted.limit)
 
 

@@ -1,24 +1,44 @@
 """What jobs measured."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request, Response
 
 from core.jobs import queries
-from service.deps import Reading
-from service.downsample import series_view
+from service import ranges
+from service.auth import Searching
+from service.deps import Reading, Stores
 from service.wire import Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
 
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"headers": {"ETag": {"schema": {"type": "string"}}}},
+    304: {"description": "The metrics that If-None-Match names are still all there are."},
+}
 
-@router.get("")
+
+@router.get(
+    "",
+    response_model=Metrics,
+    responses=_ANSWERS,
+    dependencies=[Searching],
+    openapi_extra=ranges.headers_read("If-None-Match"),
+)
 def read_metrics(
+    request: Request,
     session: Reading,
+    stores: Stores,
     job_id: str,
     name: Annotated[str | None, Query(description="only this metric")] = None,
     max_points: Annotated[int, Query(alias="maxPoints", ge=3, le=100_000)] = 1000,
-) -> Metrics:
-    """A job's metrics as series, each thinned to `maxPoints` without losing a peak."""
-    job = queries.get(session, job_id)
-    return Metrics(series=[series_view(series, max_points) for series in queries.metrics(session, job.id, name=name)])
+) -> Response:
+    """A job's metrics as series, each thinned to `maxPoints` without losing a peak.
+
+    The metrics of a large job that still runs may be 10 seconds old.
+    """
+    answer = stores.metrics.get(session, queries.get(session, job_id), name, max_points)
+    headers = {"ETag": answer.etag}
+    if ranges.not_modified(request, answer.etag):
+        return Response(status_code=304, headers=headers)
+    return Response(answer.body, media_type="application/json", headers=headers)

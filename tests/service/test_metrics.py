@@ -2,13 +2,16 @@
 
 import math
 import random
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from serving import a_job
+from serving import a_job, statements_of
+from sqlalchemy import text
 
-from core.jobs import lifecycle
-from core.jobs.queries import Series
+from core.jobs import measured
+from core.jobs.measured import Series
 from service.downsample import series_view, thin
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -70,7 +73,7 @@ def test_series_come_by_name_and_source(client, database):
         "values": {"cpu": 87.5},
     }
     with database.write() as session:
-        lifecycle.add_metrics(session, [*rows, system])
+        measured.add(session, [*rows, system])
     found = client.get(f"/jobs/{job_id}/metrics").json()["series"]
     assert {(series["name"], series["source"]) for series in found} == {
         ("loss", "job"),
@@ -82,5 +85,96 @@ def test_series_come_by_name_and_source(client, database):
     assert len(loss[0]["points"]) <= 10
     assert loss[0]["points"][0] == {"step": 0.0, "time": "2026-01-01T00:00:00.000Z", "value": 1.0}
     assert (loss[0]["last"], loss[0]["min"], loss[0]["max"]) == (0.01, 0.01, 1.0)
-    assert client.get(f"/jobs/{job_id}/metrics", params={"name": "nothing"}).json() == {"series": []}
+    assert client.get(f"/jobs/{job_id}/metrics", params={"name": "nothing"}).json() == {"series": [], "leftOut": None}
     assert client.get(f"/jobs/{job_id}/metrics", params={"maxPoints": 1}).status_code == 422
+
+
+def rows_of(job_id, numbers, names):
+    row = {"job_id": job_id, "attempt": 1, "source": "job"}
+    values = {f"m{place}": place / 7 for place in range(names)}
+    return [
+        row | {"offset": n, "step": float(n), "at": BEGAN + timedelta(seconds=n), "values": values} for n in numbers
+    ]
+
+
+_COPIES = text(
+    "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 19999) "
+    'INSERT INTO metrics SELECT job_id, attempt, source, n.n, n.n, at, "values" FROM metrics, n'
+)
+
+
+@pytest.fixture
+def large(client, database):
+    """A job of 20,000 rows with 200 values each."""
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    with database.write() as session:
+        measured.add(session, rows_of(job_id, [0], 200))
+        session.execute(_COPIES)
+    return job_id
+
+
+def test_four_readers_of_a_very_large_job_cost_bounded_memory_and_rows(client, database, large, monkeypatch):
+    read = []
+    add = measured.Columns.add
+    monkeypatch.setattr(measured.Columns, "add", lambda *words: read.append(words[1]) or add(*words))
+    tracemalloc.start()
+    with statements_of(database) as asked, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: client.get(f"/jobs/{large}/metrics?maxPoints=400"), range(4)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert len(read) <= 2001, "rows are chosen in the database, and read for all four at once"
+    assert len([statement for statement, _ in asked if "row_number" in statement]) == 2
+    assert peak < 150 * 1024**2
+    found = answers[0].json()
+    assert len(found["series"]) == 200
+    assert all(3 <= len(series["points"]) <= 400 for series in found["series"])
+    assert all(series["points"][-1]["step"] == 19_999 for series in found["series"])
+
+
+def test_an_open_page_that_asks_again_costs_little(client, database, large):
+    path = f"/jobs/{large}/metrics"
+    first = client.get(path, params={"maxPoints": 100})
+    with statements_of(database) as asked:
+        again = client.get(path, params={"maxPoints": 100}, headers={"If-None-Match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.get(path, params={"maxPoints": 100}).content == first.content
+    assert not [statement for statement, _ in asked if "metrics.values" in statement or '"values"' in statement]
+    with database.write() as session:
+        measured.add(session, rows_of(large, [20_000], 200))
+    with statements_of(database) as asked:
+        assert client.get(path, params={"maxPoints": 100}).content == first.content, "a large job is read seldom"
+    assert not [statement for statement, _ in asked if "row_number" in statement]
+
+
+def test_news_of_a_small_job_are_read_at_once(client, database):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    tags = []
+    for count in range(3):
+        with database.write() as session:
+            measured.add(session, rows_of(job_id, [count], 2))
+        answer = client.get(f"/jobs/{job_id}/metrics", headers={"If-None-Match": ", ".join(tags)})
+        assert [len(series["points"]) for series in answer.json()["series"]] == [count + 1] * 2
+        tags.append(answer.headers["etag"])
+    assert len(set(tags)) == 3
+
+
+def test_the_points_of_one_answer_are_bounded_and_the_answer_says_so(client, large):
+    found = client.get(f"/jobs/{large}/metrics", params={"maxPoints": 100_000}).json()
+    assert sum(len(series["points"]) for series in found["series"]) <= 100_000
+    assert "an answer holds 100,000" in found["leftOut"]
+    one = client.get(f"/jobs/{large}/metrics", params={"name": "m7", "maxPoints": 100_000}).json()
+    assert one["leftOut"] is None
+    assert len(one["series"][0]["points"]) >= 2000
+
+
+def test_an_answer_says_that_a_job_wrote_more_than_is_stored(client, database, worker):
+    client.post("/jobs", json=a_job())
+    worker.register()
+    job = worker.start()
+    with database.write() as session:
+        measured.limited(session, job, "metric_names_limit", "200 names are stored.")
+    assert client.get(f"/jobs/{job.id}/metrics").json()["leftOut"] == "200 names are stored."
+    events = client.get(f"/jobs/{job.id}/events").json()["events"]
+    assert [event["message"] for event in events if event["kind"] == "metrics"] == ["200 names are stored."]

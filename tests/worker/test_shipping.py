@@ -1,10 +1,13 @@
 import json
 import os
 import threading
+import tracemalloc
 
 import pytest
 
 from core.joblogs import JobLogs
+from core.jobs.measured import Stored
+from core.settings import MetricSettings
 from worker import shipping
 from worker.shipping import LogShipper, MetricsReader, SourceFile, parse_metric
 
@@ -97,12 +100,20 @@ def test_a_removed_log_is_still_read_to_its_end(tmp_path):
     source.close()
 
 
-def metrics(path, offset=0):
-    source = SourceFile(path)
-    reader = MetricsReader(source, "j1", 1, offset)
-    rows = reader.read()
-    source.close()
+def opened(path, stored=None, **settings):
+    return MetricsReader(SourceFile(path), "j1", 1, MetricSettings(**settings), stored)
+
+
+def read_all(reader):
+    rows = []
+    reader.more = True
+    while reader.more:
+        rows += reader.read()
     return rows
+
+
+def metrics(path, offset=0):
+    return read_all(opened(path, Stored(offset=offset)))
 
 
 def test_metrics_are_read_by_line_and_offset(tmp_path):
@@ -149,14 +160,61 @@ def test_a_line_too_long_for_a_metric_is_skipped_in_bounded_memory(tmp_path):
     assert [row["values"] for row in metrics(path)] == [{"loss": 2.0}]
 
 
-def test_a_flood_of_metrics_is_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(shipping, "MAX_METRIC_ROWS", 100)
+def test_a_flood_of_metrics_is_thinned_and_said(tmp_path):
     path = tmp_path / "metrics"
-    path.write_text("".join(f'{{"step": {step}, "loss": 1}}\n' for step in range(1000)))
-    steps = [row["step"] for row in metrics(path)]
+    path.write_text("".join(f'{{"step": {step}, "loss": 1}}\n' for step in range(100_000)))
+    reader = opened(path, values=1600)
+    steps = [row["step"] for row in read_all(reader)]
     assert steps[:100] == list(range(100))
-    assert len(steps) < 500
-    assert steps[-1] > 900
+    assert len(steps) <= 1600
+    assert steps[-1] > 90_000, "the end is kept too"
+    assert list(reader.left_out) == ["metric_values_limit"]
+    assert "GRADIENT_METRICS__VALUES" in reader.left_out["metric_values_limit"]
+    assert "1,600" in reader.left_out["metric_values_limit"]
+
+
+def test_lines_that_take_turns_are_both_kept_when_thinned(tmp_path):
+    path = tmp_path / "metrics"
+    path.write_text("".join(f'{{"step": {step}, "{"val" if step % 2 else "loss"}": 1}}\n' for step in range(50_000)))
+    late = [name for row in read_all(opened(path, values=1600))[-200:] for name in row["values"]]
+    assert min(late.count("val"), late.count("loss")) > 50
+
+
+def test_the_values_of_a_job_are_counted_on_after_a_restart(tmp_path):
+    path = tmp_path / "metrics"
+    path.write_text("".join(f'{{"step": {step}, "loss": 1, "late": 2}}\n' for step in range(3000)))
+    reader = opened(path, Stored(values=1500, names={"loss"}), values=1600, names=1)
+    rows = read_all(reader)
+    assert 0 < len(rows) <= 100
+    assert all(row["values"] == {"loss": 1.0} for row in rows)
+    assert list(reader.left_out) == ["metric_values_limit", "metric_names_limit"]
+
+
+def test_names_past_the_limit_of_a_job_are_left_out_and_said(tmp_path):
+    path = tmp_path / "metrics"
+    path.write_text("".join(f'{{"m{number}": 1, "loss": {number}}}\n' for number in range(50)))
+    reader = opened(path, names=10)
+    rows = read_all(reader)
+    assert [row["values"]["loss"] for row in rows] == list(range(50))
+    assert len({name for row in rows for name in row["values"]}) == 10
+    assert "GRADIENT_METRICS__NAMES" in reader.left_out["metric_names_limit"]
+
+
+def test_a_hundred_thousand_rows_at_once_are_read_in_batches_of_bounded_memory(tmp_path):
+    path = tmp_path / "metrics"
+    path.write_text((json.dumps({f"m{number}": number / 7 for number in range(4)}) + "\n") * 100_000)
+    reader = opened(path, values=10_000_000)
+    tracemalloc.start()
+    batches = 0
+    reader.more = True
+    while reader.more:
+        rows = reader.read()
+        batches += 1
+        assert sum(len(row["values"]) for row in rows) <= shipping.BATCH_VALUES + 200
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert batches >= 20
+    assert peak < 30 * 1024**2
 
 
 def test_a_reader_keeps_up_with_a_writer(tmp_path):
@@ -172,7 +230,7 @@ def test_a_reader_keeps_up_with_a_writer(tmp_path):
 
     thread = threading.Thread(target=write)
     source = SourceFile(path)
-    reader = MetricsReader(source, "j1", 1)
+    reader = MetricsReader(source, "j1", 1, MetricSettings())
     thread.start()
     steps = []
     while True:

@@ -3,6 +3,7 @@
 import { isLive } from "./live.js";
 
 const EVERY_MS = 4000;
+const COST_SHARE = 10;
 const POINTS = 400;
 const WIDTH = 320;
 const HEIGHT = 96;
@@ -13,26 +14,38 @@ export function drawMetrics(section) {
   const address = `/jobs/${encodeURIComponent(section.dataset.metrics)}/metrics?maxPoints=${POINTS}`;
   const charts = new Map();
   let wasLive = true;
+  let tag = "";
 
   async function look() {
     const live = isLive();
+    const began = performance.now();
+    let pause = EVERY_MS;
     // Once more after the end, for what came last.
     if (!document.hidden && (live || wasLive)) {
       try {
-        const answer = await fetch(address);
-        if (answer.ok) show(section, charts, (await answer.json()).series);
-        wasLive = live;
+        const answer = await fetch(address, { headers: tag ? { "If-None-Match": tag } : {} });
+        if (answer.ok) {
+          show(section, charts, await answer.json());
+          tag = answer.headers.get("ETag") ?? "";
+        }
+        if (answer.status === 429) pause = 1000 * Number(answer.headers.get("Retry-After") ?? 0);
+        else wasLive = live;
       } catch {
         // The next look may succeed; the charts stay as they are until then.
       }
     }
-    if (live || wasLive) setTimeout(look, EVERY_MS);
+    // A server that takes long is asked less often.
+    pause = Math.max(pause, EVERY_MS, COST_SHARE * (performance.now() - began));
+    if (live || wasLive) setTimeout(look, pause);
   }
 
   look();
 }
 
-function show(section, charts, series) {
+function show(section, charts, { series, leftOut }) {
+  const note = section.querySelector("[data-left-out]");
+  note.textContent = leftOut ?? "";
+  note.hidden = !leftOut;
   for (const one of series) {
     const key = `${one.source} ${one.name}`;
     if (!charts.has(key)) {
@@ -43,7 +56,7 @@ function show(section, charts, series) {
     }
     charts.get(key).update(one);
   }
-  section.hidden = series.length === 0;
+  section.hidden = series.length === 0 && !leftOut;
 }
 
 class Chart {

@@ -14,12 +14,12 @@ from core.artifacts import ArtifactFile
 from core.jobs import queries
 from core.jobs.models import Job
 from core.retention import Kind
-from service.auth import Caller
-from service.deps import Reading, Stores
+from service.auth import Caller, Searching
+from service.deps import OpenStores, Reading, Stores
 from service.removed import GONE, refuse_removed
 from service.routes.original import s3
 from service.routes.original.links import link_to
-from service.routes.original.params import Given, Params, takes
+from service.routes.original.params import Given, Params, check_names, takes
 from service.routes.original.routing import OriginalRoute
 
 router = APIRouter(route_class=OriginalRoute)
@@ -35,7 +35,7 @@ def list_artifacts(
     """Every file, by path."""
     job = _job(session, given)
     link = partial(link_to, request, stores, caller, job.id)
-    return _shapes(given, stores.artifacts.walk(job.id, job.attempt), link)
+    return _shapes(stores, given, stores.artifacts.walk(job.id, job.attempt), link)
 
 
 @router.get(
@@ -52,7 +52,7 @@ def list_artifacts_by_page(
     page = stores.artifacts.list(job.id, job.attempt, after=given.text("startAfter"), limit=_PAGE)
     following = {} if page.next is None else {"startAfter": page.next}
     link = partial(link_to, request, stores, caller, job.id)
-    return {"data": _shapes(given, page.files, link)} | following
+    return {"data": _shapes(stores, given, page.files, link)} | following
 
 
 @router.get("/jobs/artifactsGet", name="original_get_artifacts", openapi_extra=takes("jobId", "files"), responses=GONE)
@@ -73,22 +73,29 @@ def get_artifacts(session: Reading, stores: Stores, caller: Caller, given: Given
     name="original_destroy_artifacts",
     openapi_extra=takes("files", body=True),
     responses=GONE,
+    dependencies=[Searching],
 )
 def destroy_artifacts(session: Reading, stores: Stores, given: Given, job_id: str) -> None:
     """Delete files of a job that has ended: all, or those that `files` names."""
     job = queries.get(session, job_id)
     refuse_removed(session, job, Kind.ARTIFACTS)
     wanted = given.text("files")
-    removal.remove_artifacts(stores, job, None if wanted is None else matcher(wanted))
+    removal.remove_artifacts(stores, job, None if wanted is None else matcher(stores, wanted))
 
 
-def matcher(wanted: str | None) -> Callable[[str], bool]:
-    """Whether a path is meant: by its name, by a pattern, or by one of several with commas between them."""
+def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
+    """Whether a path is meant: by its name, by a pattern, or by one of several with commas between them.
+
+    Raises:
+        SpecInvalid: There are too many patterns.
+    """
     if wanted is None:
         return lambda _: True
     parts = [part.strip() for part in wanted.split(",") if part.strip()]
     named = {wanted, *parts}
-    patterns = [re.compile(translate(part)) for part in parts if "*" in part or "?" in part]
+    globs = sorted({part for part in parts if "*" in part or "?" in part})
+    check_names(globs, stores.settings.limits.patterns, "patterns", "files")
+    patterns = [re.compile(translate(glob)) for glob in globs]
     return lambda path: path in named or any(pattern.match(path) for pattern in patterns)
 
 
@@ -98,8 +105,10 @@ def _job(session: Reading, given: Params) -> Job:
     return job
 
 
-def _shapes(given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]) -> list[dict[str, Any]]:
-    meant, sized, linked = matcher(given.text("files")), given.flag("size"), given.flag("links")
+def _shapes(
+    stores: OpenStores, given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]
+) -> list[dict[str, Any]]:
+    meant, sized, linked = matcher(stores, given.text("files")), given.flag("size"), given.flag("links")
     return [
         {"file": one.path} | ({"size": one.size} if sized else {}) | ({"url": link(one.path)} if linked else {})
         for one in files

@@ -3,13 +3,11 @@
 from typing import Any
 
 from fastapi import APIRouter
-from sqlalchemy.orm import Session
 
-from core.errors import NotFound
 from core.jobs import lifecycle, projects, queries
-from service.deps import Reading, Writing
+from service.deps import Reading, Stores, Writing
 from service.errors import problem
-from service.routes.original.params import Given, Params, takes
+from service.routes.original.params import Given, Params, check_names, takes
 from service.routes.original.routing import OriginalRoute
 
 router = APIRouter(route_class=OriginalRoute)
@@ -18,12 +16,13 @@ _JOB, _PROJECT = "job", "project"
 
 
 @router.get("/entityTags/getTags", name="original_get_tags", openapi_extra=takes("entity", "entityIds"))
-def get_tags(session: Reading, given: Given) -> dict[str, list[dict[str, Any]]]:
+def get_tags(session: Reading, stores: Stores, given: Given) -> dict[str, list[dict[str, Any]]]:
     """The tags of some jobs or projects, by id; who has none is left out."""
     entity = _entity(given)
     ids = [part for value in given.every("entityIds") for part in value.split(",") if part]
-    found = {one: _tags(session, entity, one) for one in ids}
-    return {one: [{"tag": {"name": tag}} for tag in tags] for one, tags in found.items() if tags}
+    check_names(ids, stores.settings.limits.ids, "ids", "entityIds")
+    found = queries.job_tags(session, ids) if entity == _JOB else queries.project_tags(session, ids)
+    return {one: [{"tag": {"name": tag}} for tag in found[one]] for one in ids if found.get(one)}
 
 
 @router.put(
@@ -45,12 +44,3 @@ def _entity(given: Params) -> str:
     if entity not in {_JOB, _PROJECT}:
         raise problem(("query", "entity"), f"must be {_JOB} or {_PROJECT}")
     return entity
-
-
-def _tags(session: Session, entity: str, entity_id: str) -> list[str]:
-    try:
-        if entity == _JOB:
-            return list(queries.get(session, entity_id).spec.tags)
-        return list(queries.project(session, entity_id).tags or ())
-    except NotFound:
-        return []

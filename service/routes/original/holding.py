@@ -18,11 +18,12 @@ _LOOK_SECONDS = 1.0
 T = TypeVar("T")
 
 
-async def hold(stores: OpenStores, job_id: str, look: Callable[[], T], done: Callable[[T], bool]) -> T:
+async def hold(stores: OpenStores, key: str, job_id: str, look: Callable[[], T], done: Callable[[T], bool]) -> T:
     """What `look` finds once it is what was waited for; after 10 s, or when the service stops, whatever it is then.
 
     Args:
         stores: The open stores.
+        key: Id of the API key of whoever waits; it counts as one of the logs that the key follows.
         job_id: Whose record or log is waited on.
         look: Reads, in a thread; raises if there is no such job.
         done: Whether that is what was waited for.
@@ -32,12 +33,12 @@ async def hold(stores: OpenStores, job_id: str, look: Callable[[], T], done: Cal
     found = await run()
     if done(found):
         return found
-    if stores.streams.full:
+    if stores.streams.full or stores.streams.full_for(key):
         await anyio.sleep(min(_LOOK_SECONDS, HOLD_SECONDS))  # who asks again at once is slowed down all the same
         return await run()
     folder = stores.logs.directory(job_id)
     await anyio.to_thread.run_sync(partial(folder.mkdir, parents=True, exist_ok=True))
-    with stores.streams.watching(folder) as wakes:
+    with stores.streams.counted(key), stores.streams.watching(folder) as wakes:
         while not done(found) and not wakes.stopped.is_set() and time.monotonic() < until:
             await _news(wakes, until)
             wakes.changed.clear()

@@ -11,9 +11,10 @@ from core.jobs import queries
 from core.jobs.models import Job
 from core.jobs.queries import JobFilter
 from core.jobs.states import JobState
+from service.auth import Searching
 from service.deps import OpenStores, Reading, Stores
 from service.errors import problem
-from service.routes.original.params import Given, Params, takes
+from service.routes.original.params import Given, Params, check_names, takes
 from service.routes.original.routing import OriginalRoute
 from service.routes.original.views import PREEMPTED, job_shapes
 from service.views import job_filter
@@ -29,7 +30,9 @@ _NOTHING_HAS = ("dataset", "experimentId")
 _FILTERS = ("project", "projectId", "name", "state", "machineType", "container", "command", "workspace")
 
 
-@router.get("/jobs/getJobs", name="original_get_jobs", openapi_extra=takes(*_FILTERS, *_NOTHING_HAS))
+@router.get(
+    "/jobs/getJobs", name="original_get_jobs", dependencies=[Searching], openapi_extra=takes(*_FILTERS, *_NOTHING_HAS)
+)
 def get_jobs(session: Reading, stores: Stores, given: Given) -> list[dict[str, Any]]:
     """Jobs, as the npm client and `paperspace-python` list them."""
     if any(given.text(name) for name in _NOTHING_HAS):
@@ -43,13 +46,20 @@ def get_jobs(session: Reading, stores: Stores, given: Given) -> list[dict[str, A
     return _listed(session, stores, of_spec)
 
 
-@router.get("/jobs/getJobList", name="original_get_job_list", openapi_extra=takes("filter", "tagFilter", "modelName"))
+@router.get(
+    "/jobs/getJobList",
+    name="original_get_job_list",
+    dependencies=[Searching],
+    openapi_extra=takes("filter", "tagFilter", "modelName"),
+)
 def get_job_list(session: Reading, stores: Stores, given: Given) -> dict[str, Any]:
     """Jobs, as `gradient` lists them: of a project, or with one of some tags."""
     where = _where(given)
     if where.get("experimentId"):
         return {"jobList": []}
-    wanted = JobFilter(project=where.get("project"), project_id=where.get("projectId"), tags=given.every("tagFilter"))
+    tags = given.every("tagFilter")
+    check_names(tags, stores.settings.limits.ids, "ids", "tagFilter")
+    wanted = JobFilter(project=where.get("project"), project_id=where.get("projectId"), tags=tags)
     return {"jobList": _listed(session, stores, wanted)}
 
 

@@ -21,7 +21,7 @@ from service.routes.original.paths import CLIENT_NAME
 from service.routes.original.routing import OriginalRoute
 from service.routes.original.views import PREEMPTED, job_shape
 from service.submission import Origin
-from service.uploads import Body, read_upload
+from service.uploads import Body, checked, read_upload
 from service.views import OUTSIDE_STATES
 
 router = APIRouter(route_class=OriginalRoute)
@@ -41,8 +41,9 @@ _CREATED["requestBody"] = {
 }
 
 
-async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIterator[tuple[Params, Body]]:
+async def _posted(request: Request, stores: Stores, caller: Caller) -> AsyncIterator[tuple[Params, Body]]:
     """What to run comes as JSON, or in the query beside a form of one file."""
+    stores.limits.submissions.take(caller.id)
     if not request.headers.get("content-type", "").startswith("multipart/"):
         allow_json(request, stores.settings.api)
         yield await read_params(request), Body(b"")
@@ -66,7 +67,7 @@ async def _posted(request: Request, stores: Stores, _caller: Caller) -> AsyncIte
 
 
 @router.post("/jobs/createJob", name="original_create_job", openapi_extra=_CREATED)
-def create_job(
+async def create_job(
     request: Request,
     stores: Stores,
     caller: Caller,
@@ -76,20 +77,25 @@ def create_job(
     """Submit a job."""
     given, body = posted
     spec = spec_of(given, request.headers.get(CLIENT_NAME), uploaded=body.workspace is not None)
-    with stores.measures.submitting():
-        whole = Body(json.dumps(spec).encode(), body.workspace)
-        job, _ = submission.submit(stores, Origin(caller.id, request_id, None), whole)
-    return _found(stores, job.id)
+    whole = Body(json.dumps(spec).encode(), body.workspace)
+    origin = Origin(caller.id, request_id, None)
+
+    def submitted() -> dict[str, Any]:
+        with stores.measures.submitting():
+            job, _ = submission.submit(stores, origin, whole)
+        return _found(stores, job.id)
+
+    return await checked(stores, caller.id, whole, submitted)
 
 
 @router.get("/jobs/getJob", name="original_get_job", openapi_extra=takes("jobId", "state"))
-async def get_job(stores: Stores, given: Given) -> dict[str, Any]:
+async def get_job(stores: Stores, caller: Caller, given: Given) -> dict[str, Any]:
     """One job; with `state`, held back for a while until it is in that state or has ended."""
     job_id, state = given.required("jobId"), given.text("state")
     if state not in _STATES:
         return await run_in_threadpool(_found, stores, job_id)
     wanted = _ENDED | {state} | ({"Running"} if state == "Pending" else set())
-    return await hold(stores, job_id, lambda: _found(stores, job_id), lambda job: job["state"] in wanted)
+    return await hold(stores, caller.id, job_id, lambda: _found(stores, job_id), lambda job: job["state"] in wanted)
 
 
 @router.post("/jobs/getPublicJob", name="original_get_public_job", openapi_extra=takes("jobId", body=True))
@@ -116,6 +122,7 @@ def destroy_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) 
 @router.post("/jobs/{job_id}/clone", name="original_clone_job")
 def clone_job(stores: Stores, caller: Caller, request_id: RequestId, job_id: str) -> dict[str, Any]:
     """Submit the same job again, on the same workspace."""
+    stores.limits.submissions.take(caller.id)
     with stores.measures.submitting():
         job, _ = submission.clone(stores, Origin(caller.id, request_id, None), job_id)
     return _found(stores, job.id)

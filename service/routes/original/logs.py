@@ -7,6 +7,7 @@ from fastapi import APIRouter
 
 from core.jobs import queries
 from core.jobs.models import Job
+from service.auth import Caller
 from service.deps import OpenStores, Stores
 from service.routes.logs import log_page
 from service.routes.original.holding import hold
@@ -23,12 +24,12 @@ _MOST = 10_000
 
 
 @router.get("/jobs/logs", name="original_read_log", openapi_extra=takes("jobId", "line", "limit"))
-async def read_log(stores: Stores, given: Given) -> list[dict[str, Any]]:
+async def read_log(stores: Stores, caller: Caller, given: Given) -> list[dict[str, Any]]:
     """Rows after row `line`; held back for a while if there are none yet."""
     job_id = given.required("jobId")
     line = given.number("line", 0, 0, MAX_LINE)
     limit = given.number("limit", _LIMIT, 1, _MOST)
-    return await hold(stores, job_id, lambda: _rows(stores, job_id, line, limit), bool)
+    return await hold(stores, caller.id, job_id, lambda: _rows(stores, job_id, line, limit), bool)
 
 
 def _rows(stores: OpenStores, job_id: str, after: int, limit: int) -> list[dict[str, Any]]:

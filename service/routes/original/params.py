@@ -6,7 +6,7 @@ booleans come as such or as text, `true` from one client and `True` from another
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -148,6 +148,20 @@ def parse_object(text: bytes, name: str) -> dict[str, Any]:
     if found is not None and not isinstance(found, dict):
         raise SpecInvalid(f"{name}: must be a JSON object.", field=name)
     return found or {}
+
+
+def check_names(given: Sequence[str], limit: int, setting: str, field: str) -> None:
+    """Refuse a request that names too many things.
+
+    Raises:
+        SpecInvalid: There are more than `limit` of them.
+    """
+    if len(given) > limit:
+        raise SpecInvalid(
+            f"{field}: {len(given):,} {setting} are more than the {limit:,} that one request may name "
+            f"(GRADIENT_LIMITS__{setting.upper()}). Send them in several requests.",
+            field=field,
+        )
 
 
 def takes(*names: str, body: bool = False) -> dict[str, Any]:

@@ -220,33 +220,6 @@ def test_a_lost_job_is_given_up(database, submit, attempts, stop, expected):
         move(database, lifecycle.ended, job, "completed", exit_code=0)
 
 
-def test_metrics_that_are_there_are_left_as_they_are(database, submit):
-    job = submit()
-    row = {"job_id": job.id, "attempt": 1, "source": "job", "offset": 0, "step": 1.0, "at": job.created_at}
-    move(database, lifecycle.add_metrics, [row | {"values": {"loss": 1.0, "lr": None}}])
-    move(
-        database,
-        lifecycle.add_metrics,
-        [row | {"values": {"loss": 9.0}}, row | {"offset": 40, "values": {"loss": 2.0}}],
-    )
-    with database.read() as session:
-        series = {one.name: [value for _, _, value in one.points] for one in queries.metrics(session, job.id)}
-        assert series == {"loss": [1.0, 2.0], "lr": [None]}
-        assert queries.metrics_offset(session, job.id, 1) == 40
-
-
-def test_very_many_metrics_are_thinned_and_keep_their_end(database, submit, monkeypatch):
-    monkeypatch.setattr(queries, "MAX_METRIC_ROWS", 10)
-    job = submit()
-    row = {"job_id": job.id, "attempt": 1, "source": "job", "at": job.created_at}
-    rows = [row | {"offset": n, "step": float(n), "values": {"loss": float(n)}} for n in range(95)]
-    move(database, lifecycle.add_metrics, rows)
-    with database.read() as session:
-        (series,) = queries.metrics(session, job.id)
-    steps = [step for step, _, _ in series.points]
-    assert steps == [*range(0, 95, 10), 94]
-
-
 def test_a_spec_that_would_be_refused_today_can_still_be_read(submit):
     job = submit(name="fine")
     job.spec_json = job.spec_json | {"name": "two\nlines", "field of a later release": 1}

@@ -1,0 +1,208 @@
+"""Limits per API key: requests and submissions a minute, queued jobs, and slots for expensive requests.
+
+All of them answer 429 with the limit, its setting and a time to come back. Rates and slots are counted by each API
+process for itself; queued jobs are counted in the database.
+"""
+
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+from sqlalchemy import ColumnElement, func, literal, select
+from sqlalchemy.orm import Session
+
+from core.errors import LimitReached
+from core.jobs.models import Job
+from core.jobs.states import JobState
+from core.settings import LimitSettings
+
+_WINDOW_SECONDS = 60.0
+_IDLE_KEYS = 4096
+_QUEUE_RETRY_SECONDS = 30.0
+_SLOT_RETRY_SECONDS = 5.0
+_COUNT_SHARE = 8
+_COUNT_SECONDS = 5.0
+
+
+def limit_reached(limit: int, of: str, setting: str, retry_after: float) -> LimitReached:
+    """The refusal of a request that is over a limit.
+
+    Args:
+        limit: The limit's value.
+        of: What it limits, in the plural.
+        setting: Name of its field in `LimitSettings`.
+        retry_after: Seconds until a repeat may succeed.
+    """
+    return LimitReached(f"Limit reached: {limit:,} {of} (GRADIENT_LIMITS__{setting.upper()}).", retry_after)
+
+
+class RateLimit:
+    """A token bucket for each key: full at first, refilled evenly over a minute.
+
+    A bucket is stored as the moment at which it will be full again (generic cell rate algorithm), so an idle key costs
+    nothing.
+
+    Args:
+        per_minute: Size of a bucket, and tokens a minute; 0: no limit.
+        of: What a token is for, in the plural.
+        setting: Name of the limit's field in `LimitSettings`.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, per_minute: int, of: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._of = of
+        self._setting = setting
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._full_at: dict[str, float] = {}
+
+    def take(self, key: str) -> None:
+        """Take one token of a key.
+
+        Raises:
+            LimitReached: The key's bucket is empty.
+        """
+        if self._per_minute == 0:
+            return
+        now = self._clock()
+        with self._lock:
+            full_at = max(self._full_at.get(key, now), now) + _WINDOW_SECONDS / self._per_minute
+            wait = full_at - now - _WINDOW_SECONDS
+            if wait > 1e-9:  # noqa: PLR2004 - rounding of a full bucket's last token
+                raise limit_reached(self._per_minute, f"{self._of} a minute for one key", self._setting, wait)
+            self._full_at[key] = full_at
+            if len(self._full_at) > _IDLE_KEYS:
+                self._full_at = {one: at for one, at in self._full_at.items() if at > now}
+
+
+class Slots:
+    """Slots of each key for requests that are expensive; who finds none free waits in the event loop, not in a thread.
+
+    Args:
+        per_key: Slots of one key; 0: no limit.
+        of: What a slot is for, in the plural.
+        setting: Name of the limit's field in `LimitSettings`.
+        wait_seconds: How long a request waits before it is refused.
+    """
+
+    def __init__(self, per_key: int, of: str, setting: str, *, wait_seconds: float) -> None:
+        self._per_key = per_key
+        self._of = of
+        self._setting = setting
+        self._wait_seconds = wait_seconds
+        self._used: dict[str, _Slot] = {}
+
+    @asynccontextmanager
+    async def taken(self, key: str) -> AsyncIterator[None]:
+        """A slot of a key, while the block lasts.
+
+        Raises:
+            LimitReached: None became free in time.
+        """
+        if self._per_key == 0:
+            yield
+            return
+        slot = self._used.setdefault(key, _Slot(anyio.Semaphore(self._per_key)))
+        slot.users += 1
+        try:
+            with anyio.move_on_after(self._wait_seconds) as waiting:
+                await slot.free.acquire()
+            if waiting.cancelled_caught:
+                raise limit_reached(
+                    self._per_key, f"{self._of} at once for one key", self._setting, _SLOT_RETRY_SECONDS
+                )
+            try:
+                yield
+            finally:
+                slot.free.release()
+        finally:
+            slot.users -= 1
+            if not slot.users:
+                self._used.pop(key, None)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The slots of one key, and how many requests use or await one."""
+
+    free: anyio.Semaphore
+    users: int = 0
+
+
+class QueueLimit:
+    """Limits of how many jobs may be queued, per key and per project.
+
+    The database counts, at most up to the limit. While a limit is far away it is not counted for each submission:
+    after a count this process grants an eighth of what was free, for a few seconds, without another one.
+    """
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._granted: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def check(self, session: Session, job: Job) -> None:
+        """Refuse a job that was made in this transaction, if it is one too many.
+
+        Raises:
+            LimitReached: Its key or its project has too many queued jobs.
+        """
+        settings = self._settings
+        self._check(session, Job.submitted_by == job.submitted_by, job.submitted_by, settings.queued_per_key, "one key")
+        self._check(
+            session, Job.project_id == job.project_id, job.project_id, settings.queued_per_project, "one project"
+        )
+
+    def _check(self, session: Session, owned: ColumnElement[bool], owner: str, limit: int, of: str) -> None:
+        setting = f"queued_per_{of.removeprefix('one ')}"
+        if limit == 0 or self._is_granted((setting, owner)):
+            return
+        queued = select(literal(1)).where(Job.state == JobState.QUEUED, owned).limit(limit + 1)
+        free = limit - (session.scalar(select(func.count()).select_from(queued.subquery())) or 0)
+        if free < 0:
+            raise limit_reached(limit, f"queued jobs of {of}", setting, _QUEUE_RETRY_SECONDS)
+        with self._lock:
+            if len(self._granted) > _IDLE_KEYS:
+                self._granted.clear()
+            self._granted[setting, owner] = (free // _COUNT_SHARE, time.monotonic() + _COUNT_SECONDS)
+
+    def _is_granted(self, which: tuple[str, str]) -> bool:
+        with self._lock:
+            left, until = self._granted.get(which, (0, 0.0))
+            if left <= 0 or time.monotonic() >= until:
+                return False
+            self._granted[which] = (left - 1, until)
+            return True
+
+
+class Limits:
+    """Every limit of one API process.
+
+    Attributes:
+        settings: Their values.
+        requests: Taken once for each request that carries a key.
+        submissions: Taken once for each submission, dry run and clone.
+        queue: Checked for each job that is made.
+        searches: Slots for requests that read much of the record.
+        uploads: Slots for submissions with an archive, which is read through in the request.
+    """
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self.settings = settings
+        self.requests = RateLimit(settings.requests_per_minute, "requests", "requests_per_minute")
+        self.submissions = RateLimit(settings.submissions_per_minute, "submissions", "submissions_per_minute")
+        self.queue = QueueLimit(settings)
+        self.searches = Slots(settings.searches, "searches", "searches", wait_seconds=settings.wait_seconds)
+        self.uploads = Slots(settings.uploads, "uploads", "uploads", wait_seconds=settings.wait_seconds)
+        self._readers: anyio.CapacityLimiter | None = None
+
+    @property
+    def archive_readers(self) -> anyio.CapacityLimiter:
+        """Threads that read archives, of all keys together, apart from the threads of other requests."""
+        if self._readers is None:
+            self._readers = anyio.CapacityLimiter(self.settings.archives)
+        return self._readers
