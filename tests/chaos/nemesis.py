@@ -1,0 +1,163 @@
+"""Injects faults: each kind alone first, until jobs succeed again, then many that overlap."""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from chaos.clients import Clients
+from chaos.faults import ALL_WORKERS, FAULTS, Aborted, Fault, Hands
+from chaos.stack import API, DOCKER_TYPE, MOCK_TYPE, Stack
+
+RECOVERY_SECONDS = 180
+"""A canary that has not succeeded so long after a fault's end is a violation."""
+PAUSE_SECONDS = (1.5, 8.0)
+"""Between the beginnings of two faults that may overlap."""
+_CANARY_SECONDS = 3.0
+
+
+@dataclass
+class Injected:
+    """One fault that was injected; times are of the monotonic clock, seconds."""
+
+    fault: Fault
+    alone: bool
+    began: float
+    chosen: dict[str, str]
+    ended: float | None = None
+    failed: str = ""
+    """Why it could not be injected or mended; then it counts for nothing."""
+    recovered: dict[str, float | None] = field(default_factory=dict)
+    """By machine type, seconds from its end until the first canary had succeeded; None: none did."""
+
+
+class Nemesis:
+    """Does it, and remembers what it did.
+
+    Args:
+        stack: The service.
+        clients: Whose jobs are harmed.
+        seed: Of its choices.
+        kinds: The faults to draw from.
+        say: Tells of progress.
+    """
+
+    def __init__(
+        self, stack: Stack, clients: Clients, seed: int, kinds: Sequence[Fault] = FAULTS, say: Callable = print
+    ) -> None:
+        self.injected: list[Injected] = []
+        self.aborted = threading.Event()
+        self._stack, self._clients, self._kinds, self._say = stack, clients, kinds, say
+        self._chance = random.Random(f"{seed} nemesis")  # noqa: S311 - repeatable, not secret
+        self._taken: set[str] = set()
+        self._change = threading.Condition()
+        self._threads: list[threading.Thread] = []
+
+    def each_alone(self, most: int) -> None:
+        """Inject every kind once, and wait after each until canaries succeed."""
+        for fault in self._kinds[:most]:
+            self._inject(fault, alone=True)
+            self._threads[-1].join()
+            if self.aborted.is_set():
+                return
+
+    def overlapping(self, count: int) -> None:
+        """Inject so many, drawn by their weights; none waits for another unless both need the same part."""
+        weights = [fault.weight for fault in self._kinds]
+        for _ in range(count):
+            self._inject(self._chance.choices(self._kinds, weights)[0], alone=False)
+            if self.aborted.wait(self._chance.uniform(*PAUSE_SECONDS)):
+                return
+
+    def wait(self) -> None:
+        """Until all faults have ended and were recovered from."""
+        for thread in self._threads:
+            thread.join()
+
+    # ---- One fault
+
+    def _inject(self, fault: Fault, *, alone: bool) -> None:
+        chosen: dict[str, str] = {}
+        with self._change:
+            while (found := self._free(fault)) is None and not self.aborted.is_set():
+                self._change.wait(1)
+            chosen = found or {}
+            parts = {chosen.get(part, part) for part in fault.touches}
+            self._taken |= parts
+        one = Injected(fault, alone, time.monotonic(), chosen)
+        self.injected.append(one)
+        hands = Hands(self._stack, self._clients, random.Random(self._chance.random()), self.aborted)  # noqa: S311
+        self._threads.append(threading.Thread(target=self._run, args=(one, hands, parts), daemon=True))
+        self._threads[-1].start()
+
+    def _free(self, fault: Fault) -> dict[str, str] | None:
+        """Which processes it is done to, if nothing that it touches is taken."""
+        chosen = {}
+        for part in fault.touches:
+            anyone = {"api": API, "worker": ALL_WORKERS}.get(part, (part,))
+            free = [name for name in anyone if name not in self._taken]
+            if not free:
+                return None
+            if anyone != (part,):
+                chosen[part] = self._chance.choice(free)
+        return chosen
+
+    def _run(self, one: Injected, hands: Hands, parts: set[str]) -> None:
+        try:
+            one.fault.inject(hands, one.chosen)
+        except Aborted:
+            pass
+        except Exception as error:  # noqa: BLE001 - counted, and told: the run goes on without it
+            one.failed = repr(error)
+        one.ended = time.monotonic()
+        with self._change:
+            self._taken -= parts
+            self._change.notify_all()
+        if not self.aborted.is_set() and not one.failed:
+            self._await_recovery(one, hands.chance)
+        self._tell(one)
+
+    def _await_recovery(self, one: Injected, chance: random.Random) -> None:
+        waits = [
+            threading.Thread(target=self._canaries, args=(one, machine_type, chance), daemon=True)
+            for machine_type in (MOCK_TYPE, DOCKER_TYPE)
+        ]
+        for thread in waits:
+            thread.start()
+        for thread in waits:
+            thread.join()
+
+    def _canaries(self, one: Injected, machine_type: str, chance: random.Random) -> None:
+        """Submit a canary every few seconds until one has succeeded."""
+        assert one.ended is not None
+        one.recovered[machine_type] = None
+        done = threading.Event()
+
+        def follow() -> None:
+            with contextlib.suppress(TimeoutError):
+                canary = self._clients.submit("canary", machine_type, chance)
+                while not (done.is_set() or self.aborted.is_set()):
+                    if self._clients.state(canary.job_id, chance.randrange(2)) == "Stopped":
+                        done.set()
+                    time.sleep(0.1)
+
+        while time.monotonic() - one.ended < RECOVERY_SECONDS and not self.aborted.is_set():
+            threading.Thread(target=follow, daemon=True).start()
+            if done.wait(_CANARY_SECONDS):
+                one.recovered[machine_type] = time.monotonic() - one.ended
+                return
+
+    def _tell(self, one: Injected) -> None:
+        assert one.ended is not None
+        figures = ", ".join(
+            f"{machine_type} {'not' if seconds is None else f'{seconds:.1f} s'}"
+            for machine_type, seconds in sorted(one.recovered.items())
+        )
+        self._say(
+            f"{len([each for each in self.injected if each.ended])} "
+            f"{one.fault.name} {' '.join(one.chosen.values())}: {one.ended - one.began:.1f} s"
+            f"{' FAILED ' + one.failed if one.failed else ''}; recovered: {figures or '-'}; "
+            f"{len(self._clients.accepted)} jobs, {len(self._clients.under_way())} under way"
+        )
