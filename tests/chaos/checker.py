@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from chaos.clients import Clients
+from chaos.nemesis import RECOVERY_SECONDS, Injected, Nemesis
+from chaos.stack import DOCKER_TYPE, Stack
+from chaos.workload import Accepted
 from deployment import wait_until
 from faults.contained import ENGINES_OWN, inventory, shims
 from faults.history import GAP, History, collect, violations
 from faults.truth import Truth
 from sqlalchemy import text
 
-from chaos.clients import Clients
-from chaos.nemesis import RECOVERY_SECONDS, Injected, Nemesis
-from chaos.stack import DOCKER_TYPE, Stack
-from chaos.workload import Accepted
 from core.jobs.models import HeldPort, Job, Outbox
 from core.jobs.states import REASONS, TERMINAL, Fault
 
@@ -124,17 +124,14 @@ class Checker:
             job_id = next(iter(_JOB_ID.findall(words)), "")
             if "its log is not what it printed" in words:
                 truths = [one for (owner, _), one in sorted(history.truths.items()) if owner == job_id]
-                words = log_difference(history.served[job_id].raw, truths)
-                if words:
-                    yield f"I6 {job_id}: {words}"
+                if difference := log_difference(history.served[job_id].raw, truths):
+                    yield f"I6 {job_id}: {difference}"
             elif not (job_id in deleted and job_id not in rows):
                 yield words
         self.outcome.checked["logs"] = len(history.served)
         self.outcome.checked["log bytes"] = sum(len(one.raw) for one in history.served.values())
 
-    def _ending(
-        self, one: Accepted, row: dict[str, Any], truths: dict[int, Truth], history: History
-    ) -> Iterator[str]:
+    def _ending(self, one: Accepted, row: dict[str, Any], truths: dict[int, Truth], history: History) -> Iterator[str]:
         """I13."""
         if row["state"] not in TERMINAL:
             return
@@ -152,7 +149,7 @@ class Checker:
         for attempt in (each for each in history.attempts if each["job_id"] == one.job_id):
             signalled = attempt["reason"] in _SIGNALS and attempt["reason"] != one.wanted.reason
             if signalled and not one.stop_asked and attempt["attempt"] != row["attempt"]:
-                yield f"I13 {said}attempt {attempt['attempt']} ended by {attempt['reason']}, and nobody had signalled it"
+                yield f"I13 {said}attempt {attempt['attempt']} ended by {attempt['reason']}, nobody had signalled it"
         own = truths.get(row["attempt"])
         if own is not None and own.ended_at is not None and row["finished_at"] is not None:
             self.outcome.recorded_after.append(row["finished_at"].timestamp() - own.ended_at)
@@ -229,7 +226,9 @@ class Checker:
                     self._now(f"I17 {left} {what} are left")
         kept = inventory(self._stack.server) - self._before
         self._add([f"I17 {kind} {name} is left in the engine" for kind, name in kept if kind not in ENGINES_OWN], {})
-        own = [f"{number} x {kind}" for kind, number in Counter(kind for kind, _ in kept if kind in ENGINES_OWN).items()]
+        own = [
+            f"{number} x {kind}" for kind, number in Counter(kind for kind, _ in kept if kind in ENGINES_OWN).items()
+        ]
         if own or shims(self._stack.server):
             forgotten = ", ".join([f"{len(shims(self._stack.server))} shims", *own])
             self.outcome.notes.append(f"Docker's own, forgotten by a killed engine: {forgotten}")
@@ -273,4 +272,3 @@ def log_difference(raw: bytes, attempts: list[Truth]) -> str:
     if place < len(wanted) and not any(one.unsaid for one in attempts):
         return f"of {len(wanted)} lines that were printed, those from {place + 1} on are not in it"
     return ""
-

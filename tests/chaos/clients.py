@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from dockerserver import SHELL
-
-from sqlalchemy.exc import DatabaseError
-
 from chaos.stack import DOCKER_TYPE, Stack, new_key
 from chaos.workload import KINDS, Accepted, draw
+from dockerserver import SHELL
+from sqlalchemy.exc import DatabaseError
+
 from core.errors import StoreUnavailable
 
 CLIENTS = 4

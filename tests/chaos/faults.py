@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from sqlalchemy import text
-
 from chaos.clients import Clients
 from chaos.stack import API, DOCKER_WORKER, HOME_BYTES, WORKERS, Stack
+from sqlalchemy import text
 
 ALL_WORKERS = (*WORKERS, DOCKER_WORKER)
 LEASE_SECONDS = 60

@@ -4,12 +4,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from faults.table import aligned
-
 from chaos.checker import Found, Outcome, near
 from chaos.nemesis import Injected
 from chaos.stack import DOCKER_TYPE, MOCK_TYPE
 from chaos.vitals import Vitals
+from faults.table import aligned
 
 _HEAD = ("fault", "n", "violations", "alone: mock", "docker", "overlapping: mock p50", "max", "docker p50", "max")
 _LONGEST = 12
@@ -20,7 +19,7 @@ def lines(injected: Sequence[Injected], outcome: Outcome, vitals: Sequence[Vital
     """The report."""
     yield from table(injected, outcome.violations)
     yield ""
-    yield "Seconds from a fault's end to the first canary that had succeeded. A violation counts for each fault near it."
+    yield "Seconds from a fault's end until a first canary had succeeded. A violation counts for each fault near it."
     yield f"Checked: {', '.join(f'{count:,} {what}' for what, count in outcome.checked.items())}."
     if later := sorted(outcome.recorded_after):
         p50, p90, p99 = (later[int(share * (len(later) - 1))] for share in (0.5, 0.9, 0.99))

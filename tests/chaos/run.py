@@ -9,12 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dockerserver import missing_for_docker
-from faults.contained import inventory
-from postgres import find_binaries
-from redisserver import find_redis
-from smalldisk import find_mount
-
 from chaos import report, vitals
 from chaos.checker import Checker, Found, Outcome
 from chaos.clients import Clients
@@ -22,6 +16,11 @@ from chaos.clock import find_compiler
 from chaos.faults import FAULTS, Fault
 from chaos.nemesis import Nemesis
 from chaos.stack import running_stack
+from dockerserver import missing_for_docker
+from faults.contained import inventory
+from postgres import find_binaries
+from redisserver import find_redis
+from smalldisk import find_mount
 
 _FOLLOWERS_SECONDS = 120
 
@@ -103,7 +102,7 @@ def _mended(nemesis: Nemesis) -> Iterator[None]:
 @contextlib.contextmanager
 def place(*, keep: Callable[[], bool]) -> Iterator[Path]:
     """A folder for a run, which goes at its end unless it is to be looked at."""
-    folder = Path(tempfile.mkdtemp(prefix="gradient-chaos-", dir="/var/tmp"))  # noqa: S108 - a name of its own
+    folder = Path(tempfile.mkdtemp(prefix="gradient-chaos-", dir="/var/tmp"))
     try:
         yield folder
     finally:

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 
 import psutil
-
 from chaos.stack import Stack
 
 MOST_MORE_FILES = 100
