@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from chaos.clients import Clients
 from chaos.faults import ALL_WORKERS, FAULTS, Aborted, Fault, Hands
-from chaos.stack import API, DOCKER_TYPE, MOCK_TYPE, Stack
+from chaos.stack import API, BACKENDS, Stack
 
 RECOVERY_SECONDS = 180
 """A canary that has not succeeded so long after a fault's end is a violation."""
-PAUSE_SECONDS = (1.5, 8.0)
+PAUSE_SECONDS = (1.0, 7.0)
 """Between the beginnings of two faults that may overlap."""
 _CANARY_SECONDS = 3.0
+_AHEAD = 8
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Nemesis:
         self.injected: list[Injected] = []
         self.aborted = threading.Event()
         self._stack, self._clients, self._kinds, self._say = stack, clients, kinds, say
+        self._seed = seed
         self._chance = random.Random(f"{seed} nemesis")  # noqa: S311 - repeatable, not secret
         self._taken: set[str] = set()
         self._change = threading.Condition()
@@ -58,16 +60,16 @@ class Nemesis:
     def each_alone(self, most: int) -> None:
         """Inject every kind once, and wait after each until canaries succeed."""
         for fault in self._kinds[:most]:
-            self._inject(fault, alone=True)
+            self._inject_one_of([fault], alone=True)
             self._threads[-1].join()
             if self.aborted.is_set():
                 return
 
     def overlapping(self, count: int) -> None:
-        """Inject so many, drawn by their weights; none waits for another unless both need the same part."""
-        weights = [fault.weight for fault in self._kinds]
-        for _ in range(count):
-            self._inject(self._chance.choices(self._kinds, weights)[0], alone=False)
+        """Inject so many, drawn by their weights, nearly in the order drawn: one whose part is taken lets others pass."""
+        drawn = self._chance.choices(self._kinds, [fault.weight for fault in self._kinds], k=count)
+        while drawn:
+            self._inject_one_of(drawn, alone=False)
             if self.aborted.wait(self._chance.uniform(*PAUSE_SECONDS)):
                 return
 
@@ -78,17 +80,20 @@ class Nemesis:
 
     # ---- One fault
 
-    def _inject(self, fault: Fault, *, alone: bool) -> None:
-        chosen: dict[str, str] = {}
+    def _inject_one_of(self, drawn: list[Fault], *, alone: bool) -> None:
+        """Begin with the first whose parts are free, and take it off the list."""
         with self._change:
-            while (found := self._free(fault)) is None and not self.aborted.is_set():
+            while not (able := [one for one in drawn[:_AHEAD] if self._free(one) is not None]):
                 self._change.wait(1)
-            chosen = found or {}
+            fault = able[0]
+            drawn.remove(fault)
+            chosen = self._free(fault) or {}
             parts = {chosen.get(part, part) for part in fault.touches}
             self._taken |= parts
         one = Injected(fault, alone, time.monotonic(), chosen)
         self.injected.append(one)
-        hands = Hands(self._stack, self._clients, random.Random(self._chance.random()), self.aborted)  # noqa: S311
+        chance = random.Random(f"{self._seed} fault {len(self.injected)}")  # noqa: S311 - repeatable, not secret
+        hands = Hands(self._stack, self._clients, chance, self.aborted)
         self._threads.append(threading.Thread(target=self._run, args=(one, hands, parts), daemon=True))
         self._threads[-1].start()
 
@@ -122,7 +127,7 @@ class Nemesis:
     def _await_recovery(self, one: Injected, chance: random.Random) -> None:
         waits = [
             threading.Thread(target=self._canaries, args=(one, machine_type, chance), daemon=True)
-            for machine_type in (MOCK_TYPE, DOCKER_TYPE)
+            for machine_type in BACKENDS
         ]
         for thread in waits:
             thread.start()
@@ -152,7 +157,7 @@ class Nemesis:
     def _tell(self, one: Injected) -> None:
         assert one.ended is not None
         figures = ", ".join(
-            f"{machine_type} {'not' if seconds is None else f'{seconds:.1f} s'}"
+            f"{BACKENDS[machine_type]} {'not' if seconds is None else f'{seconds:.1f} s'}"
             for machine_type, seconds in sorted(one.recovered.items())
         )
         self._say(

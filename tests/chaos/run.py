@@ -1,6 +1,7 @@
 """One chaos run, from an empty folder to a report."""
 
 import contextlib
+import logging
 import shutil
 import tempfile
 import threading
@@ -62,11 +63,12 @@ def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outcome:
         folder: An empty one, for everything that is written.
         say: Tells of progress, a line at a time.
     """
+    logging.getLogger("core.db").setLevel(logging.CRITICAL)  # the harness reads a database that it breaks
     with running_stack(folder) as stack:
         say(f"the service is ready; its processes' logs: {folder}/home-*.log")
         before = inventory(stack.server)
         clients = Clients(stack, plan.seed)
-        watch = vitals.Watch(stack)
+        watch = vitals.Watch(stack, folder / "vitals.csv")
         nemesis = Nemesis(stack, clients, plan.seed, plan.kinds, say)
         checker = Checker(stack, clients, nemesis, before)
         outcome = checker.outcome

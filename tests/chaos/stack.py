@@ -30,6 +30,7 @@ RESTART_SECONDS = 2.0
 HOME_BYTES = 2 * 1024**3
 API, WORKERS, DOCKER_WORKER = ("api1", "api2"), ("w1", "w2"), "w3"
 MOCK_TYPE, DOCKER_TYPE = "Simulated CPU", "CPU"
+BACKENDS = {MOCK_TYPE: "mock", DOCKER_TYPE: "docker"}
 _CATALOGUE = f"""
 ["{MOCK_TYPE}"]
 aliases = []

@@ -4,6 +4,8 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
 
 import psutil
 from chaos.stack import Stack
@@ -37,11 +39,19 @@ class Vitals:
 
 
 class Watch:
-    """Measures every process of a stack now and then, until it is ended."""
+    """Measures every process of a stack now and then, until it is ended.
 
-    def __init__(self, stack: Stack, seconds: float = 2.0) -> None:
+    Args:
+        stack: Whose.
+        file: Where every measurement is kept, as CSV.
+        seconds: Between two measurements.
+    """
+
+    def __init__(self, stack: Stack, file: Path, seconds: float = 2.0) -> None:
         self.processes: dict[int, Vitals] = {}
         self._stack = stack
+        self._began = time.monotonic()
+        self._file = file
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._measure_forever, args=(seconds,), daemon=True)
         self._thread.start()
@@ -53,13 +63,15 @@ class Watch:
         return sorted(self.processes.values(), key=lambda one: (one.name, one.since))
 
     def _measure_forever(self, seconds: float) -> None:
-        while not self._ending.wait(seconds):
-            for name, kept in self._stack.services.items():
-                if kept.process is not None:
-                    with contextlib.suppress(psutil.Error):
-                        self._measure(name, kept.process.pid)
+        with self._file.open("w", buffering=1) as file:
+            file.write("seconds,process,pid,files,mib\n")
+            while not self._ending.wait(seconds):
+                for name, kept in self._stack.services.items():
+                    if kept.process is not None:
+                        with contextlib.suppress(psutil.Error):
+                            self._measure(name, kept.process.pid, file)
 
-    def _measure(self, name: str, pid: int) -> None:
+    def _measure(self, name: str, pid: int, file: TextIO) -> None:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return
@@ -68,6 +80,7 @@ class Watch:
         one.files, one.mib = process.num_fds(), process.memory_info().rss / 1024**2
         if one.seconds < _SETTLED_SECONDS:
             one.first_files, one.first_mib = one.files, one.mib
+        file.write(f"{time.monotonic() - self._began:.0f},{name},{pid},{one.files},{one.mib:.0f}\n")
         one.most_files = max(one.most_files, one.files)
         one.most_mib = max(one.most_mib, one.mib)
 
