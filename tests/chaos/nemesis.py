@@ -66,7 +66,7 @@ class Nemesis:
                 return
 
     def overlapping(self, count: int) -> None:
-        """Inject so many, drawn by their weights, nearly in the order drawn: one whose part is taken lets others pass."""
+        """Inject so many, drawn by their weights; one whose part is taken lets those after it pass."""
         drawn = self._chance.choices(self._kinds, [fault.weight for fault in self._kinds], k=count)
         while drawn:
             self._inject_one_of(drawn, alone=False)
