@@ -11,7 +11,7 @@ from chaos.clients import Clients
 from chaos.faults import ALL_WORKERS, FAULTS, Aborted, Fault, Hands
 from chaos.stack import API, BACKENDS, Stack
 
-RECOVERY_SECONDS = 180
+RECOVERY_SECONDS = 3 * PATIENCE
 """A canary that has not succeeded so long after a fault's end is a violation."""
 PAUSE_SECONDS = (1.0, 7.0)
 """Between the beginnings of two faults that may overlap."""

@@ -7,7 +7,7 @@ from chaos.run import Plan, run
 from chaos.vitals import Vitals, leaks
 from faults.truth import Truth
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 QUICK = ("worker kill -9", "Redis kill -9, wiped", "dockerd kill -9", "API kill -9", "stops and deletes")
 
