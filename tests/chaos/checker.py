@@ -29,6 +29,7 @@ from faults.history import GAP, History, collect, violations
 from faults.truth import Truth
 from sqlalchemy import text
 
+from core.jobs.lifecycle import MAX_MACHINE_FAULTS
 from core.jobs.models import HeldPort, Job, Outbox
 from core.jobs.states import REASONS, TERMINAL, Fault
 
@@ -138,8 +139,7 @@ class Checker:
         said = f"{one.job_id} ({one.kind}, {row['backend']}) is {row['state']} by {row['reason']}: "
         lost = self._container_lost(one, row)
         wanted = {one.wanted.reason} | ({"stopped_by_user"} if one.stop_asked else set())
-        reason = REASONS.get(row["reason"])
-        if row["reason"] not in wanted and not (lost and reason and reason.fault in _NOT_THE_USERS):
+        if row["reason"] not in wanted and not self._documented(row, began=bool(truths), lost=lost):
             began = "its command had begun" if truths else "no command of it ever began"
             yield f"I13 {said}{row['reason_detail']}; wanted {sorted(wanted)}; {began}{self._told_by(truths)}"
         elif row["reason"] == one.wanted.reason and one.wanted.code not in {None, row["exit_code"]}:
@@ -153,6 +153,15 @@ class Checker:
         own = truths.get(row["attempt"])
         if own is not None and own.ended_at is not None and row["finished_at"] is not None:
             self.outcome.recorded_after.append(row["finished_at"].timestamp() - own.ended_at)
+
+    def _documented(self, row: dict[str, Any], *, began: bool, lost: bool) -> bool:
+        """Whether a fault of the machine may end it for good: its container was lost, or too many faults met it."""
+        reason = REASONS.get(row["reason"])
+        if reason is None or reason.fault not in _NOT_THE_USERS or reason.name == "internal_error":
+            return False
+        gave_up = not began and row["machine_faults"] >= MAX_MACHINE_FAULTS
+        self.outcome.checked["jobs given up after as many faults of machines as are repeated"] += gave_up
+        return lost or gave_up
 
     @staticmethod
     def _told_by(truths: dict[int, Truth]) -> str:

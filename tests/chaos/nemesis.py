@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from chaos.clients import Clients
 from chaos.faults import ALL_WORKERS, FAULTS, Aborted, Fault, Hands
 from chaos.stack import API, BACKENDS, Stack
+from deployment import PATIENCE
 
 RECOVERY_SECONDS = 3 * PATIENCE
 """A canary that has not succeeded so long after a fault's end is a violation."""
