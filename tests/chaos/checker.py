@@ -4,7 +4,8 @@ I13  every job ends as its kind does: nobody's fault is told as the user's, and 
      repeat would have mended
 I14  what an attempt left is kept, whole
 I15  a follower is sent every line of the log once, in order, over any number of connections
-I16  the service answers with what it means: no status of 500 and more but 503
+I16  what is away is told as away: no status of 500 and more but 503, and no worker takes a database that does not
+     answer for a fault of its own
 I17  nothing is left when all is over: messages, ports, connections, locks, what the engine made
 I18  no process opens more and more files, or takes more and more memory
 """
@@ -34,6 +35,11 @@ from core.jobs.models import HeldPort, Job, Outbox
 from core.jobs.states import REASONS, TERMINAL, Fault
 
 _SHELLS_OWN = re.compile(rb"Terminated|Killed|No space left on device|write error|I/O error|Hangup|sh: |tee: |bash: ")
+_WORKERS_FAULT = re.compile(
+    r"^(?P<at>\d{4}-\S+Z) \[\w+ *\] (?P<event>attempt_failed|round_failed)\b.*?(?=^\d{4}-\d\d-\d\dT|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+_DATABASE_AWAY = re.compile(r"^sqlalchemy\.exc\.(?:OperationalError|InterfaceError).*$", re.MULTILINE)
 _NOT_THE_USERS = {Fault.MACHINE, Fault.SERVICE}
 _SIGNALS = {"signalled", "killed", "out_of_memory"}
 _JOB_ID = re.compile(r"\bj[a-z0-9]{13}\b")
@@ -98,6 +104,7 @@ class Checker:
         self._add(self._followers(history), rows)
         for at, words in self._clients.violations:
             self.outcome.violations.append(Found(f"I16 {words}", at - 1, at))
+        self._workers_faults()
         self._recoveries()
         self._left_in_database()
 
@@ -201,6 +208,17 @@ class Checker:
                 yield f"I15 {one.job_id}: a follower was sent {one.last} lines, which are not the log's"
 
     # ---- The rest
+
+    def _workers_faults(self) -> None:
+        """I16, by what the workers said."""
+        for log in self._stack.logs:
+            for said in _WORKERS_FAULT.finditer(log.read_text(errors="replace")):
+                at = (datetime.fromisoformat(said["at"]) - self._zero).total_seconds()
+                if errors := _DATABASE_AWAY.findall(said[0]):
+                    words = f"I16 {log.name}: {said['event']} at {said['at']}: {errors[-1][:160]}"
+                    self.outcome.violations.append(Found(words, at - 1, at))
+                else:
+                    self.outcome.notes.append(f"{log.name} says {said['event']} at {said['at']}")
 
     def _recoveries(self) -> None:
         for one in self._nemesis.injected:

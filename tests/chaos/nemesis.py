@@ -1,12 +1,13 @@
 """Injects faults: each kind alone first, until jobs succeed again, then many that overlap."""
 
-import contextlib
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from chaos.canaries import Canaries
 from chaos.clients import Clients
 from chaos.faults import ALL_WORKERS, FAULTS, Aborted, Fault, Hands
 from chaos.stack import API, BACKENDS, Stack
@@ -16,7 +17,6 @@ RECOVERY_SECONDS = 3 * PATIENCE
 """A canary that has not succeeded so long after a fault's end is a violation."""
 PAUSE_SECONDS = (1.0, 7.0)
 """Between the beginnings of two faults that may overlap."""
-_CANARY_SECONDS = 3.0
 _AHEAD = 8
 
 
@@ -54,6 +54,7 @@ class Nemesis:
         self._stack, self._clients, self._kinds, self._say = stack, clients, kinds, say
         self._seed = seed
         self._chance = random.Random(f"{seed} nemesis")  # noqa: S311 - repeatable, not secret
+        self._canaries = Canaries(clients, self.aborted)
         self._taken: set[str] = set()
         self._change = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -122,38 +123,15 @@ class Nemesis:
             self._taken -= parts
             self._change.notify_all()
         if not self.aborted.is_set() and not one.failed:
-            self._await_recovery(one, hands.chance)
+            self._await_recovery(one)
         self._tell(one)
 
-    def _await_recovery(self, one: Injected, chance: random.Random) -> None:
-        waits = [
-            threading.Thread(target=self._canaries, args=(one, machine_type, chance), daemon=True)
-            for machine_type in BACKENDS
-        ]
-        for thread in waits:
-            thread.start()
-        for thread in waits:
-            thread.join()
+    def _await_recovery(self, one: Injected) -> None:
+        def wait(machine_type: str) -> None:
+            one.recovered[machine_type] = self._canaries.first_after(machine_type, one.ended or 0.0, RECOVERY_SECONDS)
 
-    def _canaries(self, one: Injected, machine_type: str, chance: random.Random) -> None:
-        """Submit a canary every few seconds until one has succeeded."""
-        assert one.ended is not None
-        one.recovered[machine_type] = None
-        done = threading.Event()
-
-        def follow() -> None:
-            with contextlib.suppress(TimeoutError):
-                canary = self._clients.submit("canary", machine_type, chance)
-                while not (done.is_set() or self.aborted.is_set()):
-                    if self._clients.state(canary.job_id, chance.randrange(2)) == "Stopped":
-                        done.set()
-                    time.sleep(0.1)
-
-        while time.monotonic() - one.ended < RECOVERY_SECONDS and not self.aborted.is_set():
-            threading.Thread(target=follow, daemon=True).start()
-            if done.wait(_CANARY_SECONDS):
-                one.recovered[machine_type] = time.monotonic() - one.ended
-                return
+        with ThreadPoolExecutor(len(BACKENDS)) as both:
+            list(both.map(wait, BACKENDS))
 
     def _tell(self, one: Injected) -> None:
         assert one.ended is not None
