@@ -16,7 +16,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # One test process a CPU, but not so many that real servers and jobs starve each other.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
-.PHONY: help demo demo-docker images images-offline up test check audit fmt migration bench faults clean
+.PHONY: help demo demo-docker images images-offline up test check audit fmt migration bench faults chaos clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,10 @@ bench: $(ALL) ## measure: submit latency, jobs a second, start of the CLI; print
 faults: $(ALL) ## every fault as often as a release asks for (hours); make test tries each a few times
 	@.ci/test-needs
 	@GRADIENT_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m faults
+
+chaos: $(ALL) ## 300 faults on a whole installation, checked at the end (as root; 45 minutes): make chaos faults=300 seed=11
+	@.ci/test-needs
+	@PYTHONPATH=tests $(BIN)/python -m chaos $(if $(faults),--faults $(faults)) $(if $(seed),--seed $(seed))
 
 clean: ## remove the environment, caches and the demo's folder
 	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -109,6 +109,18 @@ class DockerServer:
         self._started.wait()
         (self.folder / "pid").unlink(missing_ok=True)  # its number may be another process's by the next start
 
+    def set_live_restore(self, *, on: bool) -> None:
+        """Whether containers outlive the engine, from its next start or reload on."""
+        file = self.folder / "daemon.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"live-restore": on}))
+
+    def kill_containerd(self) -> None:
+        """End what starts and watches the containers; the engine starts it again."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "containerd" and str(self.folder) in " ".join(process.cmdline()):
+                    process.kill()
+
     def freeze(self) -> None:
         """What hangs takes connections and does not answer."""
         self.signal(signal.SIGSTOP)

@@ -64,7 +64,7 @@ PUBLIC = ("github.com", "8.8.8.8", "[2606:4700:4700::1111]", "[64:ff9b::808:808]
 """Not refused as they stand."""
 
 
-def answers(*addresses: str):  # noqa: ANN201 - a stand-in for socket.getaddrinfo
+def answers(*addresses: str):
     """A resolver that gives one of these addresses after the other, the last one for good."""
     left = list(addresses)
 

@@ -7,6 +7,7 @@ import subprocess
 import uuid
 from pathlib import Path
 
+import psutil
 from deployment import wait_until
 from sqlalchemy import Connection, create_engine, event
 
@@ -56,13 +57,35 @@ class PostgresServer:
         """What a failure does: no connection is told, nothing is written down."""
         self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
 
+    def processes(self) -> list[psutil.Process]:
+        """The server's own process first, then those that it started."""
+        server = psutil.Process(int((self._folder / "data" / "postmaster.pid").read_text().split()[0]))
+        return [server, *server.children()]
+
+    def said(self) -> str:
+        """The server's own log."""
+        return (self._folder / "log").read_text(errors="replace")
+
     @property
     def socket(self) -> str:
         """Path of the Unix socket it listens at."""
         return str(self._folder / ".s.PGSQL.5432")
 
+    def freeze(self) -> None:
+        """It hangs: connections stand, and nobody answers."""
+        for process in self.processes():
+            process.suspend()
+
+    def thaw(self) -> None:
+        """It goes on where it was."""
+        for process in self.processes():
+            process.resume()
+
     def stop(self) -> None:
-        self.crash()
+        """End it, whatever state it is in; nothing of it stays."""
+        if (self._folder / "data" / "postmaster.pid").exists():
+            self.thaw()
+            self.crash()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:

@@ -24,12 +24,16 @@ class RedisServer:
         self._folder = folder
         self._password = secrets.token_hex(16)
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+            self.port: int = free.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+        return self.url_at(self.port)
+
+    def url_at(self, port: int) -> str:
+        """Its URL by the way of another port, a proxy's."""
+        return f"redis://:{self._password}@127.0.0.1:{port}/0"
 
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self.url, socket_timeout=5)
@@ -39,7 +43,7 @@ class RedisServer:
         assert program is not None
         options = {
             "bind": "127.0.0.1",
-            "port": self._port,
+            "port": self.port,
             "dir": self._folder,
             "requirepass": self._password,
             "appendonly": "yes",
@@ -59,6 +63,11 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def wipe(self) -> None:
+        """Forget everything, while it is down."""
+        shutil.rmtree(self._folder / "appendonlydir", ignore_errors=True)
+        (self._folder / "dump.rdb").unlink(missing_ok=True)
 
     def written(self) -> bytes:
         """Every command that changed something, whatever became of it later."""

@@ -42,6 +42,11 @@ class SmallDisk:
     def resize(self, size: int) -> None:
         assert _as_root("mount", "-o", f"remount,size={size}", str(self.folder))
 
+    def used(self) -> int:
+        """Bytes that are taken."""
+        state = os.statvfs(self.folder)
+        return (state.f_blocks - state.f_bfree) * state.f_frsize
+
     def fill(self) -> None:
         """Take all that is left."""
         with (self.folder / "filler").open("ab", buffering=0) as file:
@@ -52,7 +57,7 @@ class SmallDisk:
                 return
 
     def free(self) -> None:
-        (self.folder / "filler").unlink()
+        (self.folder / "filler").unlink(missing_ok=True)
 
     def exhaust(self) -> None:
         """Take every name that is left: no file can be made, though there are bytes."""

@@ -3,12 +3,15 @@
 import contextlib
 import random
 import socket
+import struct
 import threading
 import time
 
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
 
 class Proxy:
-    """Listens on loopback and passes bytes on to a server's Unix socket.
+    """Listens on loopback and passes bytes on to a server's Unix socket, or to its port on loopback.
 
     While it is `shut` nothing passes in either direction and no connection is refused or closed: what a cut cable
     and a frozen server look like from the other end. What was on its way arrives when it is opened again.
@@ -17,18 +20,15 @@ class Proxy:
         delay: Seconds that each message to the server waits: a statement's round trip takes so much longer.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str | int) -> None:
         self._target = target
         self._open = threading.Event()
         self._open.set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = []
+        self._connections: set[tuple[socket.socket, socket.socket]] = set()
+        self._resetting: set[socket.socket] = set()
         self.delay = 0.0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        return self._listener.getsockname()[1]
+        self._listen(0)
+        self.port: int = self._listener.getsockname()[1]
 
     def url(self, direct: str) -> str:
         """The way to the database of this URL through the proxy."""
@@ -41,26 +41,62 @@ class Proxy:
     def open(self) -> None:
         self._open.set()
 
+    def reset(self) -> None:
+        """Break every connection, as a firewall does that forgets them."""
+        for client, server in list(self._connections):
+            self._resetting.add(client)
+            for one in (client, server):
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RD)
+
+    def refuse(self) -> None:
+        """Break every connection, and refuse new ones, as a host does whose server is not there."""
+        self._stop_listening()
+        self.reset()
+
+    def accept(self) -> None:
+        """Take connections again."""
+        self._listen(self.port)
+
     def close(self) -> None:
-        for one in (self._listener, *self._sockets):
+        self._stop_listening()
+        for one in (one for both in list(self._connections) for one in both):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-            one.close()
         self.open()
 
-    def _accept(self) -> None:
+    def _listen(self, port: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _stop_listening(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                self._sockets += [client, server]
-                try:
-                    server.connect(self._target)
-                except OSError:
-                    client.close()
-                    continue
-                for source, sink, slow in ((client, server, True), (server, client, False)):
-                    threading.Thread(target=self._pump, args=(source, sink, slow), daemon=True).start()
+                client, _ = listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        """Pass bytes both ways until both have ended."""
+        local = isinstance(self._target, str)
+        with client, socket.socket(socket.AF_UNIX if local else socket.AF_INET) as server:
+            try:
+                server.connect(self._target if local else ("127.0.0.1", self._target))
+            except OSError:
+                return
+            self._connections.add((client, server))
+            answers = threading.Thread(target=self._pump, args=(server, client, False), daemon=True)
+            answers.start()
+            self._pump(client, server, slow=True)
+            answers.join()
+            self._connections.discard((client, server))
+            if client in self._resetting:
+                self._resetting.discard(client)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
     def _pump(self, source: socket.socket, sink: socket.socket, slow: bool) -> None:  # noqa: FBT001 - a plain fact
         with contextlib.suppress(OSError):
@@ -73,7 +109,8 @@ class Proxy:
                 sink.sendall(data)
         for one in (source, sink):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                # What is to be reset must not be closed politely before.
+                one.shutdown(socket.SHUT_RD if {source, sink} & self._resetting else socket.SHUT_RDWR)
 
     def _intercepted(self, client: socket.socket, server: socket.socket, data: bytes) -> bool:
         """Deal with a client's message otherwise than by passing it on; if so, the connection ends with it."""

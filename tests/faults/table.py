@@ -4,7 +4,7 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 import pytest
@@ -159,10 +159,15 @@ def lines(trials: list[Trial]) -> list[str]:
         repairs = [seconds for one in of_it for seconds in one.repairs]
         times = (f"{statistics.median(repairs):.1f} s", f"{max(repairs):.1f} s") if repairs else ("-", "-")
         rows.append((fault, WHAT[fault], *(str(number) for number in sums), *times))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return aligned(rows, 2)
+
+
+def aligned(rows: Sequence[Sequence[str]], words: int) -> list[str]:
+    """The lines of a table whose first columns, so many, are words, and whose others are figures."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
+            cell.ljust(width) if column < words else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows

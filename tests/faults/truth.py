@@ -4,6 +4,7 @@
 
 - `starts`: a line for each start, the pid of the shell;
 - `overlaps`: a line for each other run of the job that lived when this one began;
+- `unsaid`: a line for each `say` whose output was refused: its disk was full;
 - `out`: every byte it printed by `say`, or `digest`: sha256 and size, of a program too loud to keep a copy;
 - `artifacts`: a line for each file it left by `leave`, sha256 and name;
 - `term`: a line for each SIGTERM it heard;
@@ -16,9 +17,9 @@ from pathlib import Path
 _BEGIN = r"""
 mkdir -p "$GRADIENT_STORAGE_DIR/truth"
 truth="$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID-$GRADIENT_ATTEMPT"
-say() { printf '%s\n' "$1"; printf '%s\n' "$1" >>"$truth.out"; }
+say() { if printf '%s\n' "$1"; then printf '%s\n' "$1" >>"$truth.out"; else echo "$1" >>"$truth.unsaid"; fi; }
 leave() {
-  printf '%s' "$2" >"$GRADIENT_ARTIFACTS_DIR/$1"
+  printf '%s' "$2" >"$GRADIENT_ARTIFACTS_DIR/$1" || return 0
   printf '%s' "$2" | sha256sum | { read -r sum _; printf '%s %s\n' "$sum" "$1" >>"$truth.artifacts"; }
 }
 finish() { echo "$1" >"$truth.exit"; exit "$1"; }
@@ -55,10 +56,13 @@ class Truth:
 
     starts: list[int] = field(default_factory=list)
     overlaps: list[int] = field(default_factory=list)
+    unsaid: bool = False
     out: bytes | None = None
     digest: tuple[str, int] | None = None
     artifacts: dict[str, str] = field(default_factory=dict)
     exit: int | None = None
+    ended_at: float | None = None
+    """When it wrote that down, Unix seconds."""
 
 
 def read(storage: Path) -> dict[tuple[str, int], Truth]:
@@ -71,6 +75,8 @@ def read(storage: Path) -> dict[tuple[str, int], Truth]:
         data = file.read_bytes()
         if what in {"starts", "overlaps"}:
             setattr(truth, what, [int(pid) for pid in data.split()])
+        elif what == "unsaid":
+            truth.unsaid = True
         elif what == "out":
             truth.out = data
         elif what == "digest":
@@ -81,5 +87,5 @@ def read(storage: Path) -> dict[tuple[str, int], Truth]:
                 name: sha256 for sha256, name in (line.split(" ", 1) for line in data.decode().splitlines())
             }
         elif what == "exit" and data.strip():
-            truth.exit = int(data)
+            truth.exit, truth.ended_at = int(data), file.stat().st_mtime
     return found

@@ -1,6 +1,5 @@
 """What goes wrong with containers and their engine, on a real engine."""
 
-import os
 import time
 
 import pytest

@@ -1,0 +1,129 @@
+"""One chaos run, from an empty folder to a report."""
+
+import contextlib
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos import report, vitals
+from chaos.checker import Checker, Found, Outcome
+from chaos.clients import Clients
+from chaos.clock import find_compiler
+from chaos.faults import FAULTS, Fault
+from chaos.nemesis import Nemesis
+from chaos.stack import running_stack
+from dockerserver import missing_for_docker
+from faults.contained import inventory
+from postgres import find_binaries
+from redisserver import find_redis
+from smalldisk import find_mount
+
+_FOLLOWERS_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does.
+
+    Attributes:
+        seed: Of every choice.
+        faults: How many are injected, all in all.
+        kinds: Which are drawn from.
+        alone: How many of the kinds are injected alone first.
+    """
+
+    seed: int
+    faults: int
+    kinds: Sequence[Fault] = FAULTS
+    alone: int = len(FAULTS)
+
+
+def missing() -> str:
+    """What this machine lacks for it; empty: nothing."""
+    lacking = {
+        "PostgreSQL's server programs": find_binaries(),
+        "redis-server": find_redis(),
+        "the right to mount a disk": find_mount(),
+        "a C compiler": find_compiler(),
+    }
+    words = [name for name, found in lacking.items() if not found]
+    return ", ".join([*words, *filter(None, [missing_for_docker()])])
+
+
+def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outcome:
+    """Start everything, break it, mend it, and check all that is known of it.
+
+    Args:
+        plan: What is done.
+        folder: An empty one, for everything that is written.
+        say: Tells of progress, a line at a time.
+    """
+    logging.getLogger("core.db").setLevel(logging.CRITICAL)  # the harness reads a database that it breaks
+    with running_stack(folder) as stack:
+        say(f"the service is ready; its processes' logs: {folder}/home-*.log")
+        before = inventory(stack.server)
+        clients = Clients(stack, plan.seed)
+        watch = vitals.Watch(stack, folder / "vitals.csv")
+        nemesis = Nemesis(stack, clients, plan.seed, plan.kinds, say)
+        checker = Checker(stack, clients, nemesis, before)
+        outcome = checker.outcome
+        with _mended(nemesis):
+            clients.begin()
+            alone = min(plan.alone, plan.faults)
+            nemesis.each_alone(alone)
+            say(f"{alone} faults one at a time; now {plan.faults - alone} that overlap")
+            nemesis.overlapping(plan.faults - alone)
+            nemesis.wait()
+            say("the last fault is mended; waiting for jobs and followers")
+            clients.end(_FOLLOWERS_SECONDS)
+            checker.check()
+            measured = watch.end()
+            outcome.violations += [Found(f"I18 {words}", 0, 0) for words in vitals.leaks(measured)]
+            stack.halt()
+            checker.check_left()
+        for line in report.lines(nemesis.injected, outcome, measured):
+            say(line)
+    return outcome
+
+
+@contextlib.contextmanager
+def _mended(nemesis: Nemesis) -> Iterator[None]:
+    """However the block ends, nothing stays broken: what is frozen could not be cleared away."""
+    try:
+        yield
+    finally:
+        nemesis.aborted.set()
+        nemesis.wait()
+
+
+@contextlib.contextmanager
+def place(*, keep: Callable[[], bool]) -> Iterator[Path]:
+    """A folder for a run, which goes at its end unless it is to be looked at."""
+    folder = Path(tempfile.mkdtemp(prefix="gradient-chaos-", dir="/var/tmp"))
+    try:
+        yield folder
+    finally:
+        if not keep():
+            shutil.rmtree(folder)
+
+
+class Log:
+    """Progress, on the terminal and in a file, each line with the seconds since the beginning."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.open("a", buffering=1)
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __call__(self, line: str) -> None:
+        with self._lock:
+            for stream in (self._file, None):
+                print(f"{time.monotonic() - self._began:7.1f}  {line}", file=stream, flush=True)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,48 @@
+"""A chaos run of a few faults, so that `make chaos` works when it is needed."""
+
+import pytest
+from chaos.checker import log_difference
+from chaos.faults import FAULTS
+from chaos.run import Plan, run
+from chaos.vitals import Vitals, leaks
+from faults.truth import Truth
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+QUICK = ("worker kill -9", "Redis kill -9, wiped", "dockerd kill -9", "API kill -9", "stops and deletes")
+
+
+def test_a_few_faults_break_no_promise(tmp_path, postgres, redis, docker_server, small_disk):
+    del postgres, redis, docker_server, small_disk  # it has its own: they say what this machine needs
+    kinds = tuple(one for one in FAULTS if one.name in QUICK)
+    said = []
+    outcome = run(Plan(seed=20181030, faults=len(QUICK), kinds=kinds, alone=0), tmp_path, said.append)
+    assert outcome.violations == [], "\n".join(said)
+    assert outcome.checked["jobs"] > len(QUICK)
+
+
+def test_a_missing_line_a_repeated_one_and_one_of_nobody_are_found():
+    whole = [Truth(out=b"one\ntwo\nthree\n", exit=0)]
+    assert log_difference(b"one\ntwo\nthree\n", whole) == ""
+    assert log_difference(b"one\nthree\n", whole)
+    assert log_difference(b"one\ntwo\ntwo\nthree\n", whole)
+    assert log_difference(b"one\ntwo\nthree\nfour\n", whole)
+    assert log_difference(b"one\ntwo\n", whole)
+    assert log_difference(b"two\none\nthree\n", whole)
+
+
+def test_a_shells_own_words_and_lines_that_found_no_room_are_none():
+    ended = [Truth(out=b"one\ntwo\n")]
+    assert log_difference(b"one\ntwo\nbash: line 9:  311 Terminated    sleep 1\n", ended) == ""
+    assert log_difference(b"one\ntwo\nthree\n", ended) == "", "printed before its end, and not written down any more"
+    assert log_difference(b"one\n", ended), "written down, so it was printed"
+    full = [Truth(out=b"one\ntwo\nthree\n", exit=0, unsaid=True)]
+    assert log_difference(b"one\nthree\n", full) == ""
+
+
+def test_a_process_that_opens_ever_more_files_is_found():
+    steady = Vitals("w1", 1, 0.0, 600, first_files=30, files=90, first_mib=150, mib=170)
+    leaking = Vitals("w3", 2, 0.0, 600, first_files=30, files=730, first_mib=150, mib=185)
+    assert leaks([steady]) == []
+    (found,) = leaks([steady, leaking])
+    assert "w3" in found

@@ -1,0 +1,79 @@
+"""The jobs that run while faults are injected: each kind ends in one way alone, whatever happens to the service."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.stack import DOCKER_TYPE, MOCK_TYPE
+from faults.contained import contained
+from faults.truth import recorded
+
+_LINES = 'i=0; while [ $i -lt {count} ]; do i=$((i+1)); say "{text} $i"; sleep {pause}; done'
+# Counts the starts and not the attempts: an attempt that a fault ended before its start uses up none.
+_FLAKY = """
+say up; sleep 0.5; leave model "weights of $GRADIENT_ATTEMPT"
+starts=0; for one in "$GRADIENT_STORAGE_DIR/truth/$GRADIENT_JOB_ID"-*.starts; do starts=$((starts+1)); done
+[ $starts -ge 3 ] || finish 7
+"""
+_LOUD = 'seq 24000 | tee -a "$truth.out" || echo seq >>"$truth.unsaid"'
+_STUBBORN = f"trap '' TERM; {_LINES.format(count=25, text='stubborn', pause=1)}; leave model weights"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of job.
+
+    Attributes:
+        body: What it does, for `recorded`.
+        weight: How often it is drawn.
+        code: Its exit code; None: whatever its end makes of it.
+        reason: What it ends by.
+        spec: More of its submission.
+        stops: Whether it may be asked to stop.
+    """
+
+    body: str
+    weight: int
+    code: int | None = 0
+    reason: str = "completed"
+    spec: dict[str, Any] = field(default_factory=dict)
+    stops: bool = True
+
+    def command(self, machine_type: str) -> str:
+        """What is submitted, for either backend."""
+        return (contained if machine_type == DOCKER_TYPE else recorded)(self.body, self.code or 0)
+
+
+KINDS = {
+    "steady": Kind(_LINES.format(count=12, text="steady", pause=1) + "; leave model weights; leave note small", 24),
+    "short": Kind("say done; leave model weights", 22),
+    "flaky": Kind(_FLAKY, 12, spec={"maxAttempts": 3}),
+    "stubborn": Kind(_STUBBORN, 8, spec={"stopGrace": 3}),
+    "loud": Kind(_LOUD, 8, stops=False),
+    "fail": Kind("say doomed; leave model weights", 8, code=42, reason="exit_nonzero"),
+    "forker": Kind("(setsid sleep 600 &); (sleep 600 &); say forked; sleep 1", 6),
+    "time limit": Kind("say up; sleep 600", 5, None, "time_limit", {"timeLimit": 4, "stopGrace": 1}, stops=False),
+    "self-kill": Kind("say up; kill -9 $$", 4, 137, "killed", stops=False),
+    "canary": Kind("say done", 0, spec={"priority": 100}, stops=False),
+}
+
+
+@dataclass
+class Accepted:
+    """A job, as the client that submitted it remembers it."""
+
+    job_id: str
+    kind: str
+    machine_type: str
+    stop_asked: bool = False
+    deleted: bool = False
+
+    @property
+    def wanted(self) -> Kind:
+        return KINDS[self.kind]
+
+
+def draw(chance: random.Random) -> tuple[str, str]:
+    """A kind of job, and the machine type to run it on."""
+    kind = chance.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
+    return kind, chance.choice((MOCK_TYPE, MOCK_TYPE, DOCKER_TYPE))
