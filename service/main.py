@@ -19,8 +19,8 @@ from core.settings import Settings
 from core.workspaces import WorkspaceStore
 from service import dashboard, errors
 from service.auth import require_key_or_session
-from service.deps import OpenStores
 from service.body_limit import BodyLimit
+from service.deps import OpenStores
 from service.middleware import RequestContext, SameSite
 from service.prometheus import Measured, Measures
 from service.routes import (
