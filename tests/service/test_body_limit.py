@@ -119,7 +119,7 @@ def test_with_a_key_only_uploads_are_large(app, secret, settings):
 
 
 def test_forms_of_pages_take_no_files(live):
-    with httpx.Client(base_url=live.url, headers={"Origin": live.url}) as browser:
+    with httpx.Client(base_url=live.url, headers={"Origin": live.url}, timeout=60) as browser:
         answer = browser.post("/ui/login", data={"key": live.secret}, files={"f": ("f", b"x")})
         assert answer.status_code == 400
         assert browser.post("/ui/login", data={"key": live.secret}).status_code == 303

@@ -150,13 +150,13 @@ def test_a_stranger_guessing_does_not_keep_ann_from_signing_in(live, ann, monkey
     real = users.sign_in
     monkeypatch.setattr(users, "sign_in", lambda session, email, password: _cheap(real, session, email, password))
     guesses = httpx.HTTPTransport(local_address="127.0.0.2")
-    with httpx.Client(base_url=live.url, transport=guesses) as stranger:
+    with httpx.Client(base_url=live.url, transport=guesses, timeout=60) as stranger:
         for _ in range(30):
             stranger.post("/users/login", json={"email": ann, "password": "a guess of a stranger"})
         refused = stranger.post("/users/login", json={"email": ann, "password": PASSWORD})
     assert refused.status_code == 429
     assert int(refused.headers["Retry-After"]) >= 1
-    with httpx.Client(base_url=live.url) as own:
+    with httpx.Client(base_url=live.url, timeout=60) as own:
         assert own.post("/users/login", json={"email": ann, "password": PASSWORD}).status_code == 200
 
 
