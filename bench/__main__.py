@@ -18,6 +18,7 @@ from bench import (
     idle_memory,
     line_latency,
     log_shipping,
+    strangers,
     submit_latency,
     submit_rate,
 )
@@ -34,6 +35,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "memory": idle_memory.run,
     "log": log_shipping.run,
     "artifact": artifact_close.run,
+    "strangers": strangers.run,
     "container": container_start.run,
     "container-outputs": container_outputs.run,
     "container-memory": container_memory.run,

@@ -208,7 +208,7 @@ def _check_secure(api: ApiSettings) -> None:
         raise HttpInsecure(
             f"Refused to listen on {api.host}: it can be reached from other machines, and keys and passwords would "
             "cross the network in the clear. Listen on 127.0.0.1, or put a server that speaks TLS in front and set "
-            "GRADIENT_API__PUBLIC_URL to its https URL. Where the network is safe, set GRADIENT_API__INSECURE_HTTP=true.",
+            "GRADIENT_API__PUBLIC_URL to its https URL. In a safe network, set GRADIENT_API__INSECURE_HTTP=true.",
             field="host",
         )
 

@@ -56,17 +56,15 @@ class Connections:
         self._counted.add(one)
         self._by_client[one.client_name] += 1
         most = self.settings.max_connections_per_client
+        own = (other for other in self._idle if other.client_name == one.client_name)
         if len(self._counted) > self.most:
             if not self._end_first(self._idle):
-                return (
-                    f"{self.most} connections are open, as many as this service takes (GRADIENT_API__MAX_CONNECTIONS)"
-                )
-        elif self._by_client[one.client_name] > most and not self._is_proxy(one):
-            if not self._end_first(other for other in self._idle if other.client_name == one.client_name):
-                return (
-                    f"{most} connections are open from your address, as many as one may have "
-                    "(GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT)"
-                )
+                return f"{self.most} connections are open, the limit of this service (GRADIENT_API__MAX_CONNECTIONS)"
+        elif self._by_client[one.client_name] <= most or self._is_proxy(one) or self._end_first(own):
+            return None
+        else:
+            name = "GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT"
+            return f"{most} connections are open from your address, the limit of one client ({name})"
         return None
 
     def closed(self, one: "Connection") -> None:

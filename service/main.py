@@ -129,7 +129,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     app.add_middleware(SameSite, settings=settings.api)
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestContext)
-    app.add_middleware(Traced)
+    app.add_middleware(Traced, keys=stores.keys)
     app.add_middleware(Measured, measures=stores.measures)
     app.include_router(health.router, responses=errors.RESPONSES_TO_ALL)
     for noun in _NOUNS:

@@ -1,10 +1,13 @@
-"""A span for every request, in the trace that its sender began, if it began one."""
+"""A span for every request, in the trace that its sender began, if it began one and has a key."""
 
 from opentelemetry.trace import Span, SpanKind
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core import tracing
+from core.errors import GradientError
+from core.keys import KeyRing
 from core.tracing import TRACE_PARENT, TRACE_STATE, TRACER
 from service.scopes import METHODS, route_of
 
@@ -14,10 +17,16 @@ _FIRST_FAULT = 500
 
 
 class Traced:
-    """Puts every request into a server span; plain ASGI, so that streams pass through untouched."""
+    """Puts every request into a server span; plain ASGI, so that streams pass through untouched.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: Serves the requests.
+        keys: Recognises senders: a stranger's trace is not continued, nor recorded because the stranger says so.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -26,6 +35,8 @@ class Traced:
             return
         given = Headers(scope=scope)
         sent = {name: given[name] for name in (TRACE_PARENT, TRACE_STATE) if name in given}
+        if sent and not await self._is_known(given):
+            sent = {}
         method = scope["method"] if scope["method"] in METHODS else "_OTHER"
         span = TRACER.start_span(method, tracing.continued(sent), SpanKind.SERVER)
 
@@ -43,6 +54,19 @@ class Traced:
             finally:
                 if span.is_recording():
                     _name(span, scope, method)
+
+    async def _is_known(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        secret = (headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")).strip()
+        if not secret:
+            return False
+        try:
+            # The key is remembered, so that the endpoint needs no second query.
+            return self._keys.known(secret) is not None or bool(
+                await run_in_threadpool(self._keys.authenticate, secret)
+            )
+        except GradientError:
+            return False
 
 
 def _name(span: Span, scope: Scope, method: str) -> None:

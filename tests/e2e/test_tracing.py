@@ -137,3 +137,12 @@ def test_what_is_missing_is_named(monkeypatch):
     assert isinstance(raised.value, GradientError)
     with traced(TracingSettings()) as nothing:
         assert nothing is None
+
+
+def test_a_trace_that_a_stranger_began_is_not_continued(traced_parts, collector):
+    traced_parts.start_api()
+    for headers in ({"x-api-key": "wrong"}, {"x-api-key": ""}, {}):
+        traced_parts.request("GET", "/jobs", headers={"traceparent": THEIRS} | headers)
+    found = wait_until(lambda: len(collector.named("GET /jobs")) == 3 and collector.named("GET /jobs"), "the spans")
+    theirs = [span for span in found if span.trace_id == THEIRS.split("-")[1]]
+    assert [span.attributes["http.response.status_code"] for span in theirs] == [200]

@@ -141,7 +141,13 @@ def test_a_range_is_that_part(client, job_id, kept, header, start, stop):
         assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(content)}"
 
 
-@pytest.mark.parametrize("header", ["bytes=5-4", "bytes=-", "bytes=a-b", "lines=1-2", "bytes=0-1,5-6", "bytes= 0-1"])
+STORM = "bytes=" + ",".join(f"{number}-" for number in range(5000))
+"""Thousands of ranges that overlap, each nearly the whole file."""
+
+
+@pytest.mark.parametrize(
+    "header", ["bytes=5-4", "bytes=-", "bytes=a-b", "lines=1-2", "bytes=0-1,5-6", "bytes= 0-1", STORM]
+)
 def test_a_header_that_is_no_single_range_is_ignored(client, job_id, kept, header):
     answer = client.get(url(job_id, "notes.txt"), headers={"Range": header})
     assert (answer.status_code, answer.content) == (200, kept["notes.txt"])

@@ -6,6 +6,7 @@ import anyio
 import httpx
 import pytest
 from serving import a_job
+from starlette.exceptions import HTTPException
 
 from core import users
 from core.errors import Unauthorized
@@ -72,9 +73,8 @@ async def outcome(sign_ins, address, client, check):
         return await sign_ins.check(address, client, check)
     except Unauthorized:
         return 401
-    except throttle.HTTPException as error:
-        assert int((error.headers or {})["Retry-After"]) >= 1
-        return error.status_code
+    except HTTPException as error:
+        return error.status_code if int((error.headers or {})["Retry-After"]) >= 1 else None
 
 
 def test_wrong_passwords_of_a_stranger_do_not_lock_anybody_out():
@@ -150,13 +150,13 @@ def test_a_stranger_guessing_does_not_keep_ann_from_signing_in(live, ann, monkey
     real = users.sign_in
     monkeypatch.setattr(users, "sign_in", lambda session, email, password: _cheap(real, session, email, password))
     guesses = httpx.HTTPTransport(local_address="127.0.0.2")
-    with httpx.Client(base_url=live.url, transport=guesses) as stranger:
+    with httpx.Client(base_url=live.url, transport=guesses, timeout=60) as stranger:
         for _ in range(30):
             stranger.post("/users/login", json={"email": ann, "password": "a guess of a stranger"})
         refused = stranger.post("/users/login", json={"email": ann, "password": PASSWORD})
     assert refused.status_code == 429
     assert int(refused.headers["Retry-After"]) >= 1
-    with httpx.Client(base_url=live.url) as own:
+    with httpx.Client(base_url=live.url, timeout=60) as own:
         assert own.post("/users/login", json={"email": ann, "password": PASSWORD}).status_code == 200
 
 

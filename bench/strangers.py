@@ -1,0 +1,119 @@
+"""Answers to those with a key while strangers do their worst: silent connections, huge bodies, sign-ins."""
+
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from bench.measure import Goal, Result, Series, Size
+from bench.service import Service, serving
+
+LIMIT = 2.0
+_SILENT = 1000
+_SIGN_INS_A_SECOND = 80
+_MIB = 1024**2
+_PATHS = ("/health", "/jobs")
+_TIMEOUT = 60.0
+
+
+def run(size: Size) -> Result:
+    """Each load in turn beside an idle service, in each round; single requests, each over a connection of its own."""
+    count = size.pick(200, 10)
+    loads: dict[str, Callable[[Service], Iterator[None]]] = {
+        "idle": _idle,
+        f"{_SILENT} half-sent requests": _silent,
+        "bodies of 400 MB": _bodies,
+        f"{_SIGN_INS_A_SECOND} sign-ins a second": _sign_ins,
+    }
+    series = {(path, load): Series(f"GET {path}, {load}", "ms") for load in loads for path in _PATHS}
+    with ExitStack() as stack:
+        service = stack.enter_context(serving("api"))
+        for _ in range(size.rounds):
+            for load, apply in loads.items():
+                with contextmanager(apply)(service):
+                    for path in _PATHS:
+                        series[path, load].begin_round()
+                        for _ in range(count):
+                            series[path, load].add(_ask(service, path))
+    goals = [
+        Goal(f"p99 of GET {path}, {load}, of idle", series[path, load].p99 / series[path, "idle"].p99, LIMIT)
+        for (path, load) in series
+        if load != "idle"
+    ]
+    return Result(list(series.values()), goals)
+
+
+def _ask(service: Service, path: str) -> float:
+    began = time.perf_counter()
+    with service.get(path) as answer:
+        answer.read()
+    return (time.perf_counter() - began) * 1000
+
+
+def _idle(_service: Service) -> Iterator[None]:
+    yield
+
+
+def _silent(service: Service) -> Iterator[None]:
+    with ExitStack() as stack:
+        for number in range(_SILENT):
+            one = stack.enter_context(_connect(service, number))
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+        yield
+
+
+def _bodies(service: Service) -> Iterator[None]:
+    head = b"POST /users/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    with _repeated(lambda number: _send(service, number, head, 400), at_once=4):
+        yield
+
+
+def _sign_ins(service: Service) -> Iterator[None]:
+    def sign_in(number: int) -> None:
+        body = json.dumps({"email": f"user{number}@example.org", "password": "a guess of a stranger"}).encode()
+        head = f"POST /users/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with _connect(service, number) as one:
+            one.sendall(head + body)
+            one.recv(_MIB)
+
+    with _repeated(sign_in, at_once=_SIGN_INS_A_SECOND, seconds=1.0):
+        yield
+
+
+def _send(service: Service, number: int, head: bytes, mib: int) -> None:
+    with _connect(service, number) as one:
+        one.sendall(head + f"Content-Length: {mib * _MIB}\r\n\r\n".encode())
+        block = bytes(_MIB)
+        for _ in range(mib):
+            one.sendall(block)
+
+
+def _connect(service: Service, number: int) -> socket.socket:
+    """From one of many addresses, as strangers would."""
+    return socket.create_connection(("127.0.0.1", service.port), _TIMEOUT, (f"127.0.{1 + number % 250}.1", 0))
+
+
+@contextmanager
+def _repeated(act: Callable[[int], None], *, at_once: int, seconds: float = 0.0) -> Iterator[None]:
+    """Do this again and again, by so many at once, each at most every so many seconds."""
+    ended, numbers = threading.Event(), itertools.count()
+
+    def go_on() -> None:
+        while not ended.is_set():
+            began = time.monotonic()
+            with suppress(OSError):  # cut off, as strangers should be
+                act(next(numbers))
+            ended.wait(max(0.0, began + seconds - time.monotonic()))
+
+    threads = [threading.Thread(target=go_on) for _ in range(at_once)]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for one in threads:
+            one.join()
