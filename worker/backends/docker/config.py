@@ -46,6 +46,7 @@ class Options:
         devices: Devices of the host, to read and write.
         folders: Folders of the host and where they are inside, to read alone.
         cdi: The cards' names for the engine, where it hands them over by name.
+        layer_mb: MiB that its own files may take, where the engine can hold it to that; 0: no limit.
         bind: Address of the host that ports are opened at.
     """
 
@@ -60,6 +61,7 @@ class Options:
     devices: tuple[str, ...] = ()
     folders: tuple[tuple[str, str], ...] = ()
     cdi: tuple[str, ...] = ()
+    layer_mb: int = 0
     bind: str = "127.0.0.1"
 
 
@@ -116,6 +118,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "CapAdd": list(options.capabilities),
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": False,
+        "StorageOpt": {"size": f"{options.layer_mb}M"} if options.layer_mb else {},
         "PidsLimit": options.pids,
         # The same with swap: a job that swaps is slower than one that ends with a reason.
         "Memory": memory or 0,
