@@ -27,6 +27,7 @@ _OBEYED = (
     "NVIDIA_IMEX_",
 )
 _NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
+# Output goes to a file; what the engine itself says of a failed start fits in here.
 _LOG = {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}}
 
 
@@ -126,7 +127,6 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "NanoCpus": round(spec.cpus * 1e9) if spec.cpus is not None else 0,
         "ShmSize": spec.shared_mem_bytes or options.shm_bytes,
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
-        # Output goes to a file; what the engine itself says of a failed start fits in here.
         "LogConfig": _LOG,
         "NetworkMode": options.network,
         "IpcMode": "private",
