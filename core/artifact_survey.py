@@ -3,7 +3,7 @@
 import os
 import stat
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 from core.artifact_paths import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER, open_beneath, present
@@ -34,6 +34,10 @@ class ArtifactLimits:
     max_files: int = 100_000
     max_bytes: int = 50 << 30
     max_hole_bytes: int = 1 << 30
+
+    def within(self, max_bytes: int | None) -> Self:
+        """The same, and no more bytes than this; None: that sets no limit."""
+        return self if max_bytes is None else replace(self, max_bytes=min(max_bytes, self.max_bytes))
 
 
 class Skipped(NamedTuple):

@@ -180,10 +180,7 @@ class DirectoryStore:
         if manifest := self._manifest(job_id, attempt):
             return manifest
         directory = self._directory(job_id, attempt)
-        limits = self._limits
-        if max_bytes is not None:
-            limits = replace(limits, max_bytes=min(max_bytes, limits.max_bytes))
-        stored, skips = bring_in(directory, source, limits, final=True, stopped=stopped)
+        stored, skips = bring_in(directory, source, self._limits.within(max_bytes), final=True, stopped=stopped)
         for path, why in lost:
             skips.add(path, why, lost=True)
         with opened_folder(directory / "files") as folder:

@@ -106,12 +106,7 @@ _ALL = (
         "Every worker that could take it is drained and takes nothing new. Let one work again with "
         "`gradient-server resume`, or start another.",
     ),
-    Reason(
-        "low_disk",
-        None,
-        Fault.MACHINE,
-        "The disk of every machine that could take it is almost full: {detail}. It starts once there is room.",
-    ),
+    Reason("low_disk", None, Fault.MACHINE, "No machine that could take it has room on its disk. {detail}."),
     Reason("retrying", None, Fault.NOBODY, "It is tried again: {detail}"),
     Reason(
         "project_quota",

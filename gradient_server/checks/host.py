@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from core.disk import MIB
 from core.errors import SpecInvalid
 from core.filewatch import FileWatch
 from core.machines import Catalogue
@@ -19,7 +20,6 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LEAST_FREE_SHARE = 0.1
 _LEAST_FREE_BYTES = 20 * GIB
-_NO_ROOM_BYTES = GIB
 _FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "storage")
 _LEAST_INSTANCES = 128
 _INOTIFY = Path("/proc/sys/fs/inotify")
@@ -32,7 +32,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield git()
     yield sandbox(settings.worker.sandbox)
     yield home(settings.root)
-    yield disk(settings.root)
+    yield disk(settings.root, settings.disk.min_free_mb * MIB)
     yield folders(settings.root)
     yield from same_file_system(settings.root)
     yield bell(settings.root)
@@ -93,14 +93,14 @@ def home(root: Path) -> Finding:
     return ok("home", f"{root} is there, writable and private.")
 
 
-def disk(root: Path) -> Finding:
+def disk(root: Path, keep_free: int) -> Finding:
     """There is room for what jobs leave."""
     place = next(folder for folder in (root, *root.parents) if folder.exists())
     usage = shutil.disk_usage(place)
     free = f"{usage.free / GIB:.1f} GiB ({usage.free / usage.total:.0%}) are free on the disk of {root}"
     fix = "Make room, or move GRADIENT_HOME to a larger disk. Deleted jobs give back what they left."
-    if usage.free < _NO_ROOM_BYTES:
-        return problem("disk", f"Only {free}: jobs will fail.", fix)
+    if usage.free < keep_free:
+        return problem("disk", f"Only {free}: uploads are refused, and workers here claim nothing.", fix)
     if usage.free < _LEAST_FREE_BYTES or usage.free < usage.total * _LEAST_FREE_SHARE:
         return warning("disk", f"Only {free}.", fix)
     return ok("disk", f"{free}.")

@@ -138,7 +138,7 @@ def on_disk(deployment, pattern):
 
 
 def test_very_many_files_and_a_very_large_one_are_kept(contained):
-    contained.start_up()
+    contained.start_up(GRADIENT_DISK__ARTIFACT_FILES=str(FILES + 1))
     many = f"""
 cd "$GRADIENT_ARTIFACTS_DIR"; mkdir small
 i=0; while [ $i -lt {FILES} ]; do i=$((i+1)); echo "file $i" >small/$i; done

@@ -38,7 +38,8 @@ def test_an_upload_that_would_fill_the_disk_is_refused_before_it_is_read(disk, c
     assert client.post("/jobs", json=a_job()).status_code == 201, "it uploads nothing"
 
 
-def test_an_upload_of_unknown_length_ends_where_the_room_does(disk, client, settings):
+@pytest.mark.usefixtures("disk")
+def test_an_upload_of_unknown_length_ends_where_the_room_does(client, settings):
     request = client.build_request("POST", "/jobs", files=a_form(a_job(), bytes(6 * MIB)))
     body = request.read()
     parts = (body[start : start + MIB] for start in range(0, len(body), MIB))

@@ -76,7 +76,9 @@ def test_a_job_that_fills_the_disk_is_ended_and_what_fits_is_kept(opened, claim,
 
 def test_a_worker_that_takes_over_knows_that_the_quota_ended_the_job(opened, claim):
     host = opened(job_mb=6)
-    job = claim(f"trap '' TERM; {FULL.format('WORKSPACE').removesuffix('sleep 600')}while :; do sleep 0.1; done")
+    job = claim(
+        f"trap '' TERM; {FULL.format('WORKSPACE').removesuffix('sleep 600')}while :; do sleep 0.1; done", stop_grace=600
+    )
     signals = Signals()
     thread = threading.Thread(target=run_attempt, args=(host, job, signals))
     thread.start()
@@ -88,7 +90,8 @@ def test_a_worker_that_takes_over_knows_that_the_quota_ended_the_job(opened, cla
         lambda session: lifecycle.adopt(session, "w2", "here", backends=["mock"], stale_seconds=-10)
     )
     host.backend("mock").stop(adopted.handle, grace=False)
-    run_attempt(opened(job_mb=0), adopted, Signals())
+    host.settings.disk.job_mb = 0  # it measures nothing itself
+    run_attempt(host, adopted, Signals())
     assert row(host, job).reason == "disk_quota"
 
 

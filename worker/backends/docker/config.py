@@ -37,6 +37,7 @@ _HOOKED = (
 """Variables that would reach NVIDIA's programs, which run as root of the host to hand GPUs over: taken out of the
 environment of what has GPUs, the image's own included. A command may set them for what it starts."""
 _NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
+# Output goes to a file; what the engine itself says of a failed start fits in here.
 _LOG = {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}}
 
 
@@ -57,6 +58,7 @@ class Options:
         devices: Devices of the host, to read and write.
         folders: Folders of the host and where they are inside, to read alone.
         cdi: The cards' names for the engine, where it hands them over by name.
+        layer_mb: MiB that its own files may take, where the engine can hold it to that; 0: no limit.
         bind: Address of the host that ports are opened at.
         datasets_writable: Whether jobs may write into the data sets.
     """
@@ -72,6 +74,7 @@ class Options:
     devices: tuple[str, ...] = ()
     folders: tuple[tuple[str, str], ...] = ()
     cdi: tuple[str, ...] = ()
+    layer_mb: int = 0
     bind: str = "127.0.0.1"
     groups: tuple[str, ...] = ()
     datasets_writable: bool = False
@@ -136,6 +139,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "GroupAdd": list(options.groups),
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": False,
+        "StorageOpt": {"size": f"{options.layer_mb}M"} if options.layer_mb else {},
         "PidsLimit": options.pids,
         # The same with swap: a job that swaps is slower than one that ends with a reason.
         "Memory": memory or 0,
@@ -143,7 +147,6 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "NanoCpus": round(spec.cpus * 1e9) if spec.cpus is not None else 0,
         "ShmSize": spec.shared_mem_bytes or options.shm_bytes,
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
-        # Output goes to a file; what the engine itself says of a failed start fits in here.
         "LogConfig": _LOG,
         "NetworkMode": options.network,
         "IpcMode": "private",

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from core.failpoints import failpoint
@@ -28,6 +28,7 @@ T = TypeVar("T")
 _AWAY_PAUSE_SECONDS = 1.0
 _START_PAUSES = (1.0, 2.0, 4.0)
 _NO_SPACE = "no space left on device"
+_NO_QUOTAS = "storage-opt"
 _MIB = 1024**2
 _MOST_OF_MEMORY = 0.9
 """Of the host's memory, for all jobs that name no limit together."""
@@ -67,6 +68,7 @@ class Launcher:
         self._openings = Openings(settings)
         self._settings = settings.docker
         self._worker = settings.worker
+        self._layer_mb = settings.disk.job_mb
         self._build_network = settings.images.build_network
         self._home = str(settings.root)
         self.images = Images(engine, settings)
@@ -158,15 +160,28 @@ class Launcher:
             devices=opening.devices,
             folders=tuple(opening.mounts.items()),
             cdi=handover.cdi_names(spec.cards, info),
+            layer_mb=self._layer_mb,
             bind=self._bind,
             datasets_writable=self._settings.datasets_writable,
         )
         try:
-            return self._engine.create(container_name(spec.name), container_config(spec, options)), image
+            return self._made(spec, options), image
         except EngineRefused as error:
             if error.status == NOT_FOUND:
                 raise _MadeAgain(f"its image was removed just then: {error.detail}") from error
             raise
+
+    def _made(self, spec: LaunchSpec, options: Options) -> ContainerState:
+        """The container, whose own files have a quota where the engine's disk can have one."""
+        name = container_name(spec.name)
+        try:
+            return self._engine.create(name, container_config(spec, options))
+        except EngineRefused as error:
+            if not options.layer_mb or _NO_QUOTAS not in error.detail:
+                raise
+            logger.info("layers_without_quota", extra={"why": error.detail})
+            self._layer_mb = 0  # they are measured instead, now and then
+            return self._engine.create(name, container_config(spec, replace(options, layer_mb=0)))
 
     def _look_over(self, spec: LaunchSpec) -> dict[str, Any]:
         """What the engine tells of itself, which can hand over the cards if there are to be any."""

@@ -90,6 +90,7 @@ GOLDEN = {
         "GroupAdd": [],
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": False,
+        "StorageOpt": {},
         "PidsLimit": 4096,
         "Memory": 2**30,
         "MemorySwap": 2**30,
@@ -192,3 +193,8 @@ def test_what_is_opened_and_asked_for_has_its_place():
         ],
     }
     assert "NVIDIA_VISIBLE_DEVICES=void" in host["Env"], "by its name a card comes without the runtime's doing"
+
+
+def test_the_containers_own_files_have_a_quota_where_the_engine_can_hold_it_to_one():
+    config = container_config(SPEC, dataclasses.replace(OPTIONS, layer_mb=100))
+    assert config["HostConfig"]["StorageOpt"] == {"size": "100M"}

@@ -1,0 +1,79 @@
+"""What a container's own files take, and what memory one has that names none."""
+
+import pytest
+from backendplace import Place
+from deployment import wait_until
+from dockerserver import SHELL
+
+from core.db import Database
+from core.disk_settings import DiskSettings
+from core.jobs import claims, lifecycle, queries
+from core.jobs.claims import Offer
+from core.jobs.lifecycle import Submission
+from core.jobs.spec import JobSpec
+from core.machines import Catalogue
+from core.settings import MachineSettings, Settings, WorkerSettings
+from worker.attempt import run_attempt
+from worker.host import Host
+from worker.signals import Signals
+
+MIB = 1024**2
+FILL = "dd if=/dev/urandom of=/fill bs=1M count=8 2>/dev/null; echo full; sleep 600"
+
+
+def placed(docker_server, tmp_path, **settings):
+    return Place("docker", tmp_path, docker=docker_server.settings(), **settings)
+
+
+def test_what_a_job_writes_outside_of_its_folders_is_measured(docker_server, tmp_path):
+    place = placed(docker_server, tmp_path)
+    spec = place.spec(FILL)
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"full\n", "it to be full")
+    assert 8 * MIB <= place.backend.layer_bytes(handle) < 12 * MIB
+    place.clear()
+    assert place.backend.layer_bytes(handle) == 0
+
+
+def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_path, sqlite_database: Database):
+    """Where the engine's disk has no quotas: the tests' has none."""
+    settings = Settings(
+        home=tmp_path / "home",
+        docker=docker_server.settings(),
+        machines=MachineSettings(simulate=False),
+        disk=DiskSettings(job_mb=6, check_seconds=0.1),
+    )
+    host = Host.open(settings, sqlite_database, name="w1", host="here")
+
+    def submit(session):
+        project, _ = lifecycle.ensure_project(session, "default")
+        spec = JobSpec(machine_type="CPU", command=FILL, container=SHELL, stop_grace=5)
+        machine = Catalogue.load().get("CPU")
+        lifecycle.submit(
+            session, Submission(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t")
+        )
+
+    host.write(submit)
+    job = host.write(lambda session: claims.claim(session, Offer("w1", "here", ("docker",))))
+    run_attempt(host, job, Signals())
+    with host.database.read() as session:
+        row = queries.row(session, job.id)
+    assert (row.reason, "of 6 MiB" in (row.reason_detail or "")) == ("disk_quota", True)
+
+
+@pytest.mark.parametrize(
+    ("worker", "share"),
+    [
+        ({"slots": 4}, lambda total: int(total * 0.9) // 4),
+        ({"default_memory_mb": 100}, lambda _: 100 * MIB),
+        ({"default_memory_mb": 0}, lambda total: int(total * 0.9)),
+    ],
+    ids=["slots", "named", "host"],
+)
+def test_a_job_that_names_no_memory_has_its_share_of_the_host(docker_server, tmp_path, worker, share):
+    place = placed(docker_server, tmp_path, worker=WorkerSettings(**worker))
+    handle = place.launch(place.spec("sleep 600"))
+    with docker_server.client() as client:
+        has = client.inspect_container(handle["container"])["HostConfig"]["Memory"]
+        assert has == share(client.info()["MemTotal"]) == handle["memory_bytes"]
+    place.clear()
