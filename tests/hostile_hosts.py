@@ -9,7 +9,7 @@ LITERALS = (
     "0177.0.0.1",
     "0x7f000001",
     "0x7f.0.0.1",
-    "0.0.0.0",
+    "0.0.0.0",  # noqa: S104 - not bound to
     "0",
     "10.0.0.5",
     "172.16.0.1",
@@ -45,7 +45,7 @@ LITERALS = (
 
 ADDRESSES = (
     "127.0.0.1",
-    "0.0.0.0",
+    "0.0.0.0",  # noqa: S104 - not bound to
     "10.0.0.5",
     "100.64.0.1",
     "169.254.169.254",
@@ -64,7 +64,7 @@ PUBLIC = ("github.com", "8.8.8.8", "[2606:4700:4700::1111]", "[64:ff9b::808:808]
 """Not refused as they stand."""
 
 
-def answers(*addresses: str):  # noqa: ANN201 - a stand-in for socket.getaddrinfo
+def answers(*addresses: str):
     """A resolver that gives one of these addresses after the other, the last one for good."""
     left = list(addresses)
 

@@ -7,7 +7,8 @@ import pytest
 from hostile_hosts import ADDRESSES, LITERALS, PUBLIC, answers
 
 from core import egress
-from core.egress import Egress, EgressRefused, Unresolved, connect
+from core.egress import Egress, connect
+from core.errors import EgressRefused
 from core.settings import EgressSettings
 
 
@@ -89,7 +90,7 @@ def test_a_name_without_an_address_is_said_to_have_none(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
 
     monkeypatch.setattr(egress.socket, "getaddrinfo", nothing)
-    with pytest.raises(Unresolved, match="nowhere.example"):
+    with pytest.raises(EgressRefused, match="nowhere.example"):
         rule().resolve("nowhere.example", 443, "workspace")
 
 

@@ -26,9 +26,7 @@ class Staged(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
-def copy_in(
-    bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int
-) -> Staged:
+def copy_in(bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int) -> Staged:
     """Copy a file, or every regular file below a folder; what is there already is not sent again.
 
     Args:

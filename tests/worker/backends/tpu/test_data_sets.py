@@ -1,6 +1,7 @@
 """Data sets that jobs have copied to a bucket, while other jobs write in the storage that they lie in."""
 
 import os
+import stat
 from types import SimpleNamespace
 
 import pytest
@@ -27,10 +28,11 @@ class Bucket:
         return None
 
     def stage(self, _job_id, name, source):
-        try:
-            self.staged = {one: self._read(one, source) for one in os.listdir(source)}
-        except NotADirectoryError:
+        if stat.S_ISREG(os.fstat(source).st_mode):
             self.staged = {name: os.pread(source, 100, 0)}
+            return
+        with os.scandir(source) as entries:
+            self.staged = {one.name: self._read(one.name, source) for one in entries}
 
     def _read(self, name, folder):
         descriptor = os.open(name, os.O_RDONLY, dir_fd=folder)
@@ -65,7 +67,13 @@ def staged(storage, named, meanwhile):
 
 @pytest.mark.parametrize(
     ("named", "swapped"),
-    [("x/etc/hostname", "x"), ("x/etc/hostname", "x/etc"), ("x/etc/hostname", "x/etc/hostname"), ("x/etc", "x"), ("x/etc", "x/etc")],
+    [
+        ("x/etc/hostname", "x"),
+        ("x/etc/hostname", "x/etc"),
+        ("x/etc/hostname", "x/etc/hostname"),
+        ("x/etc", "x"),
+        ("x/etc", "x/etc"),
+    ],
 )
 def test_a_link_that_is_swapped_in_leads_to_no_file_of_the_host(storage, named, swapped):
     """The path is looked over, another job puts a link in its place, and seconds later it would be followed."""
@@ -79,7 +87,14 @@ def test_a_link_that_is_swapped_in_leads_to_no_file_of_the_host(storage, named, 
 
 @pytest.mark.parametrize(
     "named",
-    ["/storage/../host/x/etc/hostname", "/storage//etc/hostname", "/etc/hostname", "../host", "/storage/link", "missing"],
+    [
+        "/storage/../host/x/etc/hostname",
+        "/storage//etc/hostname",
+        "/etc/hostname",
+        "../host",
+        "/storage/link",
+        "missing",
+    ],
 )
 def test_what_lies_outside_or_behind_a_link_is_not_staged(storage, named):
     (storage / "link").symlink_to("x")
