@@ -21,8 +21,8 @@ from core.jobs.spec import MAX_NAME, JobSpec, check_label, split_login
 from core.machines import MachineType
 from core.settings import SIMULATOR
 from core.vault import Vault
-from service.deps import OpenStores
 from service.addresses import check_egress, without_login
+from service.deps import OpenStores
 from service.image_choice import image_of, pinned_spec
 from service.uploads import Body
 from service.views import machine_type_view, resolved_view, submitted_view
