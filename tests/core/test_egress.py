@@ -96,7 +96,7 @@ def test_a_name_without_an_address_is_said_to_have_none(monkeypatch):
 
 def test_a_connection_goes_to_the_address_that_was_checked():
     with socket.create_server(("127.0.0.2", 0)) as server:
-        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread = threading.Thread(target=server.accept)
         thread.start()
         addresses = rule("127.0.0.2").resolve("127.0.0.2", server.getsockname()[1], "workspace")
         with connect(addresses) as made:
