@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from core.errors import SpecInvalid
+from core.errors import EgressRefused
 from core.image_registry import DOCKER_HUB, registry_of
 from core.settings import EgressSettings
 
@@ -35,14 +35,6 @@ _NOT_PUBLIC = tuple(
 )
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\Z")
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
-
-
-class EgressRefused(SpecInvalid):
-    """The address may not be connected to."""
-
-
-class Unresolved(SpecInvalid):
-    """The name has no address here."""
 
 
 class Egress:
@@ -103,15 +95,14 @@ class Egress:
         """Every address of a host, each of them checked.
 
         Raises:
-            EgressRefused: One of them may not be connected to.
-            Unresolved: There is none.
+            EgressRefused: There is none, or one of them may not be connected to.
         """
         self.check_host(host, field)
         plain = _plain(host)
         try:
             found = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise Unresolved(f"The name {host[:80]!r} has no address here.", field=field) from error
+            raise EgressRefused(f"The name {host[:80]!r} has no address here.", field=field) from error
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
         if plain not in self._names:
             for one in addresses:
@@ -132,8 +123,7 @@ class Egress:
         """Refuse an image whose registry has an address here that may not be connected to.
 
         Raises:
-            EgressRefused: It has.
-            Unresolved: It has none; names that are allowed need none, the engine may know another way.
+            EgressRefused: It has, or has none; names that are allowed need none, the engine may know another way.
         """
         host = host_of(registry_of(reference))
         if host != DOCKER_HUB and _plain(host) not in self._names:

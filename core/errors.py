@@ -11,6 +11,7 @@ GradientError
 │   └── OutputRemoved
 ├── SpecInvalid
 │   ├── MachineTypeUnknown
+│   ├── EgressRefused
 │   ├── WorkspaceInvalid
 │   └── CursorInvalid
 ├── IdempotencyMismatch
@@ -84,6 +85,10 @@ class SpecInvalid(GradientError):
 
 class MachineTypeUnknown(SpecInvalid):
     """The catalogue has no machine type of this name."""
+
+
+class EgressRefused(SpecInvalid):
+    """An address that this service does not connect to for users."""
 
 
 class WorkspaceInvalid(SpecInvalid):

@@ -31,6 +31,7 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.OutputRemoved: 410,
     errors.SpecInvalid: 400,
     errors.MachineTypeUnknown: 400,
+    errors.EgressRefused: 400,
     errors.WorkspaceInvalid: 400,
     errors.CursorInvalid: 400,
     errors.IdempotencyMismatch: 422,

@@ -20,6 +20,11 @@ CLI = Path(sys.executable).parent / "gradient-cli"
 ENDED = {"Stopped", "Failed", "Error", "Cancelled"}
 PATIENCE = float(os.environ.get("GRADIENT_TEST_PATIENCE", "60"))
 _NURSERY = Nursery()
+# Git servers and registries of tests are on this machine.
+_OPENED = {
+    "GRADIENT_EGRESS__ALLOWED": '["127.0.0.1", "localhost"]',
+    "GRADIENT_EGRESS__SCHEMES": '["https", "http"]',
+}
 
 
 def wait_until(look: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -95,7 +100,7 @@ class Deployment:
     def environment(self, **settings: str) -> dict[str, str]:
         """What its processes find in their environment."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
-        return env | {"GRADIENT_HOME": str(self.home)} | self._settings | settings
+        return env | {"GRADIENT_HOME": str(self.home)} | _OPENED | self._settings | settings
 
     @property
     def database_url(self) -> str:

@@ -197,7 +197,8 @@ def _bubblewrap(folder: Path | None) -> list[str]:
             words += ["--perms", "0755", "--dir", str(parent)]
         words += ["--ro-bind", name, name]
     words += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_ENTRY), "/run/entry.py"]
-    words += ["--proc", "/proc", "--dev", "/dev"]
+    # No /proc: git needs none, and the kernel mounts none where parts of the host's are covered (systemd does that).
+    words += ["--dev", "/dev"]
     if folder is not None:
         words += ["--bind", str(folder), FOLDER]
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--"]

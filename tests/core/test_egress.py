@@ -7,7 +7,8 @@ import pytest
 from hostile_hosts import ADDRESSES, LITERALS, PUBLIC, answers
 
 from core import egress
-from core.egress import Egress, EgressRefused, Unresolved, connect
+from core.egress import Egress, connect
+from core.errors import EgressRefused
 from core.settings import EgressSettings
 
 
@@ -89,13 +90,13 @@ def test_a_name_without_an_address_is_said_to_have_none(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
 
     monkeypatch.setattr(egress.socket, "getaddrinfo", nothing)
-    with pytest.raises(Unresolved, match="nowhere.example"):
+    with pytest.raises(EgressRefused, match="nowhere"):
         rule().resolve("nowhere.example", 443, "workspace")
 
 
 def test_a_connection_goes_to_the_address_that_was_checked():
     with socket.create_server(("127.0.0.2", 0)) as server:
-        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread = threading.Thread(target=server.accept)
         thread.start()
         addresses = rule("127.0.0.2").resolve("127.0.0.2", server.getsockname()[1], "workspace")
         with connect(addresses) as made:

@@ -22,18 +22,18 @@ def refusal(answer):
     return answer.json()["error"]["field"]
 
 
-@pytest.mark.parametrize("host", LITERALS)
-def test_a_git_server_that_is_not_public_is_refused(client, host):
-    assert refusal(client.post("/jobs", json=a_job(workspace=f"https://{host}/repo.git"))) == "workspace"
-    assert refusal(client.post("/jobs?dryRun=true", json=a_job(workspace=f"https://u:p@{host}:22/x"))) == "workspace"
+def test_a_git_server_that_is_not_public_is_refused(client):
+    for host in LITERALS:
+        assert (
+            refusal(client.post("/jobs?dryRun=true", json=a_job(workspace=f"https://u:p@{host}:22/x"))) == "workspace"
+        )
 
 
-@pytest.mark.parametrize("host", REGISTRIES)
-def test_a_registry_that_is_not_public_is_refused(client, host):
-    if not host.startswith("["):  # no image's name
-        assert refusal(client.post("/jobs", json=a_job(container=f"{host}:5000/x"))) == "container"
-    sent = client.put(f"/registries/{host}", json={"username": "me", "password": "x"})
-    assert refusal(sent) == "host"
+def test_a_registry_that_is_not_public_is_refused(client):
+    for host in REGISTRIES:
+        if not host.startswith("["):  # no image's name
+            assert refusal(client.post("/jobs?dryRun=true", json=a_job(container=f"{host}:5000/x"))) == "container"
+        assert refusal(client.put(f"/registries/{host}", json={"username": "me", "password": "x"})) == "host"
 
 
 def test_an_administrator_opens_a_registry_and_a_git_server(client, stores):

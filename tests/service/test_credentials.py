@@ -80,16 +80,18 @@ def test_what_is_refused_is_not_repeated(client, path, body):
 def test_a_registry_is_stored_listed_and_forgotten(client):
     made = client.put("/registries/GHCR.io", json={"username": "alice", "password": VALUE})
     assert (made.status_code, made.json()["host"], made.json()["username"]) == (201, "ghcr.io", "alice")
-    assert client.put("/registries/localhost:5000", json={"username": "bob", "password": VALUE}).status_code == 201
+    assert (
+        client.put("/registries/registry.example:5000", json={"username": "bob", "password": VALUE}).status_code == 201
+    )
     assert client.put("/registries/ghcr.io", json={"username": "carol", "password": VALUE}).status_code == 200
     listed = client.get("/registries")
     assert [(one["host"], one["username"]) for one in listed.json()["registries"]] == [
         ("ghcr.io", "carol"),
-        ("localhost:5000", "bob"),
+        ("registry.example:5000", "bob"),
     ]
     assert VALUE not in made.text + listed.text
-    assert client.delete("/registries/localhost:5000").status_code == 204
-    assert error(client.delete("/registries/localhost:5000"))[:2] == (404, "CredentialNotFound")
+    assert client.delete("/registries/registry.example:5000").status_code == 204
+    assert error(client.delete("/registries/registry.example:5000"))[:2] == (404, "CredentialNotFound")
 
 
 def test_a_password_for_one_job_comes_with_a_name_and_an_image(client):

@@ -60,10 +60,10 @@ def test_a_large_upload_comes_through_whole(client, stores):
     assert stores.workspaces.path(job["workspaceSha256"]).read_bytes() == archive
 
 
-def test_none_means_no_workspace_and_git_urls_hide_their_password(client):
+def test_none_means_no_workspace_and_git_urls_lose_their_password(client):
     assert client.post("/jobs", json=a_job(workspace="none")).json()["workspace"] is None
     job = client.post("/jobs", json=a_job(workspace="https://me:pw@example.com/a.git#main")).json()
-    assert job["workspace"] == "https://••••••@example.com/a.git#main"
+    assert job["workspace"] == "https://example.com/a.git#main"
 
 
 def test_a_hundred_at_once_with_one_key_make_one_job(live, database):

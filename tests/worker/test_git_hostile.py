@@ -228,7 +228,7 @@ def test_a_server_that_never_answers_is_given_up(answering, tmp_path, released):
     folder = tmp_path / "workspace"
     folder.mkdir()
     settings = Settings(worker={"fetch_silent_seconds": 0.5}, egress=OPEN)
-    with pytest.raises(BackendError, match="said nothing for 0.5 seconds"):
+    with pytest.raises(BackendError, match=r"said nothing for 0\.5 seconds"):
         Fetcher(settings).fetch(f"http://{address}/repo.git", None, folder, lambda: None)
 
 

@@ -9,6 +9,9 @@ import httpx
 import pytest
 from serving import a_zip
 
+from core import credentials
+from core.vault import Vault
+
 NPM = {"ps_client_name": "paperspace-node"}
 GRADIENT = {"ps_client_name": "gradient-cli"}
 
@@ -119,7 +122,7 @@ def test_an_upload_is_known_by_its_name_and_not_by_its_type(client):
     assert client.post("/jobs/createJob", json={"command": "true", "workspaceFileName": "none"}).status_code == 200
 
 
-def test_a_password_for_the_workspace_is_used_and_not_shown(client, worker):
+def test_a_password_for_the_workspace_is_used_and_not_shown(client, worker, stores):
     job = client.post(
         "/jobs/createJob",
         json={
@@ -129,9 +132,11 @@ def test_a_password_for_the_workspace_is_used_and_not_shown(client, worker):
             "workspacePassword": "s3cr3t/&",
         },
     ).json()
-    assert job["workspaceUrl"] == "https://••••••@host.example/repo.git"
-    spec = worker.get(job["id"]).spec
-    assert spec.workspace == "https://me%40example.org:s3cr3t%2F%26@host.example/repo.git"
+    assert job["workspaceUrl"] == "https://host.example/repo.git"
+    row = worker.get(job["id"])
+    assert row.spec.workspace == "https://host.example/repo.git"
+    with stores.database.read() as session:
+        assert credentials.git_login(session, Vault(stores.settings), row) == "me%40example.org:s3cr3t%2F%26"
 
 
 def test_the_project_is_told_as_it_was_sent_and_both_kinds_of_name_are_too_many(client, create):

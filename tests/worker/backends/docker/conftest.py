@@ -6,7 +6,7 @@ import pytest
 from dockerserver import layer
 from registryserver import Registry
 
-from core.settings import ImageSettings, Settings
+from core.settings import EgressSettings, ImageSettings, Settings
 from worker.backends.docker.engine import Engine
 from worker.backends.docker.images import Images
 
@@ -45,7 +45,12 @@ class Store:
     """The images of one engine under one GRADIENT_HOME."""
 
     def __init__(self, server, home, images=None, **docker):
-        self.settings = Settings(home=home, docker=server.settings(**docker), images=ImageSettings(**(images or {})))
+        self.settings = Settings(
+            home=home,
+            docker=server.settings(**docker),
+            images=ImageSettings(**(images or {})),
+            egress=EgressSettings(allowed=["127.0.0.1", "localhost"]),
+        )
         self.engine = Engine(self.settings.docker)
         self.images = Images(self.engine, self.settings)
         self.told = []

@@ -1,6 +1,7 @@
 """Data sets that jobs have copied to a bucket, while other jobs write in the storage that they lie in."""
 
 import os
+import stat
 from types import SimpleNamespace
 
 import pytest
@@ -27,10 +28,11 @@ class Bucket:
         return None
 
     def stage(self, _job_id, name, source):
-        try:
-            self.staged = {one: self._read(one, source) for one in os.listdir(source)}
-        except NotADirectoryError:
+        if stat.S_ISREG(os.fstat(source).st_mode):
             self.staged = {name: os.pread(source, 100, 0)}
+            return
+        with os.scandir(source) as entries:
+            self.staged = {one.name: self._read(one.name, source) for one in entries}
 
     def _read(self, name, folder):
         descriptor = os.open(name, os.O_RDONLY, dir_fd=folder)
