@@ -109,6 +109,11 @@ class DockerServer:
         self._started.wait()
         (self.folder / "pid").unlink(missing_ok=True)  # its number may be another process's by the next start
 
+    def terminate(self) -> None:
+        """What `systemctl stop docker` does."""
+        self.signal(signal.SIGTERM)
+        self._started.wait()
+
     def freeze(self) -> None:
         """What hangs takes connections and does not answer."""
         self.signal(signal.SIGSTOP)
