@@ -21,6 +21,7 @@ from core.private import keep_private
 from core.rings import Ring
 from core.settings import ApiSettings, Settings
 from gradient_server.first_key import ensure_local_key
+from gradient_server.readiness import wait_until_ready
 
 if TYPE_CHECKING:
     from gradient_server.simulator.world import World
@@ -45,8 +46,7 @@ class HttpInsecure(GradientError):
 def up(settings: Settings, name: str | None) -> int:
     """API and worker in one process; ends with SIGTERM or Ctrl-C, the jobs go on."""
     require_ports_apart(settings)
-    database = _open(settings)
-    schema.upgrade(database)
+    database = _open_ready(settings, migrate=True)
     listener = _listen(settings)
     Patience(database, settings.database.patience_seconds)
     supervisor = Supervisor(_host(settings, database, name), _bell(settings))
@@ -73,7 +73,7 @@ def up_with_tpus(settings: Settings, name: str | None) -> int:
 def api(settings: Settings) -> int:
     """Only the API."""
     require_ports_apart(settings)
-    database = _open_current(settings)
+    database = _open_ready(settings)
     Patience(database, settings.database.patience_seconds)
     _serve(settings, database, _listen(settings))
     database.close()
@@ -83,7 +83,7 @@ def api(settings: Settings) -> int:
 def worker(settings: Settings, name: str | None) -> int:
     """Only a worker; ends with SIGTERM or Ctrl-C, its jobs go on and are adopted by the next."""
     require_ports_apart(settings)
-    database = _open_current(settings)
+    database = _open_ready(settings)
     Patience(database, settings.database.patience_seconds)
     host = _host(settings, database, name)
     supervisor = Supervisor(host, _bell(settings))
@@ -135,14 +135,23 @@ def _open(settings: Settings) -> Database:
     return Database(settings.database_url, pool_size=settings.database.pool_size)
 
 
-def _open_current(settings: Settings) -> Database:
-    """The database, for a process that may be one of many: only SQLite's schema is brought up to date unasked."""
-    database = _open(settings)
-    if database.is_sqlite:
-        schema.upgrade(database)
-    else:
-        schema.check(database)
-    return database
+def _open_ready(settings: Settings, *, migrate: bool = False) -> Database:
+    """The database, once it answers.
+
+    Args:
+        settings: Where it is.
+        migrate: Bring its schema up to date; SQLite's, which one machine has to itself, is so in any case.
+    """
+
+    def prepare() -> Database:
+        database = _open(settings)
+        if database.is_sqlite or migrate:
+            schema.upgrade(database)
+        else:
+            schema.check(database)
+        return database
+
+    return wait_until_ready(settings.root, prepare)
 
 
 def _host(settings: Settings, database: Database, name: str | None) -> Host:

@@ -121,6 +121,11 @@ class DockerServer:
                 if process.name() == "containerd" and str(self.folder) in " ".join(process.cmdline()):
                     process.kill()
 
+    def terminate(self) -> None:
+        """What `systemctl stop docker` does."""
+        self.signal(signal.SIGTERM)
+        self._started.wait()
+
     def freeze(self) -> None:
         """What hangs takes connections and does not answer."""
         self.signal(signal.SIGSTOP)

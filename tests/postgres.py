@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 from deployment import wait_until
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, create_engine, event, func, literal_column, select, table
 
 from core.db import Database
 
@@ -119,9 +119,10 @@ class EndedBackends:
             self.left -= 1
             pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
             with self._other.connect() as other:
-                other.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")
-                alive = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"
-                wait_until(lambda: not other.exec_driver_sql(alive).scalar(), "the backend to end")
+                # Of a backend that is still there; once it is gone, of none.
+                ended = select(func.pg_terminate_backend(pid)).where(literal_column("pid") == pid)
+                ended = ended.select_from(table("pg_stat_activity"))
+                wait_until(lambda: other.scalar(ended) is None, "the backend to end")
             self._other.dispose()
 
 

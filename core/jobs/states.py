@@ -396,6 +396,14 @@ _ALL = (
         retry=True,
     ),
     Reason(
+        "engine_restarted",
+        S.FAILED,
+        Fault.MACHINE,
+        "The machine's container engine was restarted, and ended the job (exit code 143). Its outputs up to then are "
+        "kept. Its operator sets live-restore, with which jobs run on.",
+        retry=True,
+    ),
+    Reason(
         "worker_lost",
         S.FAILED,
         Fault.MACHINE,

@@ -59,7 +59,11 @@ def test_a_connection_that_dies_at_the_end_of_a_read_is_an_unavailable_store(dat
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("begin", ["read", "write"])
 def test_a_connection_that_dies_while_an_error_is_told_is_an_unavailable_store(database, begin):
+    def find_none():
+        with getattr(database, begin)() as session:
+            session.scalar(select(Job.seq))
+            raise JobNotFound("none")
+
     EndedBackends(database)
-    with pytest.raises(StoreUnavailable), getattr(database, begin)() as session:
-        session.scalar(select(Job.seq))
-        raise JobNotFound("none")
+    with pytest.raises(StoreUnavailable):
+        find_none()

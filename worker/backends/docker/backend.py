@@ -49,7 +49,7 @@ from worker.machine import boot_id
 
 logger = logging.getLogger(__name__)
 
-KILLED = 137
+KILLED, TERMINATED = 137, 143
 _LOOK_SECONDS = 1.0
 _ENDING_LOOK_SECONDS = 0.1
 _AWAY_SECONDS = 2.0
@@ -154,12 +154,14 @@ class DockerBackend:
         control = Path(handle["control"])
         code = read_exit_code(control)
         stopping = read_control(control, STOPPING) is not None
-        if code not in {None, KILLED} and not stopping:
+        if code not in {None, KILLED, TERMINATED} and not stopping:
             return Exit(code)
         # Else the engine has to be asked: whether memory ran out, whether what was asked to end is done.
         look = self._look(handle["name"], _LOOK_SECONDS if code is None else _ENDING_LOOK_SECONDS)
         if look is None or (look.state is not None and not self._over(handle, look.state, code)):
             return None
+        if code == TERMINATED and not stopping:
+            return self._terminated(handle)
         return verdict(handle, look.state, read_exit_code(control))
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
@@ -265,6 +267,22 @@ class DockerBackend:
         if time.time() - handle["launched_at"] < _STARTS_WITHIN_SECONDS and code is None:
             return False
         return not any(_members(handle).all())
+
+    def _terminated(self, handle: Handle) -> Exit | None:
+        """How a job ended that got a SIGTERM from nobody here; None while the engine does not answer.
+
+        Without `live-restore` an engine that stops, or comes back, sends its containers SIGTERM.
+        """
+        ended = (Path(handle["control"]) / "exit").stat().st_mtime
+        try:
+            if self._watched.lasting_info().get("LiveRestoreEnabled"):
+                return Exit(TERMINATED)
+            # An engine that stops takes no new connections, but goes on to answer on those that it has.
+            restarted = self._engine.hasty(_LOOK_TIMEOUT_SECONDS).restarted_under(container_name(handle["name"]), ended)
+        except (EngineAway, EngineRefused) as error:
+            logger.info("engine_not_answering", extra={"error": str(error)})
+            return None
+        return Exit(TERMINATED, "engine_restarted" if restarted else None)
 
     def _ask_all(self, name: str, wrapper: str) -> None:
         command = ["/bin/sh", "-c", _ASK_ALL, "sh", wrapper if wrapper.isdecimal() else "1"]

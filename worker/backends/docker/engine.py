@@ -29,6 +29,8 @@ OLDEST_API = (1, 41)
 NOT_FOUND, CONFLICT = 404, 409
 _SERVER_ERROR = 500
 _TOLD_SECONDS = 60.0
+_RESTART_SECONDS = 60.0
+"""Longer than an engine takes, after its start, to end the containers of the one before."""
 _NAMING_SECONDS = 10.0
 _NAMING_PAUSE_SECONDS = 0.05
 _ENDED = frozenset({"exited", "dead"})
@@ -207,6 +209,23 @@ class Engine:
             return answer.status_code
 
         return self.call(head) != NOT_FOUND
+
+    def restarted_under(self, name: str, ended: float) -> bool:
+        """Whether the engine was started anew while a container ran, or as it ended.
+
+        An engine keeps its latest 256 events in memory: one that started the container knows of that, or, if much has
+        happened since, of something that was well before the container's end.
+
+        Args:
+            name: The container's.
+            ended: When it ended, in seconds since the epoch.
+        """
+        events = self.call(lambda api: list(api.events(since=1, until=int(time.time()), decode=True)))
+        return not any(
+            event["time"] < ended - _RESTART_SECONDS
+            or (event.get("Action") == "start" and event["Actor"]["Attributes"].get("name") == name)
+            for event in events
+        )
 
     def remove(self, name: str, *, force: bool) -> None:
         """Remove a container and its volumes; one that is gone is fine."""

@@ -347,6 +347,42 @@ def test_files_belong_to_the_user_of_the_settings_and_can_be_removed(make):
     assert not scratch.root.exists()
 
 
+@pytest.fixture
+def unrestored():
+    """An engine whose containers end with it."""
+    with running_engine(**{"live-restore": False}) as server:
+        yield server
+
+
+@pytest.mark.usefixtures("docker_server")
+@pytest.mark.parametrize("crash", [False, True])
+def test_an_engine_that_ends_its_containers_is_told_as_the_machine_s_fault(make, unrestored, crash):
+    place = make(unrestored)
+    spec = place.spec("echo up; sleep 600")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    if crash:
+        unrestored.kill()
+    else:
+        unrestored.terminate()
+        wait_until(lambda: read_control(spec.control, "exit"), "its end")
+    assert place.backend.poll(handle) is None, "nothing is concluded while the engine is away"
+    unrestored.start()
+    assert place.wait(handle) == Exit(143, "engine_restarted")
+
+
+@pytest.mark.usefixtures("docker_server")
+def test_a_sigterm_of_the_job_s_own_is_told_from_one_of_the_engine(make, unrestored):
+    place = make(unrestored)
+    handle = place.launch(place.spec("kill $$"))
+    assert place.wait(handle) == Exit(143)
+    asked = place.spec("echo up; sleep 600", attempt=2)
+    handle = place.launch(asked)
+    wait_until(lambda: place.output(asked) == b"up\n", "its first line")
+    place.backend.stop(handle, grace=True)
+    assert place.wait(handle) == Exit(143)
+
+
 @pytest.mark.usefixtures("docker_server")
 def test_an_engine_without_live_restore_is_warned_of(tmp_path, caplog):
     with running_engine(**{"live-restore": False}) as server:
