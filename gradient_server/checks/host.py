@@ -125,8 +125,8 @@ def ports(settings: Settings) -> Finding:
     """Jobs' ports are reached under another host name than the dashboard, and at another address."""
     links, bind, dashboard = settings.ports_host, settings.ports.bind, settings.dashboard_host
     fix = (
-        "Set GRADIENT_WORKER__ADDRESS to another name of this machine than the dashboard's, and GRADIENT_PORTS__BIND to "
-        "an address that the dashboard's name does not lead to."
+        "Set GRADIENT_WORKER__ADDRESS to another name of this machine than the dashboard's, and GRADIENT_PORTS__BIND "
+        "to an address that the dashboard's name does not lead to."
     )
     if dashboard is None:
         return warning(

@@ -89,7 +89,8 @@ def test_sessions_are_listed_and_ended(home, capsys):
     assert said(capsys, "sessions", "list") == "Nobody is signed in.\n"
 
 
-def test_a_key_is_made_for_some_days_and_lists_show_until_when(home, capsys):
+@pytest.mark.usefixtures("home")
+def test_a_key_is_made_for_some_days_and_lists_show_until_when(capsys):
     made = json.loads(said(capsys, "keys", "create", "short", "--days", "0.5", "--json"))
     assert made["expiresAt"] is not None
     assert "It works until 20" in said(capsys, "keys", "create", "loud", "--days", "2")
