@@ -83,9 +83,9 @@ def strangers(stores, database, secret):
         session.execute(update(BrowserSession).where(BrowserSession.sha256 == over).values(expires_at=now(-1)))
     stores.sessions.end(sessions["ended"])
     wrong = secret[:-1] + ("a" if secret[-1] != "a" else "b")
-    by_key = {"malformed": "nonsense", "wrong": wrong, "revoked": of_revoked, "expired": of_expired, "empty": " "}
+    by_key = {"malformed": "nonsense", "wrong": wrong, "revoked": of_revoked, "expired": of_expired}
     return (
-        {"nothing": {}, "basic": {"Authorization": "Basic dTpw"}}
+        {"nothing": {}, "empty key": {"x-api-key": ""}, "basic": {"Authorization": "Basic dTpw"}}
         | {f"{name} key": {"x-api-key": key} for name, key in by_key.items()}
         | {f"{name} bearer": {"Authorization": f"Bearer {key}"} for name, key in by_key.items()}
         | {f"session {name}": {"Cookie": f"{COOKIE}={token}"} for name, token in sessions.items()}
