@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import socket
 import stat
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from core.disk import MIB
 from core.errors import SpecInvalid
 from core.filewatch import FileWatch
+from core.hosts import EVERY_ADDRESS, canonical_host
 from core.machines import Catalogue
 from core.settings import GIB, Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
@@ -35,6 +37,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield disk(settings.root, settings.disk.min_free_mb * MIB)
     yield folders(settings.root)
     yield from same_file_system(settings.root)
+    yield ports(settings)
     yield bell(settings.root)
     yield inotify()
     yield machines(settings.machines.file)
@@ -130,6 +133,49 @@ def same_file_system(root: Path) -> Iterator[Finding]:
             "attempts/ and artifacts/ are on different file systems: outputs are copied and take their space twice.",
             "Put both on one file system.",
         )
+
+
+def ports(settings: Settings) -> Finding:
+    """Jobs' ports are reached under another host name than the dashboard, and at another address."""
+    links, bind, dashboard = settings.ports_host, settings.ports.bind, settings.dashboard_host
+    fix = (
+        "Set GRADIENT_WORKER__ADDRESS to another name of this machine than the dashboard's, and GRADIENT_PORTS__BIND "
+        "to an address that the dashboard's name does not lead to."
+    )
+    if dashboard is None:
+        return warning(
+            "ports",
+            "The dashboard listens on every address, and its name is not known: it signs nobody in.",
+            "Set GRADIENT_API__PUBLIC_URL.",
+        )
+    if canonical_host(links) == dashboard:
+        return problem("ports", f"Links to jobs' ports lead to the dashboard's own host name, {dashboard}.", fix)
+    own = _addresses(dashboard)
+    if bind in own or (bind in EVERY_ADDRESS and any(_is_here(address) for address in own)):
+        return warning(
+            "ports",
+            f"Jobs' ports are opened at {bind}, which {dashboard} leads to: whoever types that name with a job's port "
+            "sends the job their session.",
+            fix,
+        )
+    return ok("ports", f"Jobs' ports are at {links}, the dashboard at {dashboard}.")
+
+
+def _addresses(name: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is one of this machine."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def bell(root: Path) -> Finding:

@@ -11,8 +11,6 @@ from starlette.exceptions import HTTPException
 from core.hosts import canonical_host
 from service.deps import Stores
 
-_SAFE = ":/%#?=@[]!$&'()*+,;"
-
 
 def require_own_name(request: Request, stores: Stores) -> None:
     """Let a request through if it came under the dashboard's own host name.
@@ -39,8 +37,11 @@ def require_own_name(request: Request, stores: Stores) -> None:
         )
     if request.method not in {"GET", "HEAD"}:
         raise HTTPException(421, f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}.")
-    there = request.url.replace(hostname=f"[{own}]" if ":" in own else own)
-    raise HTTPException(307, "", {"Location": quote(str(there), safe=_SAFE)})
+    port = f":{request.url.port}" if request.url.port else ""
+    query = f"?{request.url.query}" if request.url.query else ""
+    host = f"[{own}]" if ":" in own else own
+    there = f"{request.url.scheme}://{host}{port}{quote(request.scope['path'])}{query}"
+    raise HTTPException(307, "", {"Location": there})
 
 
 OwnName = Depends(require_own_name)

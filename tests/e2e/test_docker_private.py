@@ -132,12 +132,15 @@ def test_a_containers_port_is_reached_at_its_link_and_is_free_again(service, doc
         job_id = service.submit(serve, container=SHELL, ports=["24680:8000"], stopGrace=0)
         wait_until(lambda job_id=job_id: service.job(job_id)["state"] == "Running", "the job to run")
         [port] = service.job(job_id)["ports"]
-        assert port == {"internal": 8000, "external": 24680, "url": "http://127.0.0.1:24680"}
+        assert port == {"internal": 8000, "external": 24680, "url": "http://127.0.0.2:24680"}
         fetch = [*docker_server.network, "curl", "--silent", "--max-time", "5", port["url"]]
         wait_until(
             lambda fetch=fetch: subprocess.run(fetch, capture_output=True, check=False).stdout == b"hello\n",
             "its page",
         )
+        for name in ("127.0.0.1", "localhost"):  # the dashboard's: a browser would send its session along
+            ask = [*docker_server.network, "curl", "--silent", "--max-time", "5", f"http://{name}:24680"]
+            assert subprocess.run(ask, capture_output=True, check=False).returncode == 7, "nobody listens there"
         service.request("POST", f"/jobs/{job_id}/stop")
         assert service.wait_ended(job_id)["reason"] == "stopped_by_user"
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from deployment import wait_until
 
-SERVES = "echo hello >index.html; exec python3 -m http.server --bind 127.0.0.1 $GRADIENT_PORT_8000"
+SERVES = "echo hello >index.html; exec python3 -m http.server --bind 127.0.0.2 $GRADIENT_PORT_8000"
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def range_of_ports():
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for port in range(first, first + 4):
                 probe = stack.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("127.0.0.2", port))
             return first, first + 3
     raise AssertionError("no four free ports in a row")
 
@@ -56,7 +56,7 @@ def test_a_job_is_reached_at_its_link_while_it_runs(service, range_of_ports):
     assert len(numbers) == 2
     assert all(range_of_ports[0] <= number <= range_of_ports[1] for number in numbers)
     for one in links:
-        wait_until(lambda one=one: fetched(one.replace("localhost", "127.0.0.1")) == b"hello\n", "its answer")
+        wait_until(lambda one=one: fetched(one.replace("localhost", "127.0.0.2")) == b"hello\n", "its answer")
     page = service.request("GET", f"/ui/jobs/{job_ids[0]}").text
     assert f'href="{links[0]}"' in page
     for job_id in job_ids:
@@ -85,7 +85,7 @@ def test_who_wants_the_same_port_waits_and_says_for_whom(service, range_of_ports
 
 
 def test_what_another_program_has_is_said(service, range_of_ports):
-    with socket.create_server(("127.0.0.1", range_of_ports[1])):
+    with socket.create_server(("127.0.0.2", range_of_ports[1])):
         job_id = service.submit("true", ports=f"{range_of_ports[1]}:8000")
         wait_until(lambda: service.job(job_id)["reason"] == "retrying", "its first try")
         events = service.request("GET", f"/jobs/{job_id}/events").json()["events"]

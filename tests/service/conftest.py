@@ -83,7 +83,7 @@ def client(live: Live) -> Iterator[httpx.Client]:
 @pytest.fixture
 def stranger(live: Live) -> Iterator[httpx.Client]:
     """A client without a key."""
-    with httpx.Client(base_url=live.url) as client:
+    with httpx.Client(base_url=live.url, timeout=60) as client:
         yield client
 
 

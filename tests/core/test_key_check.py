@@ -1,0 +1,76 @@
+"""Checking a key or a password does the same work however much of it is right: nothing can be found by its time."""
+
+import hashlib
+import hmac
+
+import pytest
+from sqlalchemy import event
+
+from core import keys, users
+from core.errors import Unauthorized
+
+
+@pytest.fixture
+def work(database, monkeypatch):
+    """What a check does: its queries without their values, and what it compares in constant time."""
+    done = []
+
+    def query(_connection, _cursor, statement, *_rest):
+        done.append(statement)
+
+    def compare(given, wanted):
+        done.append(("compare", len(given), len(wanted)))
+        return original(given, wanted)
+
+    def scrypt(*_password, salt, n, r, p, maxmem):
+        done.append(("scrypt", len(salt), n, r, p))
+        return slow(*_password, salt=salt, n=n, r=r, p=p, maxmem=maxmem)
+
+    original, slow = hmac.compare_digest, hashlib.scrypt
+    event.listen(database.engine, "before_cursor_execute", query)
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    monkeypatch.setattr(hashlib, "scrypt", scrypt)
+    yield lambda: [done.pop(0) for _ in range(len(done))]
+    event.remove(database.engine, "before_cursor_execute", query)
+
+
+def signed(start):
+    return f"{start}_{keys._check(start)}"
+
+
+def test_a_wrong_key_costs_the_same_whatever_of_it_is_right(database, work):
+    with database.write() as session:
+        key, secret = keys.create(session, "k")
+    _, _, chance, _ = secret.split("_")
+    other = "".join("b" if letter == "a" else "a" for letter in chance)
+    wrong = [signed(f"gj_{key.id}_{chance[:right]}{other[right:]}") for right in range(len(chance))]
+    wrong += [signed(f"gj_{key.id[::-1]}_{chance}"), signed(f"gj_zzzzzzzz_{other}")]
+    work()
+    seen = []
+    for one in wrong:
+        with database.read() as session, pytest.raises(Unauthorized, match="not known"):
+            keys.authenticate(session, one)
+        seen.append(work())
+    assert all(one == seen[0] for one in seen)
+    assert ("compare", 32, 32) in seen[0]
+    with database.read() as session:
+        assert keys.authenticate(session, secret).id == key.id
+    assert work() == seen[0]
+
+
+def test_a_password_costs_the_same_whether_or_not_its_address_is_known(database, work):
+    with database.write() as session:
+        users.create(session, "ann@example.org", "a password of hers")
+    work()
+    seen = []
+    for email, password in (
+        ("ann@example.org", "a password of herz"),
+        ("ann@example.org", "x"),
+        ("bob@example.org", "a password of hers"),
+        ("", ""),
+    ):
+        with database.read() as session, pytest.raises(Unauthorized):
+            users.sign_in(session, email, password)
+        seen.append(work())
+    assert all(one == seen[0] for one in seen)
+    assert [one[0] for one in seen[0] if isinstance(one, tuple)] == ["scrypt", "compare"]
