@@ -84,7 +84,7 @@ class MetricSettings(BaseModel):
         description="values of metrics stored per job; lines are stored the more sparsely the more there were",
     )
     read_values: int = Field(
-        default=400_000,
+        default=200_000,
         ge=1000,
         description="values of metrics that one request reads; of a longer series evenly chosen rows are read",
     )

@@ -20,6 +20,7 @@ from core.workspaces import WorkspaceStore
 from service import dashboard, errors
 from service.auth import require_key_or_session
 from service.deps import OpenStores
+from service.job_counts import JobCounts
 from service.limits import Limits
 from service.metric_answers import MetricAnswers
 from service.middleware import BodyLimit, RequestContext, SameSite
@@ -92,6 +93,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         signer=Signer(secret),
         streams=streams,
         limits=Limits(settings.limits),
+        job_counts=JobCounts(),
         metrics=MetricAnswers(settings.metrics),
         measures=Measures(streams),
         wake=wake,

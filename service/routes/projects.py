@@ -27,8 +27,11 @@ _MADE: dict[int | str, dict[str, Any]] = {
 def list_projects(session: Reading, stores: Stores) -> Projects:
     """Every project, by name."""
     live, policy = projects.live(session), stores.settings.retention
-    found = queries.projects(session)
-    return Projects(projects=[project_view(one, jobs, live.get(one.id, Live()), policy) for one, jobs in found])
+    counts = stores.job_counts.get(session)
+    views = [
+        project_view(one, counts.get(one.id, 0), live.get(one.id, Live()), policy) for one in queries.projects(session)
+    ]
+    return Projects(projects=views)
 
 
 @router.post("", status_code=201, responses=_MADE, openapi_extra=json_body(CreateProject))
