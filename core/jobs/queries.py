@@ -164,8 +164,8 @@ def projects(session: Session) -> list[Project]:
 
 def job_counts(session: Session) -> dict[str, int]:
     """How many jobs each project has, by project id. Reads all jobs."""
-    query = select(Job.project_id, func.count()).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
-    return {project_id: count for project_id, count in session.execute(query)}
+    query = select(Job.project_id, func.count().label("jobs")).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
+    return {row.project_id: row.jobs for row in session.execute(query)}
 
 
 def last_seq(session: Session) -> int:
