@@ -57,14 +57,18 @@ class RefusedError(ClientError):
         status: The HTTP status.
         name: The server's name for the error.
         field: The field of the request it is about, or empty.
+        retry_after: Seconds after which the server wants to be asked again; 0: it did not say.
     """
 
-    def __init__(self, message: str, *, status: int, name: str = "", field: str = "", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int, name: str = "", field: str = "", hint: str = "", retry_after: float = 0.0
+    ) -> None:
         code = UNREACHABLE if status in _DENIED or status >= 500 else REFUSED  # noqa: PLR2004  the server's own failures start at 500
         super().__init__(_about(field, message), hint=hint, code=code, transient=status in _PASSING)
         self.status = status
         self.name = name
         self.field = field
+        self.retry_after = retry_after
 
 
 def _about(field: str, message: str) -> str:

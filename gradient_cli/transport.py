@@ -25,8 +25,10 @@ CONNECT_SECONDS = 15.0
 ANSWER_SECONDS = 60.0
 UPLOAD_SECONDS = 600.0  # the server unpacks and checks a workspace before it answers
 STREAM_SECONDS = 60.0  # a followed log says something at least every 15 s
+LIMIT_SECONDS = 300.0  # how long a limit of the server is waited for
 CHUNK = 65536
 _ERROR_BYTES = 1_000_000
+_LIMITED = 429
 _PAGE_BYTES = 256_000_000
 
 
@@ -119,6 +121,23 @@ class Transport:
         sent = {"Accept": "application/json", "User-Agent": "gradient-cli", **(headers or {})}
         if self._key:
             sent["x-api-key"] = self._key
+
+        def ask() -> http.client.HTTPResponse:
+            return self._answered(method, target, body, sent, seconds, keep=keep)
+
+        # What an iterator gave is gone: whoever made it makes another one.
+        return ask() if body is not None and not isinstance(body, bytes) else self._patient(ask)
+
+    def _answered(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterator[bytes] | None,
+        sent: dict[str, str],
+        seconds: float,
+        *,
+        keep: bool,
+    ) -> http.client.HTTPResponse:
         reused = keep and method == "GET" and self._kept is not None
         try:
             response = self._ask(method, target, body, sent, seconds, keep=keep)
@@ -129,6 +148,21 @@ class Transport:
         if not 200 <= response.status < 300:  # noqa: PLR2004  the range of success
             raise self._refusal(response)
         return response
+
+    def _patient(self, ask: Callable[[], http.client.HTTPResponse]) -> http.client.HTTPResponse:
+        """Ask again while a limit of the server is reached, as it says when, for a few minutes at most.
+
+        A request that a limit refused did nothing, so any may be repeated.
+        """
+        until = time.monotonic() + LIMIT_SECONDS
+        while True:
+            try:
+                return ask()
+            except RefusedError as error:
+                if error.status != _LIMITED or time.monotonic() + error.retry_after > until:
+                    raise
+                note(f"{error} Waiting {error.retry_after:.0f} s…")
+                time.sleep(error.retry_after)
 
     def chunks(self, response: http.client.HTTPResponse, *, limit: int | None = None) -> Iterator[bytes]:
         """The body of an answer as it comes.
@@ -210,7 +244,10 @@ class Transport:
             kind = "failed" if response.status >= 500 else "refused"  # noqa: PLR2004  the server's own failures
             message, name, field = f"{self.url} {kind}: HTTP {response.status} {plain(response.reason)}", "", ""
         hint = _HINTS.get(response.status, "")
-        return RefusedError(message or name, status=response.status, name=name, field=field, hint=hint)
+        wait = _seconds(response.getheader("Retry-After") or "")
+        return RefusedError(
+            message or name, status=response.status, name=name, field=field, hint=hint, retry_after=wait
+        )
 
     def _not_ours(self, response: http.client.HTTPResponse) -> LinkError:
         kind = plain(response.getheader("Content-Type") or "no content type")
@@ -228,12 +265,17 @@ _HINTS = {
     401: "`gradient-cli login` saves a key that this server knows; `gradient-server keys create` makes one.",
     403: "Use a key that may do this.",
     413: "Leave files out with a .gradientignore, or bring data by other ways than the workspace.",
-    429: "Wait a little, then try again.",
+    429: "Wait until the limit leaves room, or ask the server's operator to raise it.",
     500: "Try again; if it stays, the server's log says why.",
     502: "Something between here and the server has lost it: try again in a minute.",
     503: "It is starting or overloaded: try again in a minute.",
     504: "It is starting or overloaded: try again in a minute.",
 }
+
+
+def _seconds(retry_after: str) -> float:
+    """What Retry-After says, within bounds; some seconds where it says nothing of use."""
+    return min(float(retry_after), 60.0) if retry_after.isdecimal() and len(retry_after) < 9 else 5.0  # noqa: PLR2004
 
 
 def retrying(action: Callable[[], T], delays: Sequence[float]) -> T:
@@ -246,10 +288,11 @@ def retrying(action: Callable[[], T], delays: Sequence[float]) -> T:
         try:
             return action()
         except ClientError as error:
-            if not error.transient:
+            limited = isinstance(error, RefusedError) and error.status == _LIMITED
+            if not (error.transient or limited):
                 raise
             note(f"{error}; trying again…")
-            time.sleep(jittered(delay))
+            time.sleep(max(jittered(delay), error.retry_after if isinstance(error, RefusedError) and limited else 0.0))
     return action()
 
 

@@ -17,6 +17,7 @@ from core.machines import Catalogue, MachineType
 from core.sessions import Sessions
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
+from service.job_counts import JobCounts
 from service.limits import Limits
 from service.metric_answers import MetricAnswers
 from service.prometheus import Measures
@@ -43,6 +44,7 @@ class OpenStores:
         signer: Signs what the service gives out to holders of keys for a while, such as links.
         streams: The logs being followed now.
         limits: What one key may use.
+        job_counts: Numbers of jobs by project.
         metrics: Answers about what jobs measured.
         measures: What this process counts about itself.
         wake: Says that a transaction left something in the outbox; called after its commit.
@@ -61,6 +63,7 @@ class OpenStores:
     signer: Signer
     streams: Streams
     limits: Limits
+    job_counts: JobCounts
     metrics: MetricAnswers
     measures: Measures
     wake: Callable[[], None]

@@ -24,6 +24,7 @@ from service import dashboard, errors
 from service.auth import require_key_or_session
 from service.body_limit import BodyLimit
 from service.deps import OpenStores
+from service.job_counts import JobCounts
 from service.limits import Limits
 from service.metric_answers import MetricAnswers
 from service.middleware import RequestContext, SameSite
@@ -97,6 +98,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         signer=Signer(SigningKeys(settings.root / SIGNING_KEYS), keys),
         streams=streams,
         limits=Limits(settings.limits),
+        job_counts=JobCounts(),
         metrics=MetricAnswers(settings.metrics),
         measures=Measures(streams),
         wake=wake,

@@ -157,13 +157,20 @@ def present_attempts(session: Session, jobs: Iterable[Job]) -> dict[str, Attempt
     return {row.job_id: row for row in found}
 
 
-def projects(session: Session) -> list[tuple[Project, int]]:
-    """All projects by name, each with its number of jobs."""
-    jobs = func.count(Job.seq)
-    visible = (Job.project_id == Project.id) & Job.deleted_at.is_(None)
-    query = select(Project, jobs).where(Project.deleted_at.is_(None)).outerjoin(Job, visible)
-    query = query.group_by(Project.id).order_by(Project.name)
-    return [(project, count) for project, count in session.execute(query)]
+def projects(session: Session) -> list[Project]:
+    """All projects by name."""
+    return list(session.scalars(select(Project).where(Project.deleted_at.is_(None)).order_by(Project.name)))
+
+
+def job_counts(session: Session) -> dict[str, int]:
+    """How many jobs each project has, by project id. Reads all jobs."""
+    query = select(Job.project_id, func.count().label("jobs")).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
+    return {row.project_id: row.jobs for row in session.execute(query)}
+
+
+def last_seq(session: Session) -> int:
+    """Place in the record of the newest job: about how many there are."""
+    return session.scalar(select(func.max(Job.seq))) or 0
 
 
 def project(session: Session, project_id: str) -> Project:

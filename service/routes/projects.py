@@ -26,11 +26,12 @@ _MADE: dict[int | str, dict[str, Any]] = {
 @router.get("")
 def list_projects(session: Reading, stores: Stores) -> Projects:
     """Every project, by name."""
-    live = projects.live(session)
-    found = queries.projects(session)
-    return Projects(
-        projects=[project_view(one, jobs, live.get(one.id, Live()), stores.settings) for one, jobs in found]
-    )
+    live, counts = projects.live(session), stores.job_counts.get(session)
+    views = [
+        project_view(one, counts.get(one.id, 0), live.get(one.id, Live()), stores.settings)
+        for one in queries.projects(session)
+    ]
+    return Projects(projects=views)
 
 
 @router.post("", status_code=201, responses=_MADE, openapi_extra=json_body(CreateProject))

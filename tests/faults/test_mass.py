@@ -20,7 +20,7 @@ PROJECTS = ("alpha", "beta", "gamma")
 
 
 def test_all_jobs_of_a_mass_submission_end_and_their_order_is_fair(parts):
-    parts.start_api()
+    parts.start_api(GRADIENT_LIMITS__SUBMISSIONS_PER_MINUTE="0", GRADIENT_LIMITS__REQUESTS_PER_MINUTE="0")
     for number in range(WORKERS):
         parts.start_worker(f"w{number}", GRADIENT_WORKER__SLOTS="4")
     with trial("F21", parts, seconds=7000) as one:

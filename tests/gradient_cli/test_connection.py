@@ -3,10 +3,11 @@ import os
 import socket
 import stat
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from gradient_cli import config
+from gradient_cli import config, transport
 from gradient_cli.errors import RefusedError
 from gradient_cli.transport import Transport
 
@@ -217,3 +218,30 @@ def test_a_refusal_in_the_middle_of_an_upload_is_heard():
     asking.close()
     thread.join()
     listener.close()
+
+
+def test_a_limit_of_the_server_is_waited_for_as_long_as_it_says(cli, server, wire):
+    limited = wire.error(429, "Limit reached: 3 requests a minute for one key.", name="LimitReached")
+    limited.headers["Retry-After"] = "1"
+    server.on("GET", "/projects", limited, limited, {"projects": []})
+    listed = cli("projects", "list")
+    assert listed.returncode == 0
+    assert len(server.asked("GET", "/projects")) == 3
+    assert listed.stderr.count("Limit reached: 3 requests a minute for one key. Waiting 1 s") == 2
+
+
+def test_a_limit_that_stays_is_given_up_on_after_a_while(server, wire, monkeypatch):
+    waits = []
+    now = [0.0]
+        limited = wire.error(429, "Limit reached.", name="LimitReached")
+    limited.headers["Retry-After"] = "9999"
+    server.on("POST", "/jobs", limited)
+
+    def sleep(seconds):
+        waits.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    with pytest.raises(RefusedError, match="Limit reached"):
+        Transport(server.url, "key").json("POST", "/jobs", body={})
+    assert waits == [60.0] * 5

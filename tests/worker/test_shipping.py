@@ -7,7 +7,7 @@ import pytest
 
 from core.joblogs import JobLogs
 from core.jobs.measured import Stored
-from core.settings import MetricSettings
+from core.limit_settings import MetricSettings
 from worker import shipping
 from worker.shipping import LogShipper, MetricsReader, SourceFile, parse_metric
 
@@ -183,7 +183,7 @@ def test_lines_that_take_turns_are_both_kept_when_thinned(tmp_path):
 def test_the_values_of_a_job_are_counted_on_after_a_restart(tmp_path):
     path = tmp_path / "metrics"
     path.write_text("".join(f'{{"step": {step}, "loss": 1, "late": 2}}\n' for step in range(3000)))
-    reader = opened(path, Stored(values=1500, names={"loss"}), values=1600, names=1)
+    reader = opened(path, Stored(values=800, names={"loss"}), values=1600, names=1)
     rows = read_all(reader)
     assert 0 < len(rows) <= 100
     assert all(row["values"] == {"loss": 1.0} for row in rows)

@@ -42,7 +42,7 @@ def delete_project(session: Writing, _caller: Caller, project_id: str) -> None:
 
 
 def _all(session: Reading) -> list[Project]:
-    return sorted((one for one, _ in queries.projects(session)), key=lambda one: one.created_at, reverse=True)
+    return sorted(queries.projects(session), key=lambda one: one.created_at, reverse=True)
 
 
 def _one(session: Reading, project_id: str) -> list[Project]:

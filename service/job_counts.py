@@ -1,0 +1,30 @@
+"""How many jobs each project has. Of a long record they are counted seldom, however many pages show them."""
+
+import threading
+import time
+
+from sqlalchemy.orm import Session
+
+from core.jobs import queries
+
+_MANY_JOBS = 10_000
+_SECONDS = 30.0
+
+
+class JobCounts:
+    """Numbers of jobs by project; where there are very many jobs they may be half a minute old."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._until = 0.0
+
+    def get(self, session: Session) -> dict[str, int]:
+        """How many jobs each project has, by project id."""
+        if queries.last_seq(session) < _MANY_JOBS:
+            return queries.job_counts(session)
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._counts = queries.job_counts(session)
+                self._until = time.monotonic() + _SECONDS
+            return self._counts
