@@ -15,8 +15,10 @@ QUICK = ("worker kill -9", "Redis kill -9, wiped", "dockerd kill -9", "API kill 
 def test_a_few_faults_break_no_promise(tmp_path, postgres, redis, docker_server, small_disk):
     del postgres, redis, docker_server, small_disk  # it has its own: they say what this machine needs
     kinds = tuple(one for one in FAULTS if one.name in QUICK)
+    folder = tmp_path / "chaos"
+    folder.mkdir()
     said = []
-    outcome = run(Plan(seed=20181030, faults=len(QUICK), kinds=kinds, alone=0), tmp_path, said.append)
+    outcome = run(Plan(seed=20181030, faults=len(QUICK), kinds=kinds, alone=0), folder, said.append)
     assert outcome.violations == [], "\n".join(said)
     assert outcome.checked["jobs"] > len(QUICK)
 
