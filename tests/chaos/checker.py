@@ -162,13 +162,13 @@ class Checker:
             self.outcome.recorded_after.append(row["finished_at"].timestamp() - own.ended_at)
 
     def _documented(self, row: dict[str, Any], *, began: bool, lost: bool) -> bool:
-        """Whether a fault of the machine may end it for good: its container was lost, or too many faults met it."""
+        """Whether a fault of the machine may end it for good: its running container was lost, or too many met it."""
         reason = REASONS.get(row["reason"])
         if reason is None or reason.fault not in _NOT_THE_USERS or reason.name == "internal_error":
             return False
         gave_up = not began and row["machine_faults"] >= MAX_MACHINE_FAULTS
         self.outcome.checked["jobs given up after as many faults of machines as are repeated"] += gave_up
-        return lost or gave_up
+        return (lost and began) or gave_up
 
     @staticmethod
     def _told_by(truths: dict[int, Truth]) -> str:
