@@ -1,7 +1,7 @@
 """A chaos run of a few faults, so that `make chaos` works when it is needed."""
 
 import pytest
-from chaos.checker import log_difference
+from chaos.checker import documented, log_difference
 from chaos.faults import FAULTS
 from chaos.run import Plan, run
 from chaos.vitals import Vitals, leaks
@@ -48,3 +48,14 @@ def test_a_process_that_opens_ever_more_files_is_found():
     assert leaks([steady]) == []
     (found,) = leaks([steady, leaking])
     assert "w3" in found
+
+
+def test_a_job_that_never_began_has_to_be_repeated_and_a_lost_container_may_end_it():
+    never = {"reason": "never_started", "machine_faults": 0}
+    assert not documented(never, began=False, lost=False)
+    assert not documented(never, began=False, lost=True), "another container would have run it"
+    assert documented(never | {"machine_faults": 3}, began=False, lost=False), "repeated as often as is documented"
+    assert documented({"reason": "vanished", "machine_faults": 0}, began=True, lost=True)
+    assert not documented({"reason": "vanished", "machine_faults": 0}, began=True, lost=False)
+    assert not documented({"reason": "signalled", "machine_faults": 0}, began=True, lost=True), "nobody signalled it"
+    assert not documented({"reason": "internal_error", "machine_faults": 3}, began=False, lost=False)
