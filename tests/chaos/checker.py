@@ -146,7 +146,7 @@ class Checker:
         said = f"{one.job_id} ({one.kind}, {row['backend']}) is {row['state']} by {row['reason']}: "
         lost = self._container_lost(one, row)
         wanted = {one.wanted.reason} | ({"stopped_by_user"} if one.stop_asked else set())
-        if row["reason"] not in wanted and not self._documented(row, began=bool(truths), lost=lost):
+        if row["reason"] not in wanted and not documented(row, began=bool(truths), lost=lost):
             began = "its command had begun" if truths else "no command of it ever began"
             yield f"I13 {said}{row['reason_detail']}; wanted {sorted(wanted)}; {began}{self._told_by(truths)}"
         elif row["reason"] == one.wanted.reason and one.wanted.code not in {None, row["exit_code"]}:
@@ -160,15 +160,6 @@ class Checker:
         own = truths.get(row["attempt"])
         if own is not None and own.ended_at is not None and row["finished_at"] is not None:
             self.outcome.recorded_after.append(row["finished_at"].timestamp() - own.ended_at)
-
-    def _documented(self, row: dict[str, Any], *, began: bool, lost: bool) -> bool:
-        """Whether a fault of the machine may end it for good: its container was lost, or too many faults met it."""
-        reason = REASONS.get(row["reason"])
-        if reason is None or reason.fault not in _NOT_THE_USERS or reason.name == "internal_error":
-            return False
-        gave_up = not began and row["machine_faults"] >= MAX_MACHINE_FAULTS
-        self.outcome.checked["jobs given up after as many faults of machines as are repeated"] += gave_up
-        return lost or gave_up
 
     @staticmethod
     def _told_by(truths: dict[int, Truth]) -> str:
@@ -278,6 +269,20 @@ class Checker:
 def near(found: Found, injected: list[Injected]) -> list[Injected]:
     """Faults that overlapped what a violation is about."""
     return [one for one in injected if one.began <= found.ended and (one.ended or found.ended) + 5 >= found.began]
+
+
+def documented(row: dict[str, Any], *, began: bool, lost: bool) -> bool:
+    """Whether a fault of the machine may end a job for good.
+
+    Args:
+        row: The job's.
+        began: Whether its command ran, by its own record.
+        lost: Whether its container was ended with its engine, as it is without live-restore.
+    """
+    reason = REASONS.get(row["reason"])
+    if reason is None or reason.fault not in _NOT_THE_USERS or reason.name == "internal_error":
+        return False
+    return lost if began else row["machine_faults"] >= MAX_MACHINE_FAULTS
 
 
 def log_difference(raw: bytes, attempts: list[Truth]) -> str:

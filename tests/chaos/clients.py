@@ -160,6 +160,11 @@ class Clients:
         for thread in list(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
 
+    def close(self) -> None:
+        """Break what connections there are."""
+        self._ending.set()
+        self._http.close()
+
     def under_way(self) -> list[Accepted]:
         """Jobs that were not seen to have ended, canaries apart."""
         running = [one for one in list(self.accepted.values()) if one.job_id not in self._ended]

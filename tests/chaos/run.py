@@ -72,7 +72,7 @@ def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outcome:
         nemesis = Nemesis(stack, clients, plan.seed, plan.kinds, say)
         checker = Checker(stack, clients, nemesis, before)
         outcome = checker.outcome
-        with _mended(nemesis):
+        with _mended(nemesis), contextlib.closing(clients):
             clients.begin()
             alone = min(plan.alone, plan.faults)
             nemesis.each_alone(alone)

@@ -1,7 +1,7 @@
 """A chaos run of a few faults, so that `make chaos` works when it is needed."""
 
 import pytest
-from chaos.checker import log_difference
+from chaos.checker import documented, log_difference
 from chaos.faults import FAULTS
 from chaos.run import Plan, run
 from chaos.vitals import Vitals, leaks
@@ -15,8 +15,10 @@ QUICK = ("worker kill -9", "Redis kill -9, wiped", "dockerd kill -9", "API kill 
 def test_a_few_faults_break_no_promise(tmp_path, postgres, redis, docker_server, small_disk):
     del postgres, redis, docker_server, small_disk  # it has its own: they say what this machine needs
     kinds = tuple(one for one in FAULTS if one.name in QUICK)
+    folder = tmp_path / "chaos"
+    folder.mkdir()
     said = []
-    outcome = run(Plan(seed=20181030, faults=len(QUICK), kinds=kinds, alone=0), tmp_path, said.append)
+    outcome = run(Plan(seed=20181030, faults=len(QUICK), kinds=kinds, alone=0), folder, said.append)
     assert outcome.violations == [], "\n".join(said)
     assert outcome.checked["jobs"] > len(QUICK)
 
@@ -46,3 +48,14 @@ def test_a_process_that_opens_ever_more_files_is_found():
     assert leaks([steady]) == []
     (found,) = leaks([steady, leaking])
     assert "w3" in found
+
+
+def test_a_job_that_never_began_has_to_be_repeated_and_a_lost_container_may_end_it():
+    never = {"reason": "never_started", "machine_faults": 0}
+    assert not documented(never, began=False, lost=False)
+    assert not documented(never, began=False, lost=True), "another container would have run it"
+    assert documented(never | {"machine_faults": 3}, began=False, lost=False), "repeated as often as is documented"
+    assert documented({"reason": "vanished", "machine_faults": 0}, began=True, lost=True)
+    assert not documented({"reason": "vanished", "machine_faults": 0}, began=True, lost=False)
+    assert not documented({"reason": "signalled", "machine_faults": 0}, began=True, lost=True), "nobody signalled it"
+    assert not documented({"reason": "internal_error", "machine_faults": 3}, began=False, lost=False)

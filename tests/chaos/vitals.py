@@ -10,7 +10,7 @@ from typing import TextIO
 import psutil
 from chaos.stack import Stack
 
-MOST_MORE_FILES = 100
+MOST_MORE_FILES = 60
 """A process that opens so many more than it had is leaking them: each job under way needs a few, each follower two."""
 MOST_MORE_MIB = 256
 _SETTLED_SECONDS = 10.0
