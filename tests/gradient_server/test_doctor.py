@@ -409,7 +409,7 @@ def test_secrets_that_cannot_be_read(settings, database):
     assert "0 secrets" in found(settings, "secrets").message
     with database.write() as session:
         credentials.put_secret(session, Vault(settings), EVERY_PROJECT, "wandb", "canary")
-        credentials.put_registry(session, Vault(settings), "ghcr.io", "alice", "canary")
+        credentials.put_registry(session, Vault(settings), EVERY_PROJECT, "ghcr.io", "alice", "canary")
     finding = found(settings, "secrets")
     assert (finding.status, finding.message[:2]) == (OK, "2 ")
     (settings.root / "secrets.key").unlink()

@@ -1,6 +1,7 @@
 """Images: have one on this host before a container is made of it."""
 
 import contextlib
+import hashlib
 import shutil
 import time
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ POLICIES = {"Always": "always", "IfNotPresent": "missing", "Never": "never"}
 
 _TOLD_EVERY_SECONDS = 2.0
 _NAMED_PAUSE_SECONDS = 1.0
+_PRIVATE = (
+    "its registry gave it to an account that this job does not have, and to be asked again it would have to be pulled, "
+    "which imagePullPolicy or the host's settings forbid"
+)
 _DONE = frozenset({"Pull complete", "Already exists"})
 _MEGA = 1e6
 
@@ -138,6 +143,10 @@ class Images:
             progress("provisioning", f"{reference} is being pushed from this machine")
             time.sleep(_NAMED_PAUSE_SECONDS)
         found = self.find(reference)
+        if found is not None and pull != "always" and not self._may_run(found, ledger, auth):
+            if pull == "never":
+                raise BackendError("image_pull", f"{reference}: {_PRIVATE}")
+            pull = "always"
         if pull == "always" or (found is None and pull != "never"):
             self._pull(reference, progress, ledger, found, auth)
             found = self.find(reference)
@@ -182,6 +191,10 @@ class Images:
             page.images[found.id].used_at = time.time()
         return self.find(reference)
 
+    def _may_run(self, found: Image, ledger: Ledger, auth: Auth | None) -> bool:
+        with ledger.open() as page:
+            return found.id not in page.private or page.may_run(found.id, _mark(auth))
+
     def _pull(
         self, reference: str, progress: Progress, ledger: Ledger, before: Image | None, auth: Auth | None
     ) -> None:
@@ -191,8 +204,10 @@ class Images:
         pace.words = reference
         with ledger.open() as page:
             page.pulls.setdefault(name, Pull(time.time(), before.id if before else None))
+        welcome = False
         try:
             self._watch_pull(reference, pace, auth)
+            welcome = True
         except EngineRefused as error:
             raise BackendError("image_pull", f"{reference}: {error.detail}") from error
         finally:
@@ -200,6 +215,9 @@ class Images:
                 found = self.find(reference)
                 with ledger.open() as page:
                     page.settle(name, found.id if found else None)
+                    if found is not None and welcome:
+                        new = before is None or before.id != found.id
+                        page.given(found.id, _mark(auth), new=new)
         progress("provisioning", f"{reference} is here")
 
     def _watch_pull(self, reference: str, pace: Pace, auth: Auth | None) -> None:
@@ -213,6 +231,15 @@ class Images:
                 raise BackendError("image_pull", f"{reference}: {message['error']}")
             layers.note(message)
             pace.words = f"{reference}: {layers}"
+
+
+def _mark(auth: Auth | None) -> str | None:
+    """What an account is remembered by: its password cannot be told from it."""
+    if auth is None:
+        return None
+    salt = f"gradient-jobs {auth.get('serveraddress', '')} {auth.get('username', '')}".encode()
+    password = (auth.get("password") or auth.get("identitytoken") or "").encode()
+    return hashlib.scrypt(password, salt=salt, n=2**14, r=8, p=1, dklen=16).hex()
 
 
 def auth_header(engine: Engine, repository: str, auth: Auth | None) -> dict[str, str]:

@@ -57,6 +57,8 @@ class Page:
 
     images: dict[str, Entry] = field(default_factory=dict)
     pulls: dict[str, Pull] = field(default_factory=dict)
+    private: dict[str, list[str]] = field(default_factory=dict)
+    """Images that a registry gave to those who signed in, and to whom: marks of their accounts."""
 
     def bring(self, image_id: str, reference: str | None, *, built: bool = False) -> None:
         """An image is here because of us, and used now."""
@@ -64,6 +66,25 @@ class Page:
         entry.used_at = time.time()
         if reference is not None and reference not in entry.references:
             entry.references.append(reference)
+
+    def given(self, image_id: str, mark: str | None, *, new: bool) -> None:
+        """A registry gave an image to an account, or to somebody who did not sign in (None): then anybody may run it.
+
+        Args:
+            image_id: The image.
+            mark: Of the account.
+            new: Whether it came to this host just then; what was here before and is not private stays so.
+        """
+        if mark is None:
+            self.private.pop(image_id, None)
+        elif new or image_id in self.private:
+            marks = self.private.setdefault(image_id, [])
+            if mark not in marks:
+                marks.append(mark)
+
+    def may_run(self, image_id: str, mark: str | None) -> bool:
+        """Whether an image that is here may be run without its registry being asked."""
+        return image_id not in self.private or mark in self.private[image_id]
 
     def settle(self, reference: str, now_id: str | None) -> None:
         """A pull is over, or was by somebody who died: what came by it is ours."""
@@ -130,6 +151,7 @@ class Ledger:
             return Page(
                 {image: Entry(**entry) for image, entry in kept["images"].items()},
                 {reference: Pull(**pull) for reference, pull in kept["pulls"].items()},
+                {image: list(marks) for image, marks in kept.get("private", {}).items()},
             )
         except FileNotFoundError:
             return Page()
