@@ -159,8 +159,8 @@ class DockerSettings(BaseModel):
     )
     old_toolkit: bool = Field(
         default=False,
-        description="hand GPUs to jobs also by an NVIDIA Container Toolkit before 1.17.8, which lets a container become "
-        "root of the host",
+        description="hand GPUs to jobs also by an NVIDIA Container Toolkit before 1.17.8, which lets a container "
+        "become root of the host",
     )
     capabilities: list[str] = Field(default=[], description="Linux capabilities that jobs keep, as a JSON list")
     network: str = Field(

@@ -86,7 +86,7 @@ def refuse_taken(ports: tuple[Port, ...], taken: Mapping[int, str]) -> None:
     for port in ports:
         if port.external in taken:
             raise SpecInvalid(
-                f"Port {port.external} of the host is the service's own ({taken[port.external]}). Name another, or 0 for "
-                "whichever is free.",
+                f"Port {port.external} of the host is the service's own ({taken[port.external]}). Name another, or 0 "
+                "for whichever is free.",
                 field="ports",
             )

@@ -106,8 +106,13 @@ def firewall(settings: Settings) -> Finding:
             f"{reach}, unless somebody else sets rules: GRADIENT_DOCKER__FENCE is off.",
             "Set it to require, with a worker that is root; or make sure that the rules are set at boot.",
         )
-    if os.getuid() != 0 or shutil.which("iptables", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") is None:
-        why = "iptables is not installed" if os.getuid() == 0 else "this user is not root, and a worker like it sets none"
+    if (
+        os.getuid() != 0
+        or shutil.which("iptables", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") is None
+    ):
+        why = (
+            "iptables is not installed" if os.getuid() == 0 else "this user is not root, and a worker like it sets none"
+        )
         return warning(
             "firewall",
             f"{reach if docker.fence == 'try' else 'No job can start'}: {why}.",

@@ -52,7 +52,6 @@ class FindLogin(Protocol):
         """The sign-in that may be used to pull the image, or to push it."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class PortMap:
     """A port of the host that leads to one of the job's."""
@@ -63,7 +62,6 @@ class PortMap:
 
 def _nobody(image: str, *, push: bool = False) -> None:
     del image, push
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,14 @@ class _Transcript:
 
 
 def build_params(
-    name: str, dockerfile: str, *, network: str, memory_bytes: int, cpus: float | None, shm_bytes: int, cgroup: str | None
+    name: str,
+    dockerfile: str,
+    *,
+    network: str,
+    memory_bytes: int,
+    cpus: float | None,
+    shm_bytes: int,
+    cgroup: str | None,
 ) -> dict[str, Any]:
     """Parameters of `POST /build` (Engine API 1.41): as near to a job's container as the engine's builder comes.
 

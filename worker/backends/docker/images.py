@@ -25,10 +25,6 @@ POLICIES = {"Always": "always", "IfNotPresent": "missing", "Never": "never"}
 
 _TOLD_EVERY_SECONDS = 2.0
 _NAMED_PAUSE_SECONDS = 1.0
-_PRIVATE = (
-    "its registry gave it to an account that this job does not have, and to be asked again it would have to be pulled, "
-    "which imagePullPolicy or the host's settings forbid"
-)
 _DONE = frozenset({"Pull complete", "Already exists"})
 _MEGA = 1e6
 
@@ -143,16 +139,13 @@ class Images:
             progress("provisioning", f"{reference} is being pushed from this machine")
             time.sleep(_NAMED_PAUSE_SECONDS)
         found = self.find(reference)
-        if found is not None and pull != "always" and not self._may_run(found, ledger, auth):
-            if pull == "never":
-                raise BackendError("image_pull", f"{reference}: {_PRIVATE}")
-            pull = "always"
         if pull == "always" or (found is None and pull != "never"):
             self._pull(reference, progress, ledger, found, auth)
             found = self.find(reference)
         found = self._used(reference, found, ledger)
         if found is None:
             raise BackendError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
+        self._require_right(reference, found, ledger, auth)
         return found
 
     def find(self, reference: str, name: str | None = None) -> Image | None:
@@ -191,9 +184,24 @@ class Images:
             page.images[found.id].used_at = time.time()
         return self.find(reference)
 
-    def _may_run(self, found: Image, ledger: Ledger, auth: Auth | None) -> bool:
+    def _require_right(self, reference: str, found: Image, ledger: Ledger, auth: Auth | None) -> None:
+        """Ask the registry, where it gave the image to accounts alone and this job's is none of them.
+
+        A pull is no answer: an engine that has the image does not ask for what is named by its digest.
+
+        Raises:
+            BackendError: The registry does not give it to this job.
+        """
         with ledger.open() as page:
-            return found.id not in page.private or page.may_run(found.id, _mark(auth))
+            given = page.private.get(found.id)
+        if given is None or (mark := _mark(auth)) in given:
+            return
+        try:
+            self._engine.call(lambda api: api.inspect_distribution(found.digest, auth_config=auth))
+        except EngineRefused as error:
+            raise BackendError("image_pull", f"{reference}: {error.detail}") from error
+        with ledger.open() as page:
+            page.given(found.id, mark)
 
     def _pull(
         self, reference: str, progress: Progress, ledger: Ledger, before: Image | None, auth: Auth | None
@@ -204,10 +212,9 @@ class Images:
         pace.words = reference
         with ledger.open() as page:
             page.pulls.setdefault(name, Pull(time.time(), before.id if before else None))
-        welcome = False
+        mark, here = _mark(auth), self._ids() if auth else frozenset()
         try:
             self._watch_pull(reference, pace, auth)
-            welcome = True
         except EngineRefused as error:
             raise BackendError("image_pull", f"{reference}: {error.detail}") from error
         finally:
@@ -215,10 +222,13 @@ class Images:
                 found = self.find(reference)
                 with ledger.open() as page:
                     page.settle(name, found.id if found else None)
-                    if found is not None and welcome:
-                        new = before is None or before.id != found.id
-                        page.given(found.id, _mark(auth), new=new)
+                    if mark is not None and found is not None and found.id not in here:
+                        page.given(found.id, mark)
         progress("provisioning", f"{reference} is here")
+
+    def _ids(self) -> frozenset[str]:
+        """The images that are here by any name: they are nobody's alone, or known to be."""
+        return frozenset(one["Id"] for one in self._engine.call(lambda api: api.images(all=True)))
 
     def _watch_pull(self, reference: str, pace: Pace, auth: Auth | None) -> None:
         layers = Layers()

@@ -67,24 +67,12 @@ class Page:
         if reference is not None and reference not in entry.references:
             entry.references.append(reference)
 
-    def given(self, image_id: str, mark: str | None, *, new: bool) -> None:
-        """A registry gave an image to an account, or to somebody who did not sign in (None): then anybody may run it.
-
-        Args:
-            image_id: The image.
-            mark: Of the account.
-            new: Whether it came to this host just then; what was here before and is not private stays so.
-        """
+    def given(self, image_id: str, mark: str | None) -> None:
+        """A registry gave an image to an account, or to somebody who did not sign in (None): then anybody may run it."""
         if mark is None:
             self.private.pop(image_id, None)
-        elif new or image_id in self.private:
-            marks = self.private.setdefault(image_id, [])
-            if mark not in marks:
-                marks.append(mark)
-
-    def may_run(self, image_id: str, mark: str | None) -> bool:
-        """Whether an image that is here may be run without its registry being asked."""
-        return image_id not in self.private or mark in self.private[image_id]
+        elif mark not in self.private.setdefault(image_id, []):
+            self.private[image_id].append(mark)
 
     def settle(self, reference: str, now_id: str | None) -> None:
         """A pull is over, or was by somebody who died: what came by it is ours."""

@@ -68,4 +68,3 @@ def test_no_password_can_be_read_from_what_is_remembered(private, store):
     host.have(private, auth=ALICE)
     kept = b"".join(file.read_bytes() for file in (host.settings.root / "images").iterdir())
     assert ALICE["password"].encode() not in kept
-
