@@ -68,7 +68,7 @@ class Page:
             entry.references.append(reference)
 
     def given(self, image_id: str, mark: str | None) -> None:
-        """A registry gave an image to an account, or to somebody who did not sign in (None): then anybody may run it."""
+        """A registry gave an image to an account, or to somebody without one (None): then anybody may run it."""
         if mark is None:
             self.private.pop(image_id, None)
         elif mark not in self.private.setdefault(image_id, []):
