@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, String, Text
+from sqlalchemy import ForeignKey, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db import Base, UtcDateTime
@@ -22,7 +22,7 @@ class Secret(Base):
 
 
 class Registry(Base):
-    """How to sign in to a registry of container images."""
+    """How every project's jobs sign in to a registry of container images."""
 
     __tablename__ = "registries"
 
@@ -31,6 +31,22 @@ class Registry(Base):
     username: Mapped[str] = mapped_column(String(255))
     sealed: Mapped[str] = mapped_column(Text)
     """The password."""
+    push: Mapped[bool] = mapped_column(server_default=false())
+    """Whether jobs may also push images with it."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class ProjectRegistry(Base):
+    """How one project's jobs sign in to a registry of container images; it goes before that of every project."""
+
+    __tablename__ = "project_registries"
+
+    project_id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    username: Mapped[str] = mapped_column(String(255))
+    sealed: Mapped[str] = mapped_column(Text)
+    push: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
 

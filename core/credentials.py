@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from core.credential_models import GitLogin, JobLogin, Registry, Secret
+from core.credential_models import GitLogin, JobLogin, ProjectRegistry, Registry, Secret
 from core.db import now
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.image_registry import Login, checked_host, registry_of
@@ -18,6 +18,8 @@ from core.jobs.models import Job
 from core.jobs.moves import insert_once
 from core.jobs.spec import SECRET_NAME, JobSpec, check_label, split_login
 from core.vault import Vault
+
+AnyRegistry = Registry | ProjectRegistry
 
 EVERY_PROJECT = ""
 MAX_SECRET_BYTES = 64 * 1024
@@ -115,8 +117,19 @@ def with_values(session: Session, vault: Vault, job: Job) -> dict[str, str]:
     return env | values
 
 
-def put_registry(session: Session, vault: Vault, host: str, username: str, password: str) -> tuple[Registry, bool]:
+def put_registry(
+    session: Session, vault: Vault, project_id: str, host: str, username: str, password: str, *, push: bool = False
+) -> tuple[AnyRegistry, bool]:
     """Store how to sign in to a registry, over what was there.
+
+    Args:
+        session: Writes.
+        vault: Encrypts.
+        project_id: Whose jobs sign in with it, or EVERY_PROJECT.
+        host: The registry.
+        username: Who signs in.
+        password: Or a token.
+        push: Whether jobs may also push images with it.
 
     Returns:
         Its row, and whether it is new.
@@ -127,23 +140,27 @@ def put_registry(session: Session, vault: Vault, host: str, username: str, passw
     """
     known = checked_host(host)
     check_login(username, password, "username", "password")
-    values = {"username": username, "sealed": vault.seal(_registry_purpose(known), password)}
-    return _put(session, Registry, {"host": known}, values)
+    sealed = vault.seal(_registry_purpose(project_id, known), password)
+    table, key = _registry_key(project_id, known)
+    return _put(session, table, key, {"username": username, "sealed": sealed, "push": push})
 
 
-def registries(session: Session) -> list[Registry]:
-    """The registries that can be signed in to, by host."""
-    return list(session.scalars(select(Registry).order_by(Registry.host)))
+def registries(session: Session, project_id: str) -> list[AnyRegistry]:
+    """The registries that a project's jobs, or those of every project (EVERY_PROJECT), sign in to, by host."""
+    table, key = _registry_key(project_id, "")
+    del key["host"]
+    return list(session.scalars(select(table).filter_by(**key).order_by(table.host)))
 
 
-def delete_registry(session: Session, host: str) -> None:
+def delete_registry(session: Session, project_id: str, host: str) -> None:
     """Forget how to sign in to a registry.
 
     Raises:
         CredentialNotFound: It is not known.
         SpecInvalid: It is no host.
     """
-    gone = delete(Registry).where(Registry.host == checked_host(host)).returning(Registry.host)
+    table, key = _registry_key(project_id, checked_host(host))
+    gone = delete(table).filter_by(**key).returning(table.host)
     if session.scalar(gone) is None:
         raise CredentialNotFound(f"No such registry: {host[:100]!r}. `gradient-cli registries list` shows them.")
 
@@ -158,8 +175,17 @@ def keep_login(session: Session, vault: Vault, job_id: str, password: str) -> No
     session.execute(kept.values(job_id=job_id, sealed=vault.seal(_job_purpose(job_id), password)))
 
 
-def login_for(session: Session, vault: Vault, job: Job, image: str) -> Login | None:
-    """How to sign in to the registry of an image, for this job: with what came with it, else with what is stored.
+def login_for(session: Session, vault: Vault, job: Job, image: str, *, push: bool = False) -> Login | None:
+    """How to sign in to the registry of an image, for this job.
+
+    With what came with it, else with what is stored for its project, else for every project.
+
+    Args:
+        session: Reads.
+        vault: Decrypts.
+        job: The job.
+        image: Its image, or what it pushes.
+        push: Whether it is to be pushed: then only with what may be used for that.
 
     Raises:
         SecretUnreadable: The password cannot be decrypted; the message names the registry.
@@ -169,12 +195,14 @@ def login_for(session: Session, vault: Vault, job: Job, image: str) -> Login | N
         if username is not None:
             sealed = session.scalar(select(JobLogin.sealed).where(JobLogin.job_id == job.id))
             return Login(host, username, vault.open(_job_purpose(job.id), sealed)) if sealed else None
-        known = session.get(Registry, host)
-        if known is None:
-            return None
-        return Login(host, known.username, vault.open(_registry_purpose(host), known.sealed))
+        for project_id in (job.project_id, EVERY_PROJECT):
+            table, key = _registry_key(project_id, host)
+            known: AnyRegistry | None = session.get(table, key)
+            if known is not None and (known.push or not push):
+                return Login(host, known.username, vault.open(_registry_purpose(project_id, host), known.sealed))
     except SecretUnreadable as error:
         raise SecretUnreadable(f"password for {host}: {error.message}") from error
+    return None
 
 
 def keep_git_login(session: Session, vault: Vault, job_id: str, login: str) -> None:
@@ -266,7 +294,11 @@ def _each(
     """Do something to every row with a sealed value; how many it could be done to, and what else there is, with why."""
     rows = [
         *((one, _secret_purpose(one.project_id, one.name)) for one in session.scalars(narrow(select(Secret)))),
-        *((one, _registry_purpose(one.host)) for one in session.scalars(narrow(select(Registry)))),
+        *((one, _registry_purpose("", one.host)) for one in session.scalars(narrow(select(Registry)))),
+        *(
+            (one, _registry_purpose(one.project_id, one.host))
+            for one in session.scalars(narrow(select(ProjectRegistry)))
+        ),
         *((one, _job_purpose(one.job_id)) for one in session.scalars(narrow(select(JobLogin)))),
         *((one, _git_purpose(one.job_id)) for one in session.scalars(narrow(select(GitLogin)))),
     ]
@@ -279,7 +311,7 @@ def _each(
     return len(rows) - len(failed), failed
 
 
-def _put(session: Session, table: type[Any], key: Mapping[str, str], values: Mapping[str, str]) -> tuple[Any, bool]:
+def _put(session: Session, table: type[Any], key: Mapping[str, str], values: Mapping[str, Any]) -> tuple[Any, bool]:
     first = insert_once(session.get_bind().dialect.name, table)
     made = session.scalars(
         first.values(**key, **values, created_at=now(), updated_at=now()).returning(table)
@@ -315,8 +347,14 @@ def _secret_purpose(project_id: str, name: str) -> str:
     return f"secret {project_id} {name}"
 
 
-def _registry_purpose(host: str) -> str:
-    return f"registry {host}"
+def _registry_key(project_id: str, host: str) -> tuple[type[AnyRegistry], dict[str, str]]:
+    if project_id == EVERY_PROJECT:
+        return Registry, {"host": host}
+    return ProjectRegistry, {"project_id": project_id, "host": host}
+
+
+def _registry_purpose(project_id: str, host: str) -> str:
+    return f"registry {host}" if project_id == EVERY_PROJECT else f"registry {host} of project {project_id}"
 
 
 def _job_purpose(job_id: str) -> str:

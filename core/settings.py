@@ -30,6 +30,7 @@ _FENCE_SECONDS = 120.0
 _LAST_UID = 2**31 - 2
 _BUCKET_NAME = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
 _BUCKET_URL = r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\r\n]{0,500})?"
+_PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
 _DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
 
 
@@ -220,8 +221,8 @@ class DockerSettings(BaseModel):
     )
     old_toolkit: bool = Field(
         default=False,
-        description="hand GPUs to jobs also by an NVIDIA Container Toolkit before 1.17.8, which lets a container become "
-        "root of the host",
+        description="hand GPUs to jobs also by an NVIDIA Container Toolkit before 1.17.8, which lets a container "
+        "become root of the host",
     )
     capabilities: list[str] = Field(default=[], description="Linux capabilities that jobs keep, as a JSON list")
     network: str = Field(
@@ -541,6 +542,17 @@ class Settings(BaseSettings):
         if machine == "tpu" and self.tpu.backend is not None:
             return self.tpu.backend
         return SIMULATOR if self.machines.simulate else machine
+
+    @property
+    def own_ports(self) -> dict[int, str]:
+        """The ports that the service needs, and what has each; no job is given one of them."""
+        found = {self.api.port: "its API"}
+        for url, what in ((self.database.url, "its database"), (self.queue.broker_url, "its broker")):
+            parts = urlsplit(url or "")
+            port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+            if parts.hostname is not None and port is not None:
+                found[port] = what
+        return found
 
     @property
     def public_url(self) -> str:

@@ -195,18 +195,20 @@ class Api:
         """Forget a secret."""
         self._transport.json("DELETE", _secrets(project_id, name))
 
-    def registries(self) -> dict[str, Any]:
-        """The registries that workers sign in to."""
-        return self._transport.json("GET", "/registries", needs="registries")
+    def registries(self, project_id: str | None) -> dict[str, Any]:
+        """The registries that a project's jobs sign in to, or every project's."""
+        return self._transport.json("GET", _registries(project_id), needs="registries")
 
-    def set_registry(self, host: str, username: str, password: str) -> dict[str, Any]:
+    def set_registry(
+        self, host: str, username: str, password: str, project_id: str | None, *, push: bool
+    ) -> dict[str, Any]:
         """Store how to sign in to a registry."""
-        body = {"username": username, "password": password}
-        return self._transport.json("PUT", _registry(host), body=body, needs="host")
+        body = {"username": username, "password": password, "push": push}
+        return self._transport.json("PUT", _registries(project_id, host), body=body, needs="host")
 
-    def delete_registry(self, host: str) -> None:
+    def delete_registry(self, host: str, project_id: str | None) -> None:
         """Forget how to sign in to a registry."""
-        self._transport.json("DELETE", _registry(host))
+        self._transport.json("DELETE", _registries(project_id, host))
 
     def health(self) -> dict[str, Any]:
         """Whether the server is up, and its version."""
@@ -226,10 +228,11 @@ def _secrets(project_id: str | None, name: str | None = None) -> str:
     return f"{start}/secrets" + ("" if name is None else f"/{quote(name, safe='')}")
 
 
-def _registry(host: str) -> str:
+def _registries(project_id: str | None, host: str | None = None) -> str:
     from urllib.parse import quote
 
-    return f"/registries/{quote(host, safe='')}"
+    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
+    return f"{start}/registries" + ("" if host is None else f"/{quote(host, safe='')}")
 
 
 def _multipart(spec: dict[str, Any], path: str, boundary: str) -> tuple[bytes, bytes]:

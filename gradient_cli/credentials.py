@@ -43,20 +43,21 @@ def add_set_registry(parser: argparse.ArgumentParser) -> None:
     """Describe `registries set`."""
     _one_host(parser)
     parser.add_argument("--username", metavar="NAME", help="who signs in")
-    _tail(parser)
+    parser.add_argument("--push", action="store_true", help="let jobs also push the images that they build with it")
+    _of_project(parser)
     parser.set_defaults(run=set_registry)
 
 
 def add_list_registries(parser: argparse.ArgumentParser) -> None:
     """Describe `registries list`."""
-    _tail(parser)
+    _of_project(parser)
     parser.set_defaults(run=list_registries)
 
 
 def add_delete_registry(parser: argparse.ArgumentParser) -> None:
     """Describe `registries delete`."""
     _one_host(parser)
-    _tail(parser)
+    _of_project(parser)
     parser.set_defaults(run=delete_registry)
 
 
@@ -123,12 +124,14 @@ def set_registry(args: argparse.Namespace) -> int:
     if not args.username:
         raise UsageError("username: who signs in?", hint="For example --username alice.")
     api = connect(args)
+    project_id = _project_id(api, args.project)
     password = asked_for("password", f"Password of {args.username} at {args.host}: ")
-    registry = api.set_registry(args.host, args.username, password)
+    registry = api.set_registry(args.host, args.username, password, project_id, push=args.push)
     if args.json:
         print_json(registry)
     else:
-        terminal.note(f"stored; workers sign in to {registry['host']} as {args.username}")
+        also = ", and push" if args.push else ""
+        terminal.note(f"stored; workers sign in to {registry['host']} as {args.username}{also}")
     return OK
 
 
@@ -136,14 +139,18 @@ def list_registries(args: argparse.Namespace) -> int:
     """Print the registries that workers sign in to."""
     from gradient_cli.api import connect
 
-    found = connect(args).registries()
+    api = connect(args)
+    found = api.registries(_project_id(api, args.project))
     if args.json:
         print_json(found)
     elif not found["registries"]:
         terminal.note("no registries yet; `gradient-cli registries set HOST --username NAME` stores one")
     else:
-        rows = [[one["host"], one["username"], ago(one["updatedAt"])] for one in found["registries"]]
-        print_table(("HOST", "USERNAME", "CHANGED"), rows)
+        rows = [
+            [one["host"], one["username"], "yes" if one.get("push") else "no", ago(one["updatedAt"])]
+            for one in found["registries"]
+        ]
+        print_table(("HOST", "USERNAME", "PUSH", "CHANGED"), rows)
     return OK
 
 
@@ -151,7 +158,8 @@ def delete_registry(args: argparse.Namespace) -> int:
     """Forget how to sign in to a registry."""
     from gradient_cli.api import connect
 
-    connect(args).delete_registry(args.host)
+    api = connect(args)
+    api.delete_registry(args.host, _project_id(api, args.project))
     return _deleted(args, args.host)
 
 

@@ -17,6 +17,7 @@ from core.jobs.lifecycle import Submission
 from core.jobs.models import Job, Project
 from core.jobs.offers import Offers, offers
 from core.jobs.options import is_in_workspace
+from core.jobs.ports import refuse_taken
 from core.jobs.spec import MAX_NAME, JobSpec, check_label, split_login
 from core.machines import MachineType
 from core.settings import SIMULATOR
@@ -239,6 +240,7 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
         raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
     if asked.project is not None:
         check_project_name(asked.project)
+    refuse_taken(spec.asked_ports(), stores.settings.own_ports)
     _check_can_be_run(stores, spec, machine)
     _check_priority(stores, spec)
     if asked.project_id is not None:

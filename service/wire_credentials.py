@@ -32,13 +32,16 @@ class SetRegistry(Request):
 
     username: str
     password: str = Field(description="or a token; never shown again", repr=False)
+    push: bool = Field(default=False, description="whether jobs may also push the images they build with it")
 
 
 class RegistryView(View):
     """A registry that jobs' images may come from, without its password."""
 
     host: str
+    project_id: str | None = Field(description="whose jobs sign in with it; null: every project's")
     username: str
+    push: bool = Field(description="whether jobs may also push the images they build with it")
     created_at: Time
     updated_at: Time
 

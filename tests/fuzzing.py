@@ -95,7 +95,7 @@ class Fuzzed:
             self.secret = keys.create(session, "fuzz")[1]
             vault = Vault(configured)
             credentials.put_secret(session, vault, EVERY_PROJECT, "known", "x")
-            credentials.put_registry(session, vault, "known.example", "alice", "x")
+            credentials.put_registry(session, vault, credentials.EVERY_PROJECT, "known.example", "alice", "x")
         self.jobs = {state: self._job(state, home / "left") for state in STATES}
         self.answered: Counter[tuple[str, int]] = Counter()
         self.project = self._worker.get(self.jobs["waiting"]).project_id

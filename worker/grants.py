@@ -34,13 +34,13 @@ class Grants:
         """
         return self._read(lambda session: credentials.with_values(session, self._vault, self._job))
 
-    def login(self, image: str) -> Login | None:
-        """How to sign in to the registry of an image.
+    def login(self, image: str, *, push: bool = False) -> Login | None:
+        """How to sign in to the registry of an image, to pull it or to push it.
 
         Raises:
             BackendError: What is stored cannot be read.
         """
-        return self._read(lambda session: credentials.login_for(session, self._vault, self._job, image))
+        return self._read(lambda session: credentials.login_for(session, self._vault, self._job, image, push=push))
 
     def git_login(self) -> str | None:
         """`user:password` for the git server of its workspace.

@@ -50,4 +50,6 @@ class Storage:
         """Names of what lies beside the projects' folders, where no job sees it: an earlier release shared it."""
         if not self._root.is_dir():
             return []
-        return sorted(entry.name for entry in self._root.iterdir() if entry.name not in {DATASETS, _PROJECTS})
+        return sorted(
+            entry.name for entry in self._root.iterdir() if entry.name not in {DATASETS, _PROJECTS, "lost+found"}
+        )

@@ -1,6 +1,7 @@
 """Ports that a job asks to be reached at, as users write them: `external:internal[:scheme]`."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -70,3 +71,22 @@ def parse_ports(written: tuple[str, ...]) -> tuple[Port, ...]:
         if twice is not None:
             raise SpecInvalid(f"Port {twice} {which} is named twice; name it once.", field="ports")
     return ports
+
+
+def refuse_taken(ports: tuple[Port, ...], taken: Mapping[int, str]) -> None:
+    """Refuse a port of the host that the service itself needs.
+
+    Args:
+        ports: The job's.
+        taken: What has a port, by its number.
+
+    Raises:
+        SpecInvalid: The job names one of them.
+    """
+    for port in ports:
+        if port.external in taken:
+            raise SpecInvalid(
+                f"Port {port.external} of the host is the service's own ({taken[port.external]}). Name another, or 0 "
+                "for whichever is free.",
+                field="ports",
+            )

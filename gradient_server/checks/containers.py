@@ -1,5 +1,6 @@
 """What the service needs of this machine's container engine, where jobs run in containers."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ def check(settings: Settings) -> Iterator[Finding]:
         )
         return
     yield engine_found(info)
+    yield walls(settings, info)
+    yield firewall(settings)
     found = nvidia.look()
     yield cards(found, info)
     if found:
@@ -53,6 +56,69 @@ def engine_found(info: dict[str, Any]) -> Finding:
         f"Docker {version} answers, but a restart of it ends every job on this machine.",
         'Put {"live-restore": true} into /etc/docker/daemon.json, then `systemctl reload docker`.',
     )
+
+
+def walls(settings: Settings, info: dict[str, Any]) -> Finding:
+    """What stands between a job and this machine, beside its container.
+
+    Args:
+        settings: Whom jobs run as.
+        info: What the engine tells of itself (`docker info`).
+    """
+    told = [dict(part.partition("=")[::2] for part in one.split(",")) for one in info.get("SecurityOptions") or ()]
+    has = {one.get("name", ""): one for one in told}
+    if settings.docker.user is not None and "0" in settings.docker.user.split(":"):
+        return problem(
+            "walls",
+            f"Jobs run as root of this machine: GRADIENT_DOCKER__USER is {settings.docker.user}.",
+            "Leave it out: a worker that is root then gives every project a user of its own.",
+        )
+    if has.get("seccomp", {}).get("profile") in {None, "unconfined"}:
+        return problem(
+            "walls",
+            "The engine filters no system calls (seccomp): jobs reach all of the kernel.",
+            "Take seccomp-profile out of /etc/docker/daemon.json, on a kernel with seccomp.",
+        )
+    if "userns" in has:
+        return warning(
+            "walls",
+            "The engine maps users (userns-remap): the folders handed to jobs belong to users that it does not know.",
+            "Take userns-remap out of /etc/docker/daemon.json; every project has a user of its own already.",
+        )
+    if not has.keys() & {"apparmor", "selinux"}:
+        return warning(
+            "walls",
+            "Neither AppArmor nor SELinux confines containers; seccomp, users and dropped capabilities do.",
+            "Install the package `apparmor`, and restart Docker.",
+        )
+    return ok("walls", "Jobs are not root; seccomp and AppArmor or SELinux confine them. User namespaces are not used.")
+
+
+def firewall(settings: Settings) -> Finding:
+    """Jobs are kept from this host, from metadata addresses and from the service."""
+    docker = settings.docker
+    if docker.network == "none":
+        return ok("firewall", "Jobs have no network.")
+    reach = "Jobs reach this host, metadata addresses and the service's database"
+    if docker.fence == "off":
+        return warning(
+            "firewall",
+            f"{reach}, unless somebody else sets rules: GRADIENT_DOCKER__FENCE is off.",
+            "Set it to require, with a worker that is root; or make sure that the rules are set at boot.",
+        )
+    if (
+        os.getuid() != 0
+        or shutil.which("iptables", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") is None
+    ):
+        why = (
+            "iptables is not installed" if os.getuid() == 0 else "this user is not root, and a worker like it sets none"
+        )
+        return warning(
+            "firewall",
+            f"{reach if docker.fence == 'try' else 'No job can start'}: {why}.",
+            "Run the worker as root with iptables installed, or set the rules at boot and GRADIENT_DOCKER__FENCE=off.",
+        )
+    return ok("firewall", "The worker sets it with the first job: for IPv4, and for IPv6 where this host has it.")
 
 
 def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:

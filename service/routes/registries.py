@@ -3,54 +3,85 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
+from sqlalchemy.orm import Session
 
 from core import credentials
-from core.credential_models import Registry
+from core.credentials import EVERY_PROJECT, AnyRegistry
 from core.egress import Egress, host_of
 from core.image_registry import checked_host
+from core.jobs import queries
 from core.vault import Vault
 from service.auth import Caller
 from service.bodies import json_body, posted
 from service.deps import Reading, Stores, Writing
 from service.wire_credentials import Registries, RegistryView, SetRegistry
 
-router = APIRouter(prefix="/registries", tags=["registries"])
+router = APIRouter(tags=["registries"])
 
 _SET: dict[int | str, dict[str, Any]] = {201: {"model": RegistryView, "description": "It is new."}}
+Asked = Annotated[SetRegistry, Depends(posted(SetRegistry))]
 
 
-@router.get("")
+@router.get("/registries")
 def list_registries(session: Reading) -> Registries:
-    """The registries that workers sign in to, by host, without passwords."""
-    return Registries(registries=[_view(one) for one in credentials.registries(session)])
+    """The registries that every project's jobs sign in to, by host, without passwords."""
+    return _views(session, EVERY_PROJECT)
 
 
-@router.put("/{host}", responses=_SET, openapi_extra=json_body(SetRegistry))
-def set_registry(
-    response: Response,
-    session: Writing,
-    stores: Stores,
-    host: str,
-    asked: Annotated[SetRegistry, Depends(posted(SetRegistry))],
-) -> RegistryView:
-    """Store how to sign in to a registry, over what was there."""
-    vault = Vault(stores.settings)
-    Egress(stores.settings.egress).check_host(host_of(checked_host(host)), "host")
-    registry, made = credentials.put_registry(session, vault, host, asked.username, asked.password)
-    response.status_code = 201 if made else 200
-    return _view(registry)
+@router.put("/registries/{host}", responses=_SET, openapi_extra=json_body(SetRegistry))
+def set_registry(response: Response, session: Writing, stores: Stores, host: str, asked: Asked) -> RegistryView:
+    """Store how every project's jobs sign in to a registry, over what was there."""
+    return _set(response, session, stores, EVERY_PROJECT, host, asked)
 
 
-@router.delete("/{host}", status_code=204)
+@router.delete("/registries/{host}", status_code=204)
 def delete_registry(session: Writing, _caller: Caller, host: str) -> None:
-    """Forget how to sign in to a registry."""
-    credentials.delete_registry(session, host)
+    """Forget how every project's jobs sign in to a registry."""
+    credentials.delete_registry(session, EVERY_PROJECT, host)
 
 
-def _view(registry: Registry) -> RegistryView:
+@router.get("/projects/{project_id}/registries")
+def list_project_registries(session: Reading, project_id: str) -> Registries:
+    """The registries that one project's jobs sign in to, by host, without passwords."""
+    return _views(session, queries.project(session, project_id).id)
+
+
+@router.put("/projects/{project_id}/registries/{host}", responses=_SET, openapi_extra=json_body(SetRegistry))
+def set_project_registry(
+    response: Response, session: Writing, stores: Stores, project_id: str, host: str, asked: Asked
+) -> RegistryView:
+    """Store how one project's jobs sign in to a registry; there it goes before that of every project."""
+    project = queries.project(session, project_id)
+    return _set(response, session, stores, project.id, host, asked)
+
+
+@router.delete("/projects/{project_id}/registries/{host}", status_code=204)
+def delete_project_registry(session: Writing, _caller: Caller, project_id: str, host: str) -> None:
+    """Forget how one project's jobs sign in to a registry."""
+    credentials.delete_registry(session, queries.project(session, project_id).id, host)
+
+
+def _set(
+    response: Response, session: Session, stores: Stores, project_id: str, host: str, asked: SetRegistry
+) -> RegistryView:
+    Egress(stores.settings.egress).check_host(host_of(checked_host(host)), "host")
+    registry, made = credentials.put_registry(
+        session, Vault(stores.settings), project_id, host, asked.username, asked.password, push=asked.push
+    )
+    response.status_code = 201 if made else 200
+    return _view(registry, project_id)
+
+
+def _views(session: Session, project_id: str) -> Registries:
+    return Registries(registries=[_view(one, project_id) for one in credentials.registries(session, project_id)])
+
+
+def _view(registry: AnyRegistry, project_id: str) -> RegistryView:
     return RegistryView(
         host=registry.host,
+        project_id=project_id or None,
         username=registry.username,
+        push=registry.push,
         created_at=registry.created_at,
         updated_at=registry.updated_at,
     )

@@ -36,9 +36,9 @@ def values(database, vault, job):
         return credentials.with_values(session, vault, job)
 
 
-def login(database, vault, job, image="registry.example/team/image:1"):
+def login(database, vault, job, image="registry.example/team/image:1", *, push=False):
     with database.read() as session:
-        found = credentials.login_for(session, vault, job, image)
+        found = credentials.login_for(session, vault, job, image, push=push)
     return found and (found.host, found.username, found.password)
 
 
@@ -121,7 +121,7 @@ def test_everything_is_sealed_anew_but_what_cannot_be_read(database, vault, put,
     job = submit(env_vars={"A": "secret:a"})
     put("a", "value")
     with database.write() as session:
-        credentials.put_registry(session, vault, "registry.example", "bob", "stored")
+        credentials.put_registry(session, vault, EVERY_PROJECT, "registry.example", "bob", "stored")
         lost = Vault(Settings(home=tmp_path / "lost"))
         credentials.put_secret(session, lost, EVERY_PROJECT, "b", "x")
     before = (tmp_path / "home" / "secrets.key").read_text()
@@ -141,7 +141,7 @@ def test_everything_is_sealed_anew_but_what_cannot_be_read(database, vault, put,
 def test_a_jobs_own_word_goes_before_what_is_stored_and_ends_with_it(database, vault, submit):
     plain, own = submit(), submit(max_attempts=2, **PRIVATE)
     with database.write() as session:
-        assert credentials.put_registry(session, vault, "https://Registry.Example/", "bob", "stored")[1]
+        assert credentials.put_registry(session, vault, EVERY_PROJECT, "https://Registry.Example/", "bob", "stored")[1]
         credentials.keep_login(session, vault, own.id, "brought along")
     assert login(database, vault, plain) == ("registry.example", "bob", "stored")
     assert login(database, vault, plain, "other.example/image") is None
@@ -191,3 +191,31 @@ def test_a_references_registry_is_the_one_that_docker_asks(reference, host):
 def test_what_is_no_host_is_refused(host):
     with pytest.raises(SpecInvalid, match="not the host of a registry"):
         checked_host(host)
+
+
+def test_a_projects_account_serves_no_other_project_and_goes_before_everybodys(database, vault, submit):
+    job, stranger = submit(), submit(project="other")
+    with database.write() as session:
+        credentials.put_registry(session, vault, job.project_id, "registry.example", "own", "secret")
+    assert login(database, vault, job) == ("registry.example", "own", "secret")
+    assert login(database, vault, stranger) is None
+    with database.write() as session:
+        credentials.put_registry(session, vault, EVERY_PROJECT, "registry.example", "bob", "shared")
+        assert [one.host for one in credentials.registries(session, job.project_id)] == ["registry.example"]
+    assert login(database, vault, job)[1] == "own"
+    assert login(database, vault, stranger)[1] == "bob"
+    with database.write() as session:
+        credentials.delete_registry(session, job.project_id, "registry.example")
+    assert login(database, vault, job)[1] == "bob"
+
+
+def test_an_account_that_was_stored_for_pulls_pushes_nothing(database, vault, submit):
+    job, own = submit(), submit(**PRIVATE)
+    with database.write() as session:
+        credentials.put_registry(session, vault, job.project_id, "registry.example", "reader", "r")
+        credentials.keep_login(session, vault, own.id, "brought along")
+    assert login(database, vault, job, push=True) is None
+    with database.write() as session:
+        credentials.put_registry(session, vault, EVERY_PROJECT, "registry.example", "writer", "w", push=True)
+    assert (login(database, vault, job)[1], login(database, vault, job, push=True)[1]) == ("reader", "writer")
+    assert login(database, vault, own, push=True)[1] == "alice", "the job's own word is for its own image"

@@ -409,7 +409,7 @@ def test_secrets_that_cannot_be_read(settings, database):
     assert "0 secrets" in found(settings, "secrets").message
     with database.write() as session:
         credentials.put_secret(session, Vault(settings), EVERY_PROJECT, "wandb", "canary")
-        credentials.put_registry(session, Vault(settings), "ghcr.io", "alice", "canary")
+        credentials.put_registry(session, Vault(settings), EVERY_PROJECT, "ghcr.io", "alice", "canary")
     finding = found(settings, "secrets")
     assert (finding.status, finding.message[:2]) == (OK, "2 ")
     (settings.root / "secrets.key").unlink()
@@ -440,3 +440,11 @@ def test_scratch_that_is_left_over(settings, database, submit):
 )
 def test_times_in_words(seconds, words):
     assert duration(seconds) == words
+
+
+def test_files_that_no_job_sees_any_more_are_told(tmp_path):
+    assert list(host.shared_before(tmp_path)) == []
+    for name in ("datasets", "projects", "weights"):
+        (tmp_path / "storage" / name).mkdir(parents=True)
+    [finding] = host.shared_before(tmp_path)
+    assert (finding.status, "No job sees weights in" in finding.message) == (Status.WARNING, True)

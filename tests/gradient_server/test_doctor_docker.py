@@ -16,8 +16,9 @@ def settings(tmp_path, url, *, simulate=False):
 
 
 def test_an_engine_that_answers(docker_server, tmp_path):
-    docker, cards = containers.check(settings(tmp_path, docker_server.url))
+    docker, walls, firewall, cards = containers.check(settings(tmp_path, docker_server.url))
     assert (docker.check, docker.status) == ("docker", Status.OK)
+    assert (walls.check, firewall.check) == ("walls", "firewall")
     assert (cards.check, cards.status) == ("cards", Status.OK)
 
 
@@ -80,3 +81,35 @@ def test_a_toolkit_that_lets_containers_out_is_a_problem(tmp_path, monkeypatch, 
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert [found.status for found in containers.toolkit()] == [status]
+
+
+@pytest.mark.parametrize(
+    ("options", "user", "status", "says"),
+    [
+        (["name=seccomp,profile=default", "name=apparmor"], None, Status.OK, "not root"),
+        (["name=seccomp,profile=builtin", "name=selinux"], "7:7", Status.OK, "not root"),
+        (["name=seccomp,profile=default", "name=apparmor"], "0:0", Status.PROBLEM, "GRADIENT_DOCKER__USER"),
+        (["name=seccomp,profile=unconfined", "name=apparmor"], None, Status.PROBLEM, "seccomp"),
+        (["name=apparmor"], None, Status.PROBLEM, "seccomp"),
+        (["name=seccomp,profile=default", "name=apparmor", "name=userns"], None, Status.WARNING, "userns-remap"),
+        (["name=seccomp,profile=default"], None, Status.WARNING, "AppArmor"),
+    ],
+)
+def test_what_stands_between_a_job_and_the_machine_is_told(options, user, status, says):
+    finding = containers.walls(Settings(docker=DockerSettings(user=user)), {"SecurityOptions": options})
+    assert (finding.status, says in finding.message) == (status, True), finding
+
+
+@pytest.mark.parametrize(
+    ("docker", "uid", "status", "says"),
+    [
+        ({"fence": "off"}, 0, Status.WARNING, "FENCE is off"),
+        ({}, 1000, Status.WARNING, "Jobs reach this host"),
+        ({"fence": "require"}, 1000, Status.WARNING, "No job can start"),
+        ({"network": "none", "fence": "off"}, 1000, Status.OK, "no network"),
+    ],
+)
+def test_a_firewall_that_is_not_in_force_is_told(monkeypatch, docker, uid, status, says):
+    monkeypatch.setattr(containers.os, "getuid", lambda: uid)
+    finding = containers.firewall(Settings(docker=DockerSettings(**docker)))
+    assert (finding.status, says in finding.message) == (status, True), finding

@@ -137,3 +137,20 @@ def test_a_held_port_is_a_link_until_the_job_lets_go(client, worker):
     assert client.get("/jobs").json()["jobs"][0]["ports"][0]["url"] == "https://h.example:8443"
     worker.end(job, "completed", exit_code=0)
     assert client.get(f"/jobs/{job_id}").json()["ports"][0]["url"] is None
+
+
+def test_a_projects_registry_is_its_own_and_says_whether_it_may_push(client):
+    project = client.post("/projects", json={"name": "vision"}).json()["id"]
+    place = f"/projects/{project}/registries"
+    made = client.put(f"{place}/ghcr.io", json={"username": "alice", "password": VALUE, "push": True})
+    assert (made.status_code, made.json()["projectId"], made.json()["push"]) == (201, project, True)
+    assert client.put("/registries/ghcr.io", json={"username": "bob", "password": VALUE}).json()["push"] is False
+    told = [client.get(where).json()["registries"] for where in (place, "/registries")]
+    assert [[(one["username"], one["projectId"]) for one in those] for those in told] == [
+        [("alice", project)],
+        [("bob", None)],
+    ]
+    assert VALUE not in str(told)
+    assert client.delete(f"{place}/ghcr.io").status_code == 204
+    assert error(client.delete(f"{place}/ghcr.io"))[:2] == (404, "CredentialNotFound")
+    assert [one["username"] for one in client.get("/registries").json()["registries"]] == ["bob"]

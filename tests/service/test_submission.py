@@ -10,7 +10,10 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving import a_form, a_job, a_zip, count_jobs, stored_workspaces, wait_until
+from serving import Live, a_form, a_job, a_zip, count_jobs, stored_workspaces, wait_until
+
+from core.settings import ApiSettings, DatabaseSettings, QueueSettings, Settings
+from service.main import create_app
 
 
 @pytest.fixture
@@ -297,3 +300,30 @@ def test_a_disk_that_is_full_is_said_so(client, monkeypatch):
     answer = client.post("/jobs", files=a_form(a_job(), a_zip()))
     assert answer.status_code == 503
     assert "No space left" in answer.json()["error"]["message"]
+
+
+def test_a_job_cannot_have_the_ports_that_the_service_needs(settings, database, secret):
+    """It would answer in the service's place as soon as that is restarted."""
+    own = {"api": ApiSettings(port=18780), "queue": QueueSettings(broker_url="redis://127.0.0.1/0")}
+    live = Live(create_app(settings.model_copy(update=own), database=database, wake=lambda: None), secret)
+    try:
+        with live.client() as client:
+            for port, what in ((18780, "its API"), (6379, "its broker")):
+                asked = {"machineType": "CPU", "command": "true", "ports": [f"{port}:80"]}
+                for query in ("?dryRun=true", ""):
+                    answer = client.post(f"/jobs{query}", json=asked)
+                    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "ports")
+                    assert what in answer.json()["error"]["message"]
+            assert client.post("/jobs", json=asked | {"ports": ["6380:80"]}).status_code == 201
+    finally:
+        live.stop()
+
+
+def test_the_services_own_ports_are_those_of_its_settings():
+    def ports(database=None, broker=None):
+        made = Settings(database=DatabaseSettings(url=database), queue=QueueSettings(broker_url=broker))
+        return {port: what for port, what in made.own_ports.items() if port != made.api.port}
+
+    assert ports("postgresql+psycopg://u:p@db/x", "redis://h/0") == {5432: "its database", 6379: "its broker"}
+    assert ports("postgresql://u:p@db:6000/x", "rediss://h:6001/0") == {6000: "its database", 6001: "its broker"}
+    assert ports("sqlite:////tmp/x") == {}

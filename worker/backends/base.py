@@ -48,8 +48,12 @@ Progress = Callable[[str, str | None], None]
 
 _MAX_CONTROL_BYTES = 64
 
-FindLogin = Callable[[str], Login | None]
-"""How to sign in to the registry of an image; None: nobody says. Raises BackendError if that cannot be read."""
+
+class FindLogin(Protocol):
+    """How to sign in to the registry of an image; None: nobody says. Raises BackendError if that cannot be read."""
+
+    def __call__(self, image: str, *, push: bool = False) -> Login | None:
+        """The sign-in that may be used to pull the image, or to push it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ class PortMap:
     internal: int
 
 
-def _nobody(_image: str) -> None:
-    return None
+def _nobody(image: str, *, push: bool = False) -> None:
+    del image, push
 
 
 @dataclass(frozen=True, slots=True)

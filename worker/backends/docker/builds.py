@@ -179,7 +179,8 @@ class Builds:
 
     def _watch_push(self, repository: str, tag: str, pace: Pace, auth: Auth | None) -> str:
         # The engine wants this header, also where there is nothing to say in it.
-        header = {"X-Registry-Auth": "e30="} | auth_header(self._engine, repository, auth)
+        # What the worker's own user may push with is not the jobs'.
+        header = {"X-Registry-Auth": "e30="} | (auth_header(self._engine, repository, auth) if auth else {})
         work = Work(f"/images/{repository}/push", {"tag": tag}, header)
         layers, digest = Layers(), ""
         for message in messages(self._engine, work, pace.check):

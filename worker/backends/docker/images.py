@@ -1,6 +1,7 @@
 """Images: have one on this host before a container is made of it."""
 
 import contextlib
+import hashlib
 import shutil
 import time
 from dataclasses import dataclass
@@ -159,6 +160,7 @@ class Images:
         found = self._used(reference, found, ledger)
         if found is None:
             raise BackendError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
+        self._require_right(reference, found, ledger, auth)
         return found
 
     def find(self, reference: str, name: str | None = None) -> Image | None:
@@ -197,6 +199,25 @@ class Images:
             page.images[found.id].used_at = time.time()
         return self.find(reference)
 
+    def _require_right(self, reference: str, found: Image, ledger: Ledger, auth: Auth | None) -> None:
+        """Ask the registry, where it gave the image to accounts alone and this job's is none of them.
+
+        A pull is no answer: an engine that has the image does not ask for what is named by its digest.
+
+        Raises:
+            BackendError: The registry does not give it to this job.
+        """
+        with ledger.open() as page:
+            given = page.private.get(found.id)
+        if given is None or (mark := _mark(auth)) in given:
+            return
+        try:
+            self._engine.call(lambda api: api.inspect_distribution(found.digest, auth_config=auth))
+        except EngineRefused as error:
+            raise BackendError("image_pull", f"{reference}: {error.detail}") from error
+        with ledger.open() as page:
+            page.given(found.id, mark)
+
     def _pull(
         self, reference: str, progress: Progress, ledger: Ledger, before: Image | None, auth: Auth | None
     ) -> None:
@@ -206,6 +227,7 @@ class Images:
         pace.words = reference
         with ledger.open() as page:
             page.pulls.setdefault(name, Pull(time.time(), before.id if before else None))
+        mark, here = _mark(auth), self._ids() if auth else frozenset()
         try:
             self._watch_pull(reference, pace, auth)
         except EngineRefused as error:
@@ -215,7 +237,13 @@ class Images:
                 found = self.find(reference)
                 with ledger.open() as page:
                     page.settle(name, found.id if found else None)
+                    if mark is not None and found is not None and found.id not in here:
+                        page.given(found.id, mark)
         progress("provisioning", f"{reference} is here")
+
+    def _ids(self) -> frozenset[str]:
+        """The images that are here by any name: they are nobody's alone, or known to be."""
+        return frozenset(one["Id"] for one in self._engine.call(lambda api: api.images(all=True)))
 
     def _watch_pull(self, reference: str, pace: Pace, auth: Auth | None) -> None:
         layers = Layers()
@@ -228,6 +256,15 @@ class Images:
                 raise BackendError("image_pull", f"{reference}: {message['error']}")
             layers.note(message)
             pace.words = f"{reference}: {layers}"
+
+
+def _mark(auth: Auth | None) -> str | None:
+    """What an account is remembered by: its password cannot be told from it."""
+    if auth is None:
+        return None
+    salt = f"gradient-jobs {auth.get('serveraddress', '')} {auth.get('username', '')}".encode()
+    password = (auth.get("password") or auth.get("identitytoken") or "").encode()
+    return hashlib.scrypt(password, salt=salt, n=2**14, r=8, p=1, dklen=16).hex()
 
 
 def auth_header(engine: Engine, repository: str, auth: Auth | None) -> dict[str, str]:

@@ -57,6 +57,8 @@ class Page:
 
     images: dict[str, Entry] = field(default_factory=dict)
     pulls: dict[str, Pull] = field(default_factory=dict)
+    private: dict[str, list[str]] = field(default_factory=dict)
+    """Images that a registry gave to those who signed in, and to whom: marks of their accounts."""
 
     def bring(self, image_id: str, reference: str | None, *, built: bool = False) -> None:
         """An image is here because of us, and used now."""
@@ -64,6 +66,13 @@ class Page:
         entry.used_at = time.time()
         if reference is not None and reference not in entry.references:
             entry.references.append(reference)
+
+    def given(self, image_id: str, mark: str | None) -> None:
+        """A registry gave an image to an account, or to somebody without one (None): then anybody may run it."""
+        if mark is None:
+            self.private.pop(image_id, None)
+        elif mark not in self.private.setdefault(image_id, []):
+            self.private[image_id].append(mark)
 
     def settle(self, reference: str, now_id: str | None) -> None:
         """A pull is over, or was by somebody who died: what came by it is ours."""
@@ -130,6 +139,7 @@ class Ledger:
             return Page(
                 {image: Entry(**entry) for image, entry in kept["images"].items()},
                 {reference: Pull(**pull) for reference, pull in kept["pulls"].items()},
+                {image: list(marks) for image, marks in kept.get("private", {}).items()},
             )
         except FileNotFoundError:
             return Page()

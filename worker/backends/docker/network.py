@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,12 +27,17 @@ from worker.backends.docker.engine import NOT_FOUND, Engine, EngineRefused
 logger = logging.getLogger(__name__)
 
 NONE, HOST = "none", "host"
+IPV6 = 6
 LINK_LOCAL = "169.254.0.0/16"
 """Cloud metadata (169.254.169.254) and whatever else answers a machine without being asked who it is."""
+METADATA_6 = ("fe80::/10", "fd00:ec2::/32", "fd20:ce::/32")
+"""The same by IPv6: what is on the link, Amazon's and Google's metadata."""
 
 _BRIDGE_OPTION = "com.docker.network.bridge.name"
 _ICC_OPTION = "com.docker.network.bridge.enable_icc"
 _IPTABLES_SECONDS = 15
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+_RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
 _CHECKED_EVERY_SECONDS = 60.0
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672, "http": 80, "https": 443}
 
@@ -50,6 +56,9 @@ class Fence:
         services: (address, port) that nothing on it may reach.
         program: How iptables is called.
         metrics_port: UDP port of this host that jobs send metrics to; 0: none.
+        resolvers: DNS servers that are reached at port 53, wherever they are: some clouds answer DNS at a metadata
+            address.
+        ipv6: Whether this host has IPv6, and the same is set for it.
     """
 
     bridge: str
@@ -57,24 +66,31 @@ class Fence:
     services: tuple[tuple[str, int], ...]
     program: tuple[str, ...] = ()
     metrics_port: int = 0
+    resolvers: tuple[str, ...] = ()
+    ipv6: bool = False
 
-    def rules(self) -> str:
+    def rules(self, version: int = 4) -> str:
         """The chains, for `iptables-restore --noflush`: all of it or nothing takes effect.
 
-        Names are resolved before anything is blocked: some clouds answer DNS at a metadata address.
+        Args:
+            version: Of the Internet protocol, 4 or 6.
         """
         lines = ["*filter", f":{self._inward} - [0:0]", f":{self._outward} - [0:0]"]
         for chain in (self._inward, self._outward):
-            lines += [
-                f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN",
-                f"-A {chain} -p udp --dport 53 -j RETURN",
-                f"-A {chain} -p tcp --dport 53 -j RETURN",
-            ]
-        if self.metrics_port:
+            lines.append(f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN")
+            for resolver in _of_version(self.resolvers, version):
+                lines += [f"-A {chain} -d {resolver} -p {kind} --dport 53 -j RETURN" for kind in ("udp", "tcp")]
+        if version == IPV6:  # without these, neighbours are not found
+            lines.append(f"-A {self._inward} -p ipv6-icmp -j RETURN")
+        elif self.metrics_port:
             lines.append(f"-A {self._inward} -p udp --dport {self.metrics_port} -j RETURN")
         lines.append(f"-A {self._inward} -j REJECT")
-        lines += [f"-A {self._outward} -d {network} -j REJECT" for network in self.blocked]
-        lines += [f"-A {self._outward} -d {address} -p tcp --dport {port} -j REJECT" for address, port in self.services]
+        lines += [f"-A {self._outward} -d {one} -j REJECT" for one in _of_version(self.blocked, version)]
+        lines += [
+            f"-A {self._outward} -d {address} -p tcp --dport {port} -j REJECT"
+            for address, port in self.services
+            if ipaddress.ip_address(address).version == version
+        ]
         return "\n".join([*lines, "COMMIT", ""])
 
     def set(self) -> None:
@@ -83,14 +99,20 @@ class Fence:
         Raises:
             FenceMissing: iptables is not there or refused.
         """
-        self._iptables("iptables-restore", "--wait", "5", "--noflush", given=self.rules())
+        self._set("iptables", self.rules(), "DOCKER-USER")
+        if self.ipv6:
+            # Docker leaves a chain to us there only where it looks after IPv6 itself.
+            self._set("ip6tables", self.rules(IPV6), "FORWARD")
+
+    def _set(self, program: str, rules: str, forward: str) -> None:
+        self._iptables(f"{program}-restore", "--wait", "5", "--noflush", given=rules)
         # What is for this host comes by INPUT, what it passes on by DOCKER-USER, which Docker leaves to us.
-        for chain, ours in (("INPUT", self._inward), ("DOCKER-USER", self._outward)):
+        for chain, ours in (("INPUT", self._inward), (forward, self._outward)):
             jump = (chain, "-i", self.bridge, "-j", ours)
             try:
-                self._iptables("iptables", "--wait", "5", "-C", *jump)
+                self._iptables(program, "--wait", "5", "-C", *jump)
             except FenceMissing:
-                self._iptables("iptables", "--wait", "5", "-I", *jump)
+                self._iptables(program, "--wait", "5", "-I", *jump)
 
     @property
     def _inward(self) -> str:
@@ -188,9 +210,7 @@ class Network:
         fenced_at = self._fenced_at.get(bridge)
         if fenced_at is not None and time.monotonic() - fenced_at < _CHECKED_EVERY_SECONDS:
             return
-        blocked = (LINK_LOCAL, *self._settings.docker.blocked)
-        services = tuple(service_addresses(self._settings))
-        fence = Fence(bridge, blocked, services, metrics_port=self._settings.statsd.port)
+        fence = fence_of(self._settings, bridge)
         try:
             fence.set()
         except FenceMissing as error:
@@ -206,8 +226,43 @@ class Network:
         self._fenced_at[bridge] = time.monotonic()
 
 
+def fence_of(settings: Settings, bridge: str) -> Fence:
+    """The firewall that a bridge is to have on this host."""
+    return Fence(
+        bridge,
+        (LINK_LOCAL, *METADATA_6, *settings.docker.blocked),
+        tuple(service_addresses(settings)),
+        metrics_port=settings.statsd.port,
+        resolvers=tuple(resolvers()),
+        ipv6=_IPV6_ADDRESSES.exists(),
+    )
+
+
+def resolvers(files: Iterable[Path] = _RESOLV_CONF) -> list[str]:
+    """The DNS servers that this host's containers ask: its own, but for those on its loopback, which Docker asks."""
+    found: dict[str, None] = {}
+    for file in files:
+        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+        for word, address, *_ in (line.split() for line in lines if len(line.split()) > 1):
+            if word == "nameserver" and _is_address(address) and not ipaddress.ip_address(address).is_loopback:
+                found[address] = None
+    return list(found)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text  # an address of one link alone, which no container has
+
+
+def _of_version(networks: Iterable[str], version: int) -> list[str]:
+    return [one for one in networks if ipaddress.ip_network(one, strict=False).version == version]
+
+
 def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
-    """(IPv4 address, port) of the database, the broker and the API, where they are not on this host alone."""
+    """(address, port) of the database, the broker and the API, where they are not on this host alone."""
     urls = (settings.database.url, settings.queue.broker_url, settings.api.public_url)
     found: dict[tuple[str, int], None] = {}
     for url in urls:
@@ -216,11 +271,11 @@ def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
         if parts.hostname is None or port is None:
             continue
         try:
-            resolved = socket.getaddrinfo(parts.hostname, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+            resolved = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
         except OSError:
             logger.warning("address_unknown", extra={"host": parts.hostname})
             continue
-        for address in {str(one[-1][0]) for one in resolved}:
+        for address in {str(one[-1][0]).partition("%")[0] for one in resolved}:
             if not ipaddress.ip_address(address).is_loopback:
                 found[address, port] = None
     return found

@@ -86,6 +86,8 @@ class Shelf:
         here = self._listed()
         for image_id in page.images.keys() - here.keys():
             del page.images[image_id]
+        for image_id in page.private.keys() - here.keys():
+            del page.private[image_id]
 
     def _unused(self, page: Page) -> list[tuple[str, Unused]]:
         """What may go, the longest unused first."""

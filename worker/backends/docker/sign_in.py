@@ -31,12 +31,12 @@ def signed_in(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
 
 
 def auth_for(find: FindLogin, target: str | None) -> dict[str, str] | None:
-    """The same for where a built image is pushed to, if anywhere.
+    """The same for where a built image is pushed to, if anywhere: an account that may only pull is not used.
 
     Raises:
         BackendError: What is stored cannot be read.
     """
-    return _auth(find(target)) if target is not None else None
+    return _auth(find(target, push=True)) if target is not None else None
 
 
 def _auth(login: Login | None) -> dict[str, str] | None:
@@ -46,6 +46,6 @@ def _auth(login: Login | None) -> dict[str, str] | None:
 def _refused(image: str, why: str, login: Login | None) -> str:
     host = registry_of(image)
     if login is None:
-        return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it for all jobs.)"
+        return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it.)"
     # No registry is known to repeat it; none is trusted not to.
     return f"{why.replace(login.password, '•••')} ({host} did not take the word of {login.username!r}.)"

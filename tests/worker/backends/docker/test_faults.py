@@ -320,7 +320,9 @@ def test_a_container_without_room_for_one_more_process_can_be_stopped(make):
 
 def test_a_job_may_do_little(make):
     place = make()
-    spec = place.spec("cat /proc/self/status; ulimit -c; ls /var/run /run /.gradient; id; echo x >/.gradient/run.sh")
+    spec = place.spec(
+        "cat /proc/self/status; ulimit -c; ls /var/run /run /.gradient; id; unshare -U id; echo x >/.gradient/run.sh"
+    )
     assert place.wait(place.launch(spec)).code != 0
     said = place.output(spec).decode()
     facts = dict(line.split(":\t", 1) for line in said.splitlines() if ":\t" in line)
@@ -328,6 +330,8 @@ def test_a_job_may_do_little(make):
     assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
     assert "docker.sock" not in said
     assert "uid=0" not in said
+    assert "unshare" in said, "no user namespace, in which it would be root"
+    assert said.count("uid=") == 1
     assert "Read-only file system" in said
 
 

@@ -1,6 +1,7 @@
 """The jobs' network and the firewall around it, with real packets where the machine has a real engine."""
 
 import contextlib
+import dataclasses
 import subprocess
 
 import pytest
@@ -12,26 +13,56 @@ from core.settings import ApiSettings, DatabaseSettings, QueueSettings, Settings
 from worker.backends.base import BackendError
 from worker.backends.docker import network as module
 from worker.backends.docker.engine import Engine
-from worker.backends.docker.network import Fence, FenceMissing, Network, service_addresses
+from worker.backends.docker.network import Fence, FenceMissing, Network, fence_of, resolvers, service_addresses
 
 
 def test_rules_are_one_whole_that_may_be_set_again():
-    assert Fence("gj1", ("169.254.0.0/16", "10.0.0.0/8"), (("192.0.2.1", 5432),)).rules().splitlines() == [
+    blocked = ("169.254.0.0/16", "10.0.0.0/8", "fd00:ec2::/32")
+    services = (("192.0.2.1", 5432), ("2001:db8::1", 5432))
+    fence = Fence("gj1", blocked, services, metrics_port=8125, resolvers=("169.254.169.254", "2001:db8::53"))
+    assert fence.rules().splitlines() == [
         "*filter",
         ":GRADIENT-IN-gj1 - [0:0]",
         ":GRADIENT-OUT-gj1 - [0:0]",
         "-A GRADIENT-IN-gj1 -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN",
-        "-A GRADIENT-IN-gj1 -p udp --dport 53 -j RETURN",
-        "-A GRADIENT-IN-gj1 -p tcp --dport 53 -j RETURN",
+        "-A GRADIENT-IN-gj1 -d 169.254.169.254 -p udp --dport 53 -j RETURN",
+        "-A GRADIENT-IN-gj1 -d 169.254.169.254 -p tcp --dport 53 -j RETURN",
         "-A GRADIENT-OUT-gj1 -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN",
-        "-A GRADIENT-OUT-gj1 -p udp --dport 53 -j RETURN",
-        "-A GRADIENT-OUT-gj1 -p tcp --dport 53 -j RETURN",
+        "-A GRADIENT-OUT-gj1 -d 169.254.169.254 -p udp --dport 53 -j RETURN",
+        "-A GRADIENT-OUT-gj1 -d 169.254.169.254 -p tcp --dport 53 -j RETURN",
+        "-A GRADIENT-IN-gj1 -p udp --dport 8125 -j RETURN",
         "-A GRADIENT-IN-gj1 -j REJECT",
         "-A GRADIENT-OUT-gj1 -d 169.254.0.0/16 -j REJECT",
         "-A GRADIENT-OUT-gj1 -d 10.0.0.0/8 -j REJECT",
         "-A GRADIENT-OUT-gj1 -d 192.0.2.1 -p tcp --dport 5432 -j REJECT",
         "COMMIT",
     ]
+    assert [line.split(maxsplit=2)[2] for line in fence.rules(6).splitlines() if line.startswith("-A")] == [
+        "-m conntrack --ctstate ESTABLISHED,RELATED -j RETURN",
+        "-d 2001:db8::53 -p udp --dport 53 -j RETURN",
+        "-d 2001:db8::53 -p tcp --dport 53 -j RETURN",
+        "-m conntrack --ctstate ESTABLISHED,RELATED -j RETURN",
+        "-d 2001:db8::53 -p udp --dport 53 -j RETURN",
+        "-d 2001:db8::53 -p tcp --dport 53 -j RETURN",
+        "-p ipv6-icmp -j RETURN",
+        "-j REJECT",
+        "-d fd00:ec2::/32 -j REJECT",
+        "-d 2001:db8::1 -p tcp --dport 5432 -j REJECT",
+    ]
+
+
+def test_resolvers_are_those_that_containers_ask(tmp_path):
+    first, second = tmp_path / "resolv.conf", tmp_path / "uplink.conf"
+    first.write_text("# nameserver 192.0.2.9\nnameserver 127.0.0.53\noptions edns0\nnameserver\nnameserver what\n")
+    second.write_text("nameserver 169.254.169.254\nnameserver 2001:db8::53\nnameserver fe80::1%eth0\n")
+    found = resolvers((first, second, tmp_path / "none"))
+    assert found == ["169.254.169.254", "2001:db8::53"]
+
+
+def test_the_firewall_of_this_host_is_for_both_protocols(tmp_path):
+    fence = fence_of(Settings(home=tmp_path), "gj1")
+    assert "-d 169.254.0.0/16 -j REJECT" in fence.rules()
+    assert "-d fd00:ec2::/32 -j REJECT" in fence.rules(6)
 
 
 def test_the_services_own_addresses_are_those_of_its_settings(tmp_path):
@@ -78,16 +109,24 @@ def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_ser
         outside = Outside(docker_server, stack)
         outside.listen(outside.network, 80)
         outside.listen(outside.network, 5432)
+        outside.listen(outside.network, 53)
+        outside.listen(docker_server.network, 53)
         outside.listen(docker_server.network, 8780)
         ordinary, service = (OUTSIDE, 80), (OUTSIDE, 5432)
         places = (ordinary, service, (METADATA, 80), (PRIVATE, 80), (gateway, 8780), ("10.99.0.1", 8780))
-        assert reaches(docker_server, "fenced", *places) == ["reached"] * 6
-        fence = Fence(bridge, ("169.254.0.0/16", "10.98.0.0/16"), (service,), tuple(docker_server.network))
+        names = ((METADATA, 53), (PRIVATE, 53), (gateway, 53))
+        assert reaches(docker_server, "fenced", *places, *names) == ["reached"] * 9
+        blocked = ("169.254.0.0/16", "10.98.0.0/16")
+        fence = Fence(bridge, blocked, (service,), tuple(docker_server.network), ipv6=True)
         for _ in range(2):
             fence.set()
-            assert reaches(docker_server, "fenced", *places) == ["reached"] + ["kept off"] * 5
+            assert reaches(docker_server, "fenced", *places, *names) == ["reached"] + ["kept off"] * 8
+        dataclasses.replace(fence, resolvers=(METADATA,)).set()
+        assert reaches(docker_server, "fenced", (METADATA, 80), *names) == ["kept off", "reached", *["kept off"] * 2]
         listed = subprocess.run([*docker_server.network, "iptables", "-S"], capture_output=True, text=True, check=True)
         assert listed.stdout.count(f"-i {bridge} -j GRADIENT-") == 2, "set again, each is there once"
+        listed = subprocess.run([*docker_server.network, "ip6tables", "-S"], capture_output=True, text=True, check=True)
+        assert listed.stdout.count(f"-i {bridge} -j GRADIENT-") == 2, "for IPv6, too"
 
 
 def test_a_jobs_port_is_open_to_people_and_not_to_other_jobs(docker_server, engine, tmp_path):
