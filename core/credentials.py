@@ -196,8 +196,11 @@ def login_for(session: Session, vault: Vault, job: Job, image: str, *, push: boo
             sealed = session.scalar(select(JobLogin.sealed).where(JobLogin.job_id == job.id))
             return Login(host, username, vault.open(_job_purpose(job.id), sealed)) if sealed else None
         for project_id in (job.project_id, EVERY_PROJECT):
-            table, key = _registry_key(project_id, host)
-            known: AnyRegistry | None = session.get(table, key)
+            known: AnyRegistry | None
+            if project_id == EVERY_PROJECT:
+                known = session.get(Registry, host)
+            else:
+                known = session.get(ProjectRegistry, (project_id, host))
             if known is not None and (known.push or not push):
                 return Login(host, known.username, vault.open(_registry_purpose(project_id, host), known.sealed))
     except SecretUnreadable as error:

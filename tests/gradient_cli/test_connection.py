@@ -233,7 +233,7 @@ def test_a_limit_of_the_server_is_waited_for_as_long_as_it_says(cli, server, wir
 def test_a_limit_that_stays_is_given_up_on_after_a_while(server, wire, monkeypatch):
     waits = []
     now = [0.0]
-        limited = wire.error(429, "Limit reached.", name="LimitReached")
+    limited = wire.error(429, "Limit reached.", name="LimitReached")
     limited.headers["Retry-After"] = "9999"
     server.on("POST", "/jobs", limited)
 
