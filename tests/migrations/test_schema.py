@@ -7,7 +7,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, inspect, text
 
-from core import credential_models, schema
+from core import credential_models, schema, session_models
 from core.db import Base
 from core.errors import DatabaseOutdated
 from core.jobs.models import Job
@@ -22,6 +22,7 @@ TABLES = {
     "job_logins",
     "jobs",
     "metrics",
+    "one_time_tokens",
     "outbox",
     "projects",
     "registries",
@@ -30,6 +31,7 @@ TABLES = {
     "resources",
     "schema_info",
     "secrets",
+    "sessions",
     "turns",
     "user_keys",
     "users",
@@ -59,7 +61,7 @@ def tables(database):
 
 def test_models_and_migrations_agree(database):
     assert tables(database) == TABLES == set(Base.metadata.tables)
-    assert credential_models.Secret.__tablename__ in TABLES
+    assert {credential_models.Secret.__tablename__, session_models.BrowserSession.__tablename__} <= TABLES
     assert differences(database) == []
 
 
