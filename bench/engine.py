@@ -11,7 +11,8 @@ from pathlib import Path
 from docker.api.client import APIClient
 from docker.errors import DockerException, ImageNotFound
 
-from core.settings import DockerSettings, Settings
+from core.settings import Settings
+from core.settings.docker import DockerSettings
 
 _SHELL = "/bin/sh"
 

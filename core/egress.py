@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from core.errors import EgressRefused
 from core.image_registry import DOCKER_HUB, registry_of
-from core.settings import EgressSettings
+from core.settings.docker import EgressSettings
 
 SETTING = "GRADIENT_EGRESS__ALLOWED"
 CONNECT_SECONDS = 10.0

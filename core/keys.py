@@ -20,7 +20,7 @@ from core.jobs.models import ApiKey
 from core.recent import Recent
 from core.retention import DAY_SECONDS
 from core.session_models import BrowserSession
-from core.settings import MAX_DAYS
+from core.settings.retention import MAX_DAYS
 
 PREFIX = "gj"
 TRUSTED_SECONDS = 5.0

@@ -17,7 +17,7 @@ from core.db import UtcDateTime, now
 from core.jobs.models import Event, Job, Project, Removal
 from core.jobs.moves import insert_once, record
 from core.jobs.states import TERMINAL, JobState
-from core.settings import RetentionSettings
+from core.settings.retention import RetentionSettings
 
 FOR_GOOD = 0
 """In a project's record: kept for good, whatever the settings say."""

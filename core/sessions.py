@@ -17,7 +17,7 @@ from core.keys import TRUSTED_SECONDS, KeyRing
 from core.recent import Recent
 from core.retention import DAY_SECONDS
 from core.session_models import BrowserSession, OneTimeToken
-from core.sign_in_settings import SignInSettings
+from core.settings.api import SignInSettings
 
 _TOKEN_BYTES = 32
 _USED_SECONDS = 60

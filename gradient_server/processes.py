@@ -19,7 +19,8 @@ from core.once import Purpose
 from core.patience import Patience
 from core.private import keep_private
 from core.rings import Ring
-from core.settings import ApiSettings, Settings
+from core.settings import Settings
+from core.settings.api import ApiSettings
 from gradient_server.first_key import ensure_local_key
 from gradient_server.readiness import wait_until_ready
 

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from core.settings import ApiSettings
+from core.settings.api import ApiSettings
 from service.errors import http_answer
 
 SMALL_BYTES = 64 * 1024

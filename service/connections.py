@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from core.settings import ApiSettings
+from core.settings.api import ApiSettings
 from service.scopes import client_name
 
 logger = logging.getLogger(__name__)

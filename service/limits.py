@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from core.errors import LimitReached
 from core.jobs.models import Job
 from core.jobs.states import JobState
-from core.limit_settings import LimitSettings
+from core.settings.api import LimitSettings
 
 _WINDOW_SECONDS = 60.0
 _IDLE_KEYS = 4096

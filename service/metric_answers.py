@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from core.jobs import measured
 from core.jobs.measured import MAX_SERIES, Extent
 from core.jobs.models import Job
-from core.limit_settings import MetricSettings
+from core.settings.api import MetricSettings
 from service.downsample import series_view
 from service.wire import Metrics, SeriesView
 

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.ids import new_id
-from core.settings import ApiSettings
+from core.settings.api import ApiSettings
 from service.errors import http_answer, incident
 from service.scopes import route_of
 

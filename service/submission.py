@@ -20,7 +20,7 @@ from core.jobs.options import is_in_workspace
 from core.jobs.ports import refuse_taken
 from core.jobs.spec import MAX_NAME, JobSpec, check_label, split_login
 from core.machines import MachineType
-from core.settings import SIMULATOR
+from core.settings.worker import SIMULATOR
 from core.vault import Vault
 from service.addresses import check_egress, without_login
 from service.deps import OpenStores

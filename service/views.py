@@ -19,7 +19,8 @@ from core.jobs.states import OWNED, REASONS, JobState, sentence
 from core.jobs.waiting import Waiting, said_at, waiting_of
 from core.machines import Catalogue, MachineType
 from core.retention import Kind, Removed
-from core.settings import CLOUD_BACKENDS, Settings
+from core.settings import Settings
+from core.settings.worker import CLOUD_BACKENDS
 from service.deps import OpenStores
 from service.links import port_views
 from service.removed import removed_view

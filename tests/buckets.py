@@ -6,7 +6,7 @@ from pathlib import Path
 from google.cloud import storage
 
 from core.artifacts import DirectoryStore
-from core.settings import GcsSettings
+from core.settings.cloud import GcsSettings
 from gradient_server.simulator.gcs import GcsSimulator
 from stores.gcs.artifacts import BucketStore
 from stores.gcs.client import open_client

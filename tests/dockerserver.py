@@ -20,7 +20,7 @@ from deployment import wait_until
 from docker.api.client import APIClient
 from docker.errors import DockerException
 
-from core.settings import DockerSettings
+from core.settings.docker import DockerSettings
 
 SHELL, BARE = "gradient-test:shell", "gradient-test:bare"
 """Images: a few programs and a shell; one program and no shell."""

@@ -29,7 +29,8 @@ from core.credentials import EVERY_PROJECT
 from core.db import Database
 from core.jobs import lifecycle, measured
 from core.jobs.models import Job
-from core.settings import ApiSettings, Settings
+from core.settings import Settings
+from core.settings.api import ApiSettings
 from core.vault import Vault
 from service import submission
 from service.main import create_app

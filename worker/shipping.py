@@ -13,7 +13,7 @@ from typing import Any
 
 from core.joblogs import LogWriter
 from core.jobs.measured import Stored
-from core.limit_settings import MetricSettings
+from core.settings.api import MetricSettings
 from worker.holes import punch
 
 BLOCK_BYTES = 1024**2

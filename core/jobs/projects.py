@@ -15,7 +15,7 @@ from core.jobs.models import Job, Project
 from core.jobs.spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import OWNED, JobState
 from core.retention import FOR_GOOD
-from core.settings import MAX_DAYS
+from core.settings.retention import MAX_DAYS
 
 MAX_RUNNING = 1_000_000
 MAX_STORED_MB = 2**31 - 1

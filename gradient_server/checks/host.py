@@ -14,7 +14,8 @@ from core.errors import SpecInvalid
 from core.filewatch import FileWatch
 from core.hosts import EVERY_ADDRESS, canonical_host
 from core.machines import Catalogue
-from core.settings import GIB, Settings
+from core.settings import Settings
+from core.settings.units import GIB
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from worker.sandbox import unavailable
 from worker.storage import Storage

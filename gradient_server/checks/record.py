@@ -13,7 +13,8 @@ from core.errors import Unauthorized
 from core.jobs import census, queries
 from core.jobs.census import Census
 from core.jobs.queries import WORKER_SILENT_SECONDS
-from core.settings import GIB, Settings
+from core.settings import Settings
+from core.settings.units import GIB
 from gradient_server.checks import fleet, secrets
 from gradient_server.checks.finding import Finding, duration, ok, problem, warning
 from worker.workspace import scratches

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from core.jobs import queries, resources
 from core.jobs.models import Job
-from core.settings import CLOUD_BACKENDS
+from core.settings.worker import CLOUD_BACKENDS
 from service import submission
 from service.auth import PageCaller, require_key_or_session
 from service.dashboard.access import FORM_FIELDS, HOME, OwnForm

@@ -14,7 +14,7 @@ from requests import RequestException, Session
 from requests.adapters import HTTPAdapter
 
 from core.errors import StoreUnavailable
-from core.settings import GcsSettings
+from core.settings.cloud import GcsSettings
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _SIMULATED_PROJECT = "simulated"

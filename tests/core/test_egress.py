@@ -9,7 +9,7 @@ from hostile_hosts import ADDRESSES, LITERALS, PUBLIC, answers
 from core import egress
 from core.egress import Egress, connect
 from core.errors import EgressRefused
-from core.settings import EgressSettings
+from core.settings.docker import EgressSettings
 
 
 def rule(*allowed, schemes=("https", "http")):

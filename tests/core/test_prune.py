@@ -22,7 +22,8 @@ from core.jobs.models import Removal
 from core.jobs.states import JobState
 from core.prune import prune
 from core.retention import DAY_SECONDS, FOR_GOOD, Kind
-from core.settings import RetentionSettings, Settings
+from core.settings import Settings
+from core.settings.retention import RetentionSettings
 from core.workspaces import WorkspaceStore
 
 

@@ -6,7 +6,8 @@ import pytest
 from cryptography.fernet import Fernet
 
 from core.errors import SecretUnreadable
-from core.settings import SecretSettings, Settings
+from core.settings import Settings
+from core.settings.database import SecretSettings
 from core.vault import Vault, key_id
 
 KEYS = [Fernet.generate_key().decode() for _ in range(2)]

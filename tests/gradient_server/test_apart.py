@@ -8,7 +8,10 @@ from core import keys, schema
 from core.db import Database
 from core.hosts import canonical_host
 from core.sessions import open_session
-from core.settings import ApiSettings, PortSettings, Settings, WorkerSettings
+from core.settings import Settings
+from core.settings.api import ApiSettings
+from core.settings.docker import PortSettings
+from core.settings.worker import WorkerSettings
 from gradient_server.checks import host
 from gradient_server.checks.finding import Status
 from gradient_server.main import main

@@ -20,7 +20,10 @@ from core.db import Database, now
 from core.jobs import claims, workers
 from core.jobs.claims import Offer
 from core.jobs.models import ApiKey, Event, Job
-from core.settings import GIB, DatabaseSettings, MachineSettings, QueueSettings, Settings, WorkerSettings
+from core.settings import Settings
+from core.settings.database import DatabaseSettings, QueueSettings
+from core.settings.units import GIB
+from core.settings.worker import MachineSettings, WorkerSettings
 from core.vault import Vault
 from gradient_server import doctor
 from gradient_server.checks import database as database_checks

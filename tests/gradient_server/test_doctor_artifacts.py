@@ -2,7 +2,8 @@ import sys
 
 import pytest
 
-from core.settings import ArtifactSettings, Settings
+from core.settings import Settings
+from core.settings.cloud import ArtifactSettings
 from gradient_server.checks import artifacts
 from gradient_server.checks.finding import Status
 

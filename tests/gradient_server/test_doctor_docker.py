@@ -5,7 +5,9 @@ import os
 import pytest
 from nvidiadriver import Driver
 
-from core.settings import DockerSettings, MachineSettings, Settings
+from core.settings import Settings
+from core.settings.docker import DockerSettings
+from core.settings.worker import MachineSettings
 from gradient_server.checks import containers
 from gradient_server.checks.finding import Status
 from worker.backends.docker import nvidia

@@ -11,7 +11,8 @@ from core.jobs import census, claims, workers
 from core.jobs.claims import Offer
 from core.jobs.models import Attempt, Repair, Worker
 from core.jobs.moves import note_sizes
-from core.settings import GIB, Settings
+from core.settings import Settings
+from core.settings.units import GIB
 from gradient_server.checks import fleet, record
 from gradient_server.checks.finding import Status
 

@@ -15,7 +15,9 @@ from serving import a_zip, wait_until
 
 from core.archives import ArchiveLimits
 from core.retention import DAY_SECONDS
-from core.settings import DatabaseSettings, RetentionSettings, Settings
+from core.settings import Settings
+from core.settings.database import DatabaseSettings
+from core.settings.retention import RetentionSettings
 from gradient_server import prune
 from worker.host import Host
 

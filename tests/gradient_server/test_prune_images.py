@@ -5,7 +5,9 @@ import json
 import pytest
 
 from core.errors import StoreUnavailable
-from core.settings import DockerSettings, MachineSettings, Settings
+from core.settings import Settings
+from core.settings.docker import DockerSettings
+from core.settings.worker import MachineSettings
 from gradient_server import prune_images
 from worker.backends.base import Unused
 from worker.backends.docker.backend import DockerBackend

@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from core.settings import ApiSettings, Settings
+from core.settings import Settings
+from core.settings.api import ApiSettings
 from gradient_server import processes
 from gradient_server.processes import HttpInsecure
 

@@ -13,7 +13,8 @@ from serving import Live, Worker
 
 from core import keys, schema
 from core.db import Database
-from core.settings import ApiSettings, Settings
+from core.settings import Settings
+from core.settings.api import ApiSettings
 from service.deps import OpenStores
 from service.main import create_app
 

@@ -9,7 +9,7 @@ from core import credentials
 from core.credential_models import GitLogin
 from core.jobs import queries
 from core.jobs.models import Job
-from core.settings import EgressSettings
+from core.settings.docker import EgressSettings
 from core.vault import Vault
 
 PASSWORD = "PW-CANARY-77"

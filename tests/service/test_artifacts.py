@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 from serving import a_job
 
-from core.settings import ArtifactSettings
+from core.settings.cloud import ArtifactSettings
 from service.zips import safe_name
 
 

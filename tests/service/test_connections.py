@@ -15,7 +15,7 @@ from deployment import Deployment, wait_until
 from serving import Live, a_form, a_job, a_zip
 
 from core.keys import KeyRing
-from core.settings import ApiSettings
+from core.settings.api import ApiSettings
 from service.connections import Connections, affordable
 from service.main import create_app
 from service.scopes import client_name

@@ -7,7 +7,8 @@ from sqlalchemy import update
 from core.jobs import held_images, workers
 from core.jobs.claims import Offer
 from core.jobs.models import Job
-from core.settings import ImageSettings, MachineSettings
+from core.settings.docker import ImageSettings
+from core.settings.worker import MachineSettings
 from service.main import create_app
 
 DIGEST = "sha256:" + "0a" * 32

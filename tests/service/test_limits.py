@@ -10,8 +10,8 @@ from serving import Live, a_form, a_job, a_zip, count_jobs, statements_of, wait_
 
 from core import keys
 from core.jobs import queries
-from core.limit_settings import LimitSettings
 from core.settings import Settings
+from core.settings.api import LimitSettings
 from core.workspaces import WorkspaceStore
 from service.limits import RateLimit
 

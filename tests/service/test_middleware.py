@@ -7,7 +7,7 @@ import httpx
 import pytest
 from serving import Live, a_job
 
-from core.settings import ApiSettings
+from core.settings.api import ApiSettings
 from service.main import create_app
 
 

@@ -9,7 +9,7 @@ from serving import a_form, a_job, a_zip
 
 from core.archives import ArchiveLimits
 from core.prune import prune
-from core.settings import RetentionSettings
+from core.settings.retention import RetentionSettings
 
 SENTENCE = "removed: kept 30 days after the job's end by the service's settings."
 

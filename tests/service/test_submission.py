@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from serving import Live, a_form, a_job, a_zip, count_jobs, stored_workspaces, wait_until
 
-from core.settings import ApiSettings, DatabaseSettings, QueueSettings, Settings
+from core.settings import Settings
+from core.settings.api import ApiSettings
+from core.settings.database import DatabaseSettings, QueueSettings
 from service.main import create_app
 
 

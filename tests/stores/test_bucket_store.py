@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from core.artifacts import DirectoryStore
 from core.errors import ArtifactNotFound, StoreUnavailable
-from core.settings import ArtifactSettings, Settings
+from core.settings import Settings
+from core.settings.cloud import ArtifactSettings
 from stores import open_artifacts
 
 JOB = "jabc123"

@@ -16,7 +16,8 @@ from core.jobs.lifecycle import Submission
 from core.jobs.spec import JobSpec
 from core.jobs.states import JobState
 from core.machines import Catalogue
-from core.settings import MachineSettings, Settings
+from core.settings import Settings
+from core.settings.worker import MachineSettings
 from worker.attempt import AttemptRun, run_attempt
 from worker.backends.base import CONTROL, RESERVED
 from worker.host import Host

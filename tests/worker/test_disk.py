@@ -9,13 +9,13 @@ from deployment import PATIENCE, wait_until
 from core.artifacts import ArtifactLimits, DirectoryStore
 from core.bell import Bell
 from core.db import Database
-from core.disk_settings import DiskSettings
 from core.jobs import claims, lifecycle, projects, queries
 from core.jobs.claims import Offer
 from core.jobs.models import Job
 from core.jobs.states import JobState
 from core.jobs.waiting import waiting
 from core.settings import Settings
+from core.settings.worker import DiskSettings
 from worker import collecting
 from worker.attempt import run_attempt
 from worker.disk import used_bytes

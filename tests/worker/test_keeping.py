@@ -3,7 +3,8 @@
 import pytest
 from aged import Aging
 
-from core.settings import RetentionSettings, Settings
+from core.settings import Settings
+from core.settings.retention import RetentionSettings
 from worker import keeping
 from worker.host import Host
 from worker.keeping import Keeping

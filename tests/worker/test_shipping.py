@@ -7,7 +7,7 @@ import pytest
 
 from core.joblogs import JobLogs
 from core.jobs.measured import Stored
-from core.limit_settings import MetricSettings
+from core.settings.api import MetricSettings
 from worker import shipping
 from worker.shipping import LogShipper, MetricsReader, SourceFile, parse_metric
 

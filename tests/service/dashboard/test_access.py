@@ -11,7 +11,7 @@ from serving import Live, a_job
 
 from core import keys, once
 from core.once import Purpose
-from core.settings import ApiSettings, SignInSettings
+from core.settings.api import ApiSettings, SignInSettings
 from service.dashboard import access
 from service.dashboard.access import SignInAttempts, own_page
 from service.main import create_app

@@ -4,7 +4,7 @@ import pytest
 from aged import Aging
 
 from core.prune import prune
-from core.settings import RetentionSettings
+from core.settings.retention import RetentionSettings
 
 
 @pytest.fixture

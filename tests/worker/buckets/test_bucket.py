@@ -10,7 +10,8 @@ from google.oauth2.credentials import Credentials
 
 from core.artifacts import DirectoryStore
 from core.errors import JobNotFound, StoreUnavailable
-from core.settings import BucketSettings, Settings
+from core.settings import Settings
+from core.settings.cloud import BucketSettings
 from worker.buckets import BucketRefused, open_bucket
 from worker.lost import lost, note_lost
 

@@ -19,7 +19,7 @@ from docker.api.client import APIClient
 from docker.errors import APIError, DockerException
 from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnectionPool
 
-from core.settings import DockerSettings
+from core.settings.docker import DockerSettings
 
 logger = logging.getLogger(__name__)
 

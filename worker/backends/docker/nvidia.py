@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from core.settings import DockerSettings
+from core.settings.docker import DockerSettings
 from worker.backends.docker import nvml, smi
 from worker.backends.docker.cards import NoDriver, Seen
 

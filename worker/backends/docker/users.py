@@ -8,7 +8,7 @@ from pathlib import Path
 
 from core.jobs.options import uid_gid
 from core.opening import Opening
-from core.settings import DockerSettings
+from core.settings.docker import DockerSettings
 from worker.backends.base import BackendError, LaunchSpec
 
 _STORAGE_MODE = 0o2770  # whoever is in the project's group; what is made in it belongs to that group

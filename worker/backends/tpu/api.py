@@ -18,7 +18,7 @@ from google.cloud import tpu_v1, tpu_v2
 from google.longrunning import operations_pb2
 from google.rpc import code_pb2, status_pb2
 
-from core.settings import TpuSettings
+from core.settings.cloud import TpuSettings
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from core.settings import TpuSettings
+from core.settings.cloud import TpuSettings
 from worker.backends.base import BackendError, LaunchSpec
 from worker.backends.tpu import verdict
 from worker.backends.tpu.api import CAPACITY, ApiAway, ApiRefused, Node, TpuApi, Wish

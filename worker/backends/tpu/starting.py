@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from core.machines import MachineType
-from core.settings import TpuSettings
+from core.settings.cloud import TpuSettings
 from worker.backends.base import BackendError, LaunchSpec
 from worker.backends.tpu.api import Node, Wish
 

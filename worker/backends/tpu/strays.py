@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-from core.settings import TpuSettings
+from core.settings.cloud import TpuSettings
 from worker.backends.tpu.api import ApiAway, ApiRefused, Node, Queued, TpuApi
 from worker.backends.tpu.ledger import NODE, QUEUED, Entry, Ledger
 from worker.backends.tpu.removal import Removal

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from core.errors import StoreUnavailable
-from core.settings import TpuSettings
+from core.settings.cloud import TpuSettings
 from worker.backends.tpu import verdict
 from worker.backends.tpu.api import ApiAway, ApiRefused, Node, TpuApi
 from worker.backends.tpu.ledger import POOL, QUEUED, Entry, Ledger

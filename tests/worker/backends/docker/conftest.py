@@ -6,7 +6,8 @@ import pytest
 from dockerserver import layer
 from registryserver import Registry
 
-from core.settings import EgressSettings, ImageSettings, Settings
+from core.settings import Settings
+from core.settings.docker import EgressSettings, ImageSettings
 from worker.backends.docker.engine import Engine
 from worker.backends.docker.images import Images
 

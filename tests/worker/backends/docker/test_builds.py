@@ -7,7 +7,7 @@ from backendplace import Place
 from deployment import wait_until
 from dockerserver import BARE, SHELL, layer
 
-from core.settings import ImageSettings
+from core.settings.docker import ImageSettings
 from worker.backends.base import BackendError, Build
 from worker.backends.docker.backend import DockerBackend
 from worker.backends.docker.builds import build_params, built_name

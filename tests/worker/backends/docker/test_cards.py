@@ -8,7 +8,9 @@ import pytest
 from nvidiadriver import MIB, Driver, SmiDriver
 
 from core.db import Database
-from core.settings import DockerSettings, MachineSettings, Settings, WorkerSettings
+from core.settings import Settings
+from core.settings.docker import DockerSettings
+from core.settings.worker import MachineSettings, WorkerSettings
 from worker.backends.base import BackendError
 from worker.backends.docker import handover, nvidia
 from worker.backends.docker.backend import DockerBackend

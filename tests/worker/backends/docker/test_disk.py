@@ -6,13 +6,13 @@ from deployment import wait_until
 from dockerserver import SHELL
 
 from core.db import Database
-from core.disk_settings import DiskSettings
 from core.jobs import claims, lifecycle, queries
 from core.jobs.claims import Offer
 from core.jobs.lifecycle import Submission
 from core.jobs.spec import JobSpec
 from core.machines import Catalogue
-from core.settings import MachineSettings, Settings, WorkerSettings
+from core.settings import Settings
+from core.settings.worker import DiskSettings, MachineSettings, WorkerSettings
 from worker.attempt import run_attempt
 from worker.host import Host
 from worker.signals import Signals

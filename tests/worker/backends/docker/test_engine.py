@@ -9,7 +9,7 @@ import psutil
 import pytest
 from backendplace import Place
 
-from core.settings import DockerSettings
+from core.settings.docker import DockerSettings
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
 
 

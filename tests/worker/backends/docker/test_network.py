@@ -9,7 +9,9 @@ from deployment import wait_until
 from dockerserver import SHELL
 from outside import FETCH, METADATA, OUTSIDE, PRIVATE, Outside
 
-from core.settings import ApiSettings, DatabaseSettings, QueueSettings, Settings
+from core.settings import Settings
+from core.settings.api import ApiSettings
+from core.settings.database import DatabaseSettings, QueueSettings
 from worker.backends.base import BackendError
 from worker.backends.docker import network as module
 from worker.backends.docker.engine import Engine

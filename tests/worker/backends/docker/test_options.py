@@ -11,7 +11,9 @@ from nvidiadriver import MIB, Driver
 
 from core.errors import SpecInvalid
 from core.opening import Opening
-from core.settings import DockerSettings, MachineSettings, Settings
+from core.settings import Settings
+from core.settings.docker import DockerSettings
+from core.settings.worker import MachineSettings
 from worker.backends import make_backend
 from worker.backends.base import BackendError
 from worker.backends.docker.opened import mistakes

@@ -7,7 +7,7 @@ import pytest
 from backendplace import Place
 from dockerserver import SHELL
 
-from core.settings import ImageSettings
+from core.settings.docker import ImageSettings
 from worker.backends.docker.ledger import Ledger, Pull
 from worker.backends.docker.shelf import Shelf, disk_percent
 

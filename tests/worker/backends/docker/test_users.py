@@ -9,7 +9,7 @@ from backendplace import Place
 from dockerserver import SHELL
 
 from core.artifacts import DirectoryStore
-from core.settings import DockerSettings
+from core.settings.docker import DockerSettings
 from worker.backends.docker.users import usual
 
 

@@ -8,7 +8,8 @@ from backendplace import Place
 from clouds import NOTHING, MemoryLedger, tpu_settings
 
 from core.machines import Catalogue
-from core.settings import Settings, TpuSettings
+from core.settings import Settings
+from core.settings.cloud import TpuSettings
 from worker.backends import LibraryMissing, make_backend, offered
 from worker.backends.tpu.starting import wish_for
 

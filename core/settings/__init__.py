@@ -1,0 +1,105 @@
+"""Every knob, read once from GRADIENT_* variables; one nested group per concern.
+
+`GRADIENT_WORKER__SLOTS=4` sets `settings.worker.slots`. `.env.example` lists them all.
+"""
+
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from core.hosts import EVERY_ADDRESS, canonical_host
+from core.settings.api import ApiSettings, LimitSettings, MetricSettings, SignInSettings
+from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, TpuSettings
+from core.settings.database import DatabaseSettings, QueueSettings, SecretSettings
+from core.settings.docker import DockerSettings, EgressSettings, ImageSettings, PortSettings
+from core.settings.retention import RetentionSettings
+from core.settings.worker import SIMULATOR, DiskSettings, LogSettings, MachineSettings, StatsdSettings, WorkerSettings
+
+_PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
+
+
+class TracingSettings(BaseModel):
+    """Traces by OpenTelemetry; OTEL_* variables say where to and which."""
+
+    enabled: bool = Field(default=False, description="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (OTLP over HTTP)")
+
+
+class Settings(BaseSettings):
+    """The whole configuration of one process."""
+
+    model_config = SettingsConfigDict(env_prefix="GRADIENT_", env_nested_delimiter="__", extra="ignore")
+
+    home: Path = Field(default=Path("~/.gradient-jobs"), description="everything the service keeps lives here")
+    log_format: str = Field(default="console", description="our own logs: console or json", pattern="^(console|json)$")
+    log_level: str = Field(default="info", description="our own logs: debug, info, warning or error")
+    api: ApiSettings = ApiSettings()
+    sign_in: SignInSettings = SignInSettings()
+    limits: LimitSettings = LimitSettings()
+    metrics: MetricSettings = MetricSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    queue: QueueSettings = QueueSettings()
+    logs: LogSettings = LogSettings()
+    disk: DiskSettings = DiskSettings()
+    worker: WorkerSettings = WorkerSettings()
+    machines: MachineSettings = MachineSettings()
+    docker: DockerSettings = DockerSettings()
+    images: ImageSettings = ImageSettings()
+    egress: EgressSettings = EgressSettings()
+    ports: PortSettings = PortSettings()
+    secrets: SecretSettings = SecretSettings()
+    tpu: TpuSettings = TpuSettings()
+    gcs: GcsSettings = GcsSettings()
+    artifacts: ArtifactSettings = ArtifactSettings()
+    bucket: BucketSettings = BucketSettings()
+    statsd: StatsdSettings = StatsdSettings()
+    retention: RetentionSettings = RetentionSettings()
+    tracing: TracingSettings = TracingSettings()
+
+    @property
+    def root(self) -> Path:
+        """`home`, absolute, with `~` resolved."""
+        return self.home.expanduser().absolute()
+
+    @property
+    def database_url(self) -> str:
+        """SQLAlchemy URL of the database."""
+        return self.database.url or f"sqlite:///{self.root / 'gradient.db'}"
+
+    def backend_of(self, machine: str) -> str:
+        """Name of the backend that runs jobs of a machine type here, by the one that the catalogue names."""
+        if machine == "tpu" and self.tpu.backend is not None:
+            return self.tpu.backend
+        return SIMULATOR if self.machines.simulate else machine
+
+    @property
+    def own_ports(self) -> dict[int, str]:
+        """The ports that the service needs, and what has each; no job is given one of them."""
+        found = {self.api.port: "its API"}
+        for url, what in ((self.database.url, "its database"), (self.queue.broker_url, "its broker")):
+            parts = urlsplit(url or "")
+            port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+            if parts.hostname is not None and port is not None:
+                found[port] = what
+        return found
+
+    @property
+    def public_url(self) -> str:
+        """URL that users reach the service at, without a trailing slash."""
+        host = f"[{self.api.host}]" if ":" in self.api.host else self.api.host
+        return (self.api.public_url or f"http://{host}:{self.api.port}").rstrip("/")
+
+    @property
+    def dashboard_host(self) -> str | None:
+        """The one host name that the dashboard answers under; None: not known, it listens on every address."""
+        if self.api.public_url is None and self.api.host in EVERY_ADDRESS:
+            return None
+        return canonical_host(urlsplit(self.public_url).hostname or "")
+
+    @property
+    def ports_host(self) -> str:
+        """The host name in links to the ports of this machine's jobs."""
+        address = self.worker.address or self.ports.bind
+        return socket.gethostname() if address in EVERY_ADDRESS else address

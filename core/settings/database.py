@@ -1,0 +1,47 @@
+"""Settings of the database, the broker, and the keys that secrets are encrypted with."""
+
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, SecretStr, field_validator
+
+_DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")
+
+
+class DatabaseSettings(BaseModel):
+    """The truth."""
+
+    url: str | None = Field(default=None, description="SQLAlchemy URL; default: SQLite under GRADIENT_HOME")
+    pool_size: int = Field(default=5, description="connections kept per process (PostgreSQL)")
+    patience_seconds: float = Field(
+        default=45.0, description="a connection that nothing comes back on for this long is broken (PostgreSQL)"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _known(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(_DATABASES):
+            # What was given is not repeated: it may hold a password.
+            raise ValueError(f"must begin with {' or '.join(_DATABASES[:2])}")
+        if url is not None:
+            _ = urlsplit(url).port  # raises for a port that is no number
+        return url
+
+
+class QueueSettings(BaseModel):
+    """The doorbell between hosts."""
+
+    broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
+    ping_seconds: float = Field(default=20.0, gt=0, description="seconds between a worker's messages to itself")
+    deaf_seconds: float = Field(
+        default=90.0, ge=0, description="a worker that hears none of them for so long restarts; 0: never"
+    )
+
+
+class SecretSettings(BaseModel):
+    """What secrets and passwords for registries are encrypted with."""
+
+    keys: list[SecretStr] = Field(
+        default=[],
+        description="keys (32 bytes in URL-safe Base64) as a JSON list, the first one for new values; default: those "
+        "in secrets.key under GRADIENT_HOME, where the first is made when it is needed",
+    )

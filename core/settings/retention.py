@@ -1,0 +1,23 @@
+"""Settings of how long things are kept."""
+
+from pydantic import BaseModel, Field
+
+MAX_DAYS = 36_500
+"""The longest a policy may say: a hundred years."""
+
+
+class RetentionSettings(BaseModel):
+    """How long things are kept; a project may say otherwise for its logs and artifacts."""
+
+    logs_days: int | None = Field(
+        default=None, ge=1, le=MAX_DAYS, description="days that logs are kept after a job's end; default: for good"
+    )
+    artifacts_days: int | None = Field(
+        default=None, ge=1, le=MAX_DAYS, description="days that artifacts are kept after a job's end; default: for good"
+    )
+    workspaces_days: int = Field(
+        default=30,
+        ge=0,
+        le=MAX_DAYS,
+        description="days that an uploaded workspace is kept after the end of the last job on it; 0: for good",
+    )

@@ -1,0 +1,3 @@
+"""Units of sizes."""
+
+GIB = 1024**3
