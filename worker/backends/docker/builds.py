@@ -82,17 +82,7 @@ class Builds:
             raise BackendError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
         ledger = self._images.ledger()
         if self._images.find(name) is None:
-            memory = self._settings.images.build_memory_mb
-            limit = spec.memory_bytes or (memory * _MIB if memory else memory_bytes)
-            params = build_params(
-                name,
-                build.dockerfile,
-                network=network,
-                memory_bytes=limit,
-                cpus=spec.cpus or self._settings.images.build_cpus,
-                shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * _MIB,
-                cgroup=self._settings.images.build_cgroup,
-            )
+            params = self._params(spec, name, build.dockerfile, network=network, memory_bytes=memory_bytes)
             self._build(spec, progress, ledger, params, auth)
         image = self._images.find(name)
         if image is None:
@@ -102,6 +92,21 @@ class Builds:
         if build.target is None:
             return image
         return Image(image.id, self._push(build.target, image, progress, ledger, push_auth))
+
+    def _params(
+        self, spec: LaunchSpec, name: str, dockerfile: str, *, network: str, memory_bytes: int
+    ) -> dict[str, Any]:
+        images = self._settings.images
+        usual = images.build_memory_mb * _MIB if images.build_memory_mb else memory_bytes
+        return build_params(
+            name,
+            dockerfile,
+            network=network,
+            memory_bytes=spec.memory_bytes or usual,
+            cpus=spec.cpus or images.build_cpus,
+            shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * _MIB,
+            cgroup=images.build_cgroup,
+        )
 
     def _build(
         self, spec: LaunchSpec, progress: Progress, ledger: Ledger, params: dict[str, Any], auth: Auth | None
