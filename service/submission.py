@@ -196,10 +196,8 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
             image=image,
         )
         job, made = _write(session, stores, submission)
-        vault = Vault(stores.settings)
-        git_login = git_login or credentials.git_login(session, vault, original)
-        if made and git_login:
-            credentials.keep_git_login(session, vault, job.id, git_login)
+        if made:
+            credentials.copy_git_login(session, Vault(stores.settings), original, job.id, git_login)
     return _noted(job, made=made)
 
 
