@@ -161,7 +161,7 @@ def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = 
 def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) -> tuple[Job, bool]:
     with stores.database.read() as session:
         cloned = queries.get(session, job_id)
-        spec = pinned_spec(cloned) if pin_image else cloned.spec
+        spec, git_login = without_login(pinned_spec(cloned) if pin_image else cloned.spec)
         credentials.check_named(session, spec, cloned.project_id)
     if spec.registry_username is not None:
         raise SpecInvalid(
@@ -171,7 +171,6 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
         )
     machine = stores.catalogue.get(spec.machine_type)
     _check_can_be_run(stores, spec, machine)
-    spec, git_login = without_login(spec)
     image = image_of(stores, spec, machine, uploaded=spec.workspace_sha256 is not None)
     check_egress(stores, spec, image)
     if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
