@@ -233,6 +233,17 @@ def git_login(session: Session, vault: Vault, job: Job) -> str | None:
         raise SecretUnreadable(f"password for the git server: {error.message}") from error
 
 
+def copy_git_login(session: Session, vault: Vault, original: Job, job_id: str, login: str | None) -> None:
+    """Give a clone the git login of its original: this one, from the original's address, or the one that is kept.
+
+    Raises:
+        SecretUnreadable: It cannot be decrypted, or nothing be encrypted.
+    """
+    login = login or git_login(session, vault, original)
+    if login:
+        keep_git_login(session, vault, job_id, login)
+
+
 def seal_git_logins(session: Session, vault: Vault, after: str = "") -> str | None:
     """Take passwords out of the git addresses of some jobs that an earlier release made, and keep them encrypted.
 

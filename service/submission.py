@@ -164,7 +164,7 @@ def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = 
 def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) -> tuple[Job, bool]:
     with stores.database.read() as session:
         cloned = queries.get(session, job_id)
-        spec = pinned_spec(cloned) if pin_image else cloned.spec
+        spec, git_login = without_login(pinned_spec(cloned) if pin_image else cloned.spec)
         credentials.check_named(session, spec, cloned.project_id)
     if spec.registry_username is not None:
         raise SpecInvalid(
@@ -174,7 +174,6 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
         )
     machine = stores.catalogue.get(spec.machine_type)
     _check_can_be_run(stores, spec, machine)
-    spec, git_login = without_login(spec)
     _check_priority(stores, spec)
     image = image_of(stores, spec, machine, uploaded=spec.workspace_sha256 is not None)
     check_egress(stores, spec, image)
@@ -200,10 +199,8 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
             image=image,
         )
         job, made = _write(session, stores, submission)
-        vault = Vault(stores.settings)
-        git_login = git_login or credentials.git_login(session, vault, original)
-        if made and git_login:
-            credentials.keep_git_login(session, vault, job.id, git_login)
+        if made:
+            credentials.copy_git_login(session, Vault(stores.settings), original, job.id, git_login)
     return _noted(job, made=made)
 
 

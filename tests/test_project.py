@@ -1,6 +1,7 @@
 """The repository's own rules: what is written beside the code is true of it, and no file grows without end."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -96,6 +97,8 @@ def declared_settings():
 
 
 def _written(default):
+    if isinstance(default, list):
+        return json.dumps(default)  # as the variable has to be written
     return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 

@@ -131,8 +131,7 @@ class EgressSettings(BaseModel):
     )
     allowed: list[str] = Field(
         default=[],
-        description="hosts and networks (CIDR) that are connected to though they are not public, as a JSON list; the "
-        "same for service and workers",
+        description="hosts and networks (CIDR) that may be connected to though not public, as a JSON list",
     )
 
 
