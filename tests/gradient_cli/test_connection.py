@@ -232,16 +232,11 @@ def test_a_limit_of_the_server_is_waited_for_as_long_as_it_says(cli, server, wir
 
 def test_a_limit_that_stays_is_given_up_on_after_a_while(server, wire, monkeypatch):
     waits = []
-    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    monkeypatch.setattr(transport, "time", clock)
     limited = wire.error(429, "Limit reached.", name="LimitReached")
     limited.headers["Retry-After"] = "9999"
     server.on("POST", "/jobs", limited)
-
-    def sleep(seconds):
-        waits.append(seconds)
-        now[0] += seconds
-
-    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with pytest.raises(RefusedError, match="Limit reached"):
         Transport(server.url, "key").json("POST", "/jobs", body={})
     assert waits == [60.0] * 5
