@@ -293,7 +293,7 @@ def _secret_purpose(project_id: str, name: str) -> str:
     return f"secret {project_id} {name}"
 
 
-def _registry_key(project_id: str, host: str) -> tuple[type[AnyRegistry], dict[str, str]]:
+def _registry_key(project_id: str, host: str) -> tuple[type[Any], dict[str, str]]:
     if project_id == EVERY_PROJECT:
         return Registry, {"host": host}
     return ProjectRegistry, {"project_id": project_id, "host": host}

@@ -19,7 +19,7 @@ from docker.utils.build import tar
 
 from core.images import canonical
 from core.settings import Settings
-from worker.backends.base import BackendError, LaunchSpec, Progress
+from worker.backends.base import BackendError, Build, LaunchSpec, Progress
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
 from worker.backends.docker.images import Auth, Image, Images, Layers, Pace, auth_header, disk_percent
 from worker.backends.docker.ledger import Ledger
@@ -82,18 +82,7 @@ class Builds:
             raise BackendError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
         ledger = self._images.ledger()
         if self._images.find(name) is None:
-            memory = self._settings.images.build_memory_mb
-            limit = spec.memory_bytes or (memory * _MIB if memory else memory_bytes)
-            params = build_params(
-                name,
-                build.dockerfile,
-                network=network,
-                memory_bytes=limit,
-                cpus=spec.cpus or self._settings.images.build_cpus,
-                shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * _MIB,
-                cgroup=self._settings.images.build_cgroup,
-            )
-            self._build(spec, progress, ledger, params, auth)
+            self._build(spec, progress, ledger, self._params(spec, build, network, memory_bytes), auth)
         image = self._images.find(name)
         if image is None:
             raise BackendError("image_build", "it was built and is not there")
@@ -102,6 +91,19 @@ class Builds:
         if build.target is None:
             return image
         return Image(image.id, self._push(build.target, image, progress, ledger, push_auth))
+
+    def _params(self, spec: LaunchSpec, build: Build, network: str, most_memory: int) -> dict[str, Any]:
+        images = self._settings.images
+        memory = images.build_memory_mb * _MIB if images.build_memory_mb else most_memory
+        return build_params(
+            built_name(spec),
+            build.dockerfile,
+            network=network,
+            memory_bytes=spec.memory_bytes or memory,
+            cpus=spec.cpus or images.build_cpus,
+            shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * _MIB,
+            cgroup=images.build_cgroup,
+        )
 
     def _build(
         self, spec: LaunchSpec, progress: Progress, ledger: Ledger, params: dict[str, Any], auth: Auth | None

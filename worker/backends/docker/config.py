@@ -154,16 +154,20 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "PortBindings": _port_bindings(spec, options.bind),
         "Devices": [_device(path) for path in options.devices],
         "DeviceRequests": _device_requests(spec.cards, options.cdi),
-        "Mounts": [
-            _mount(spec.workspace, base.WORKSPACE),
-            _mount(spec.artifacts, base.ARTIFACTS),
-            _mount(spec.storage, base.STORAGE),
-            _datasets(spec.datasets, writable=options.datasets_writable),
-            _mount(spec.control, base.CONTROL),
-            _mount(WRAPPER, RUN, read_only=True),
-            *(_opened(source, target) for source, target in options.folders),
-        ],
+        "Mounts": _mounts(spec, options),
     }
+
+
+def _mounts(spec: LaunchSpec, options: Options) -> list[dict[str, Any]]:
+    return [
+        _mount(spec.workspace, base.WORKSPACE),
+        _mount(spec.artifacts, base.ARTIFACTS),
+        _mount(spec.storage, base.STORAGE),
+        _datasets(spec.datasets, writable=options.datasets_writable),
+        _mount(spec.control, base.CONTROL),
+        _mount(WRAPPER, RUN, read_only=True),
+        *(_opened(source, target) for source, target in options.folders),
+    ]
 
 
 def _port_bindings(spec: LaunchSpec, address: str) -> dict[str, list[dict[str, str]]]:
