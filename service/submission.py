@@ -174,7 +174,6 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
         )
     machine = stores.catalogue.get(spec.machine_type)
     _check_can_be_run(stores, spec, machine)
-    _check_priority(stores, spec)
     image = image_of(stores, spec, machine, uploaded=spec.workspace_sha256 is not None)
     check_egress(stores, spec, image)
     if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
@@ -239,7 +238,6 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
         check_project_name(asked.project)
     refuse_taken(spec.asked_ports(), stores.settings.own_ports)
     _check_can_be_run(stores, spec, machine)
-    _check_priority(stores, spec)
     if asked.project_id is not None:
         with stores.database.read() as session:
             queries.project(session, asked.project_id)
@@ -254,7 +252,8 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
 
 
 def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:
-    """Refuse what a stand-in for the machine cannot give: nothing that was asked for is left out unsaid."""
+    """Refuse a priority over the limit, and what a stand-in for the machine cannot give: nothing is left out unsaid."""
+    _check_priority(stores, spec)
     if stores.backend_for(machine) != SIMULATOR:
         return
     simulated = "Machine types are simulated on this server: a job is a process of the server's own user there."

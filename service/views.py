@@ -14,8 +14,9 @@ from core.jobs.models import Attempt, Event, HeldPort, Job, Project
 from core.jobs.offers import Offers
 from core.jobs.projects import Live
 from core.jobs.queries import JobFilter
+from core.jobs.reasons import REASONS, sentence
 from core.jobs.spec import JobSpec
-from core.jobs.states import OWNED, REASONS, JobState, sentence
+from core.jobs.states import OWNED, JobState
 from core.jobs.waiting import Waiting, said_at, waiting_of
 from core.machines import Catalogue, MachineType
 from core.retention import Kind, Removed

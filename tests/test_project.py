@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from core.failpoints import FAILPOINTS
-from core.jobs.states import REASONS
+from core.jobs.reasons import REASONS
 from core.settings import Settings
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from core import tracing
 from core.errors import LeaseLost
 from core.jobs.models import Job
-from core.jobs.states import REASONS, JobState
+from core.jobs.reasons import REASONS
+from core.jobs.states import JobState
 from core.tracing import TRACE_PARENT, Ids
 from worker.signals import Detached
 

@@ -18,7 +18,7 @@ from core.filewatch import FileWatch
 from core.jobs import measured, queries
 from core.jobs.models import Job
 from core.jobs.moves import note_attempt
-from core.jobs.states import reason_of_exit
+from core.jobs.reasons import reason_of_exit
 from core.logging import bind
 from worker.backends.base import STOPPING, Backend, Exit, Handle, read_control
 from worker.disk import DiskQuota

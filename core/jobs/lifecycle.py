@@ -22,8 +22,9 @@ from core.ids import new_id
 from core.jobs.holds import any_ports, want_ports
 from core.jobs.models import Job, Project
 from core.jobs.moves import all_rows, guarded, insert_once, move, moved_by, note_attempt, record, ring
+from core.jobs.reasons import NOT_THE_USERS, REASONS, Reason
 from core.jobs.spec import JobSpec, check_tags
-from core.jobs.states import NOT_THE_USERS, OWNED, REASONS, JobState, Reason
+from core.jobs.states import OWNED, JobState
 from core.machines import MachineType
 
 RETRY_FIRST_SECONDS = 5

@@ -32,7 +32,8 @@ from sqlalchemy import text
 
 from core.jobs.lifecycle import MAX_MACHINE_FAULTS
 from core.jobs.models import HeldPort, Job, Outbox
-from core.jobs.states import REASONS, TERMINAL, Fault
+from core.jobs.reasons import REASONS, Fault
+from core.jobs.states import TERMINAL
 
 _SHELLS_OWN = re.compile(rb"Terminated|Killed|No space left on device|write error|I/O error|Hangup|sh: |tee: |bash: ")
 _WORKERS_FAULT = re.compile(

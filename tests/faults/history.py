@@ -30,7 +30,8 @@ from faults.watched import Watched
 
 from core.db import Base
 from core.jobs.models import Attempt, Event, HeldCard, Job
-from core.jobs.states import MOVES, OWNED, REASONS, TERMINAL, JobState, reason_of_exit
+from core.jobs.reasons import REASONS, reason_of_exit
+from core.jobs.states import MOVES, OWNED, TERMINAL, JobState
 
 GAP = b"[gradient] "
 STOP_SECONDS = 5.0

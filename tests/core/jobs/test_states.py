@@ -2,7 +2,8 @@ import itertools
 
 import pytest
 
-from core.jobs.states import MOVES, OWNED, REASONS, SOURCES, TERMINAL, JobState, reason_of_exit, sentence
+from core.jobs.reasons import REASONS, reason_of_exit, sentence
+from core.jobs.states import MOVES, OWNED, SOURCES, TERMINAL, JobState
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(JobState, repeat=2)))

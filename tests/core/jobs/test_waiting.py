@@ -8,7 +8,7 @@ from core.jobs import claims, lifecycle, queries, workers
 from core.jobs.claims import Offer
 from core.jobs.models import Event, HeldCard, Job, Project, Worker
 from core.jobs.offers import offers
-from core.jobs.states import sentence
+from core.jobs.reasons import sentence
 from core.jobs.waiting import waiting, waiting_of
 
 

@@ -82,8 +82,7 @@ class Builds:
             raise BackendError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
         ledger = self._images.ledger()
         if self._images.find(name) is None:
-            params = self._params(spec, name, build.dockerfile, network=network, memory_bytes=memory_bytes)
-            self._build(spec, progress, ledger, params, auth)
+            self._build(spec, progress, ledger, self._params(spec, build.dockerfile, network, memory_bytes), auth)
         image = self._images.find(name)
         if image is None:
             raise BackendError("image_build", "it was built and is not there")
@@ -93,13 +92,11 @@ class Builds:
             return image
         return Image(image.id, self._push(build.target, image, progress, ledger, push_auth))
 
-    def _params(
-        self, spec: LaunchSpec, name: str, dockerfile: str, *, network: str, memory_bytes: int
-    ) -> dict[str, Any]:
+    def _params(self, spec: LaunchSpec, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
         images = self._settings.images
         usual = images.build_memory_mb * _MIB if images.build_memory_mb else memory_bytes
         return build_params(
-            name,
+            built_name(spec),
             dockerfile,
             network=network,
             memory_bytes=spec.memory_bytes or usual,
