@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alembic import command
 
-from core import schema
+from core import migrating
 from core.db import Database
 
 
@@ -20,9 +20,9 @@ def main(name: str) -> None:
         sys.exit('error: say what changes: make migration name="a column for tags"')
     with tempfile.TemporaryDirectory() as folder:
         database = Database(f"sqlite:///{Path(folder) / 'gradient.db'}")
-        schema.upgrade(database)
+        migrating.upgrade(database)
         with database.engine.begin() as connection:
-            command.revision(schema.configuration(connection), message=name, autogenerate=True)
+            command.revision(migrating.configuration(connection), message=name, autogenerate=True)
         database.close()
 
 

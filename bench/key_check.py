@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.measure import Goal, Result, Series, Size
-from core import keys, schema, users
+from core import keys, migrating, users
 from core.db import Database
 from core.errors import Unauthorized
 
@@ -20,7 +20,7 @@ def run(size: Size) -> Result:
     """Refuse wrong keys and passwords, in turns, whose right part is long or short."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         database = Database(f"sqlite:///{Path(folder) / 'gradient.db'}")
-        schema.upgrade(database)
+        migrating.upgrade(database)
         with database.write() as session:
             key, secret = keys.create(session, "bench")
             users.create(session, _EMAIL, _PASSWORD)

@@ -4,10 +4,11 @@ import argparse
 import json
 from datetime import datetime
 
-from core import keys, schema
+from core import keys
 from core.db import Database
 from core.jobs.models import ApiKey
 from core.settings import Settings
+from gradient_server.upgrading import prepare_schema
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
@@ -22,10 +23,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
 def open_database(settings: Settings) -> Database:
     """The database, for a command that ends soon; only SQLite's schema is brought up to date unasked."""
     database = Database(settings.database_url)
-    if database.is_sqlite:
-        schema.upgrade(database)
-    else:
-        schema.check(database)
+    prepare_schema(database)
     return database
 
 

@@ -1,4 +1,4 @@
-"""The processes of the service, put together from its parts."""
+"""The processes of the service, put together from its parts. Each loads only those that it is made of."""
 
 import os
 import signal
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from core import once, schema
 from core.bell import Bell
 from core.db import Database
-from core.dispatch import Dispatcher
 from core.errors import GradientError, SpecInvalid
 from core.hosts import canonical_host
 from core.once import Purpose
@@ -23,15 +22,12 @@ from core.settings import Settings
 from core.settings.api import ApiSettings
 from gradient_server.first_key import ensure_local_key
 from gradient_server.readiness import wait_until_ready
+from gradient_server.upgrading import prepare_schema
 
 if TYPE_CHECKING:
     from gradient_server.simulator.world import World
-from service.connections import BACKLOG
-from service.main import create_app
-from service.middleware import is_loopback
-from service.server import Server
-from worker.host import Host
-from worker.supervisor import Supervisor
+    from worker.host import Host
+    from worker.supervisor import Supervisor
 
 _ONLY_HOST = "this machine"
 
@@ -50,7 +46,7 @@ def up(settings: Settings, name: str | None) -> int:
     database = _open_ready(settings, migrate=True)
     listener = _listen(settings)
     Patience(database, settings.database.patience_seconds)
-    supervisor = Supervisor(_host(settings, database, name), _bell(settings))
+    _, supervisor = _supervisor(settings, database, name)
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
     try:
@@ -86,8 +82,7 @@ def worker(settings: Settings, name: str | None) -> int:
     require_ports_apart(settings)
     database = _open_ready(settings)
     Patience(database, settings.database.patience_seconds)
-    host = _host(settings, database, name)
-    supervisor = Supervisor(host, _bell(settings))
+    host, supervisor = _supervisor(settings, database, name)
     _say(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
     code = 0
     if settings.queue.broker_url is not None:
@@ -102,8 +97,10 @@ def worker(settings: Settings, name: str | None) -> int:
 
 def migrate(settings: Settings, back_to: str | None) -> int:
     """Bring the schema up to date, or take it back to an earlier revision."""
+    from core import migrating
+
     database = _open(settings)
-    state = schema.downgrade(database, back_to) if back_to else schema.upgrade(database)
+    state = migrating.downgrade(database, back_to) if back_to else migrating.upgrade(database)
     database.close()
     if back_to:
         _say(f"The database is at {state.found} again.")
@@ -146,20 +143,21 @@ def _open_ready(settings: Settings, *, migrate: bool = False) -> Database:
 
     def prepare() -> Database:
         database = _open(settings)
-        if database.is_sqlite or migrate:
-            schema.upgrade(database)
-        else:
-            schema.check(database)
+        prepare_schema(database, migrate=migrate)
         return database
 
     return wait_until_ready(settings.root, prepare)
 
 
-def _host(settings: Settings, database: Database, name: str | None) -> Host:
+def _supervisor(settings: Settings, database: Database, name: str | None) -> "tuple[Host, Supervisor]":
+    from worker.host import Host
+    from worker.supervisor import Supervisor
+
     hostname = socket.gethostname()
     # Over SQLite there is one machine, whatever it is called today: a laptop's name changes with its network.
     host = settings.worker.host or (_ONLY_HOST if database.is_sqlite else hostname)
-    return Host.open(settings, database, name=name or hostname, host=host)
+    opened = Host.open(settings, database, name=name or hostname, host=host)
+    return opened, Supervisor(opened, _bell(settings))
 
 
 def _bell(settings: Settings) -> Bell:
@@ -175,6 +173,10 @@ def _publish(settings: Settings) -> Callable[[Sequence[Ring]], None] | None:
 
 
 def _serve(settings: Settings, database: Database, listener: socket.socket) -> None:
+    from core.dispatch import Dispatcher
+    from service.main import create_app
+    from service.server import Server
+
     settings = _with_port(settings, listener)
     key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
     dispatcher = Dispatcher(database, _bell(settings).ring, _publish(settings))
@@ -194,6 +196,8 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
 
 def _listen(settings: Settings) -> socket.socket:
     """Bind before anything else is started: a taken port must not leave half a service behind."""
+    from service.connections import BACKLOG
+
     host, port = settings.api.host, settings.api.port
     _check_secure(settings.api)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -213,6 +217,8 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _check_secure(api: ApiSettings) -> None:
+    from service.middleware import is_loopback
+
     secure = is_loopback(api.host) or (api.public_url or "").lower().startswith("https://")
     if not secure and not api.insecure_http:
         raise HttpInsecure(

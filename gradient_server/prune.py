@@ -16,6 +16,7 @@ from core.prune import Report, Tally, prune
 from core.retention import Kind
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
+from gradient_server.upgrading import prepare_schema
 from stores import open_artifacts
 
 _ROW = "{:24} {:10} {:>8} {:>10}  {:20} {}"
@@ -62,10 +63,10 @@ def _open(settings: Settings, *, dry_run: bool) -> Database:
     if file != settings.database_url and not Path(file).exists():
         raise StoreUnavailable(f"There is no database at {file}. GRADIENT_HOME or GRADIENT_DATABASE__URL names it.")
     database = Database(settings.database_url, read_only=dry_run)
-    if database.is_sqlite and not dry_run:
-        schema.upgrade(database)
-    else:
+    if dry_run:
         schema.check(database)
+    else:
+        prepare_schema(database)
     return database
 
 

@@ -2,10 +2,11 @@
 
 import sys
 
-from core import credentials, schema
+from core import credentials
 from core.db import Database
 from core.settings import Settings
 from core.vault import Vault
+from gradient_server.upgrading import prepare_schema
 from service.signing import SIGNING_KEYS, SigningKeys
 
 
@@ -17,10 +18,7 @@ def rotate(settings: Settings) -> int:
     """
     vault = Vault(settings)
     database = Database(settings.database_url)
-    if database.is_sqlite:
-        schema.upgrade(database)
-    else:
-        schema.check(database)
+    prepare_schema(database)
     if not vault.of_settings:
         vault.add_key()
     with database.write() as session:

@@ -8,7 +8,7 @@ import core.credential_models
 import core.jobs.models
 import core.jobs.resources
 import core.session_models  # noqa: F401 - these imports register the tables
-from core import schema
+from core import migrating
 from core.db import Base, UtcDateTime
 
 
@@ -22,9 +22,9 @@ def _render(kind: str, item: object, _context: object) -> str | bool:
 def _include(item: SchemaItem, name: str | None, kind: str, *_: object) -> bool:
     """Leave out what was retired, and the indexes that SQLite cannot describe, which would be made anew each time."""
     if kind == "index":
-        return connection.dialect.name != "sqlite" or name not in schema.expression_indexes()
+        return connection.dialect.name != "sqlite" or name not in migrating.expression_indexes()
     full = f"{item.table.name}.{name}" if isinstance(item, Column) else name
-    return full not in schema.retired()
+    return full not in migrating.retired()
 
 
 connection = context.config.attributes["connection"]

@@ -20,7 +20,7 @@ from postgres import PostgresServer, find_binaries
 from redisserver import RedisServer, find_redis
 from smalldisk import SmallDisk, find_mount
 
-from core import schema
+from core import migrating
 from core.db import Database
 from core.jobs import lifecycle
 from core.jobs.lifecycle import Submission
@@ -219,7 +219,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     else:
         url = request.getfixturevalue("postgres").new_database()
     database = Database(url)
-    schema.upgrade(database)
+    migrating.upgrade(database)
     yield database
     database.close()
 
@@ -228,7 +228,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
 def sqlite_database(tmp_path: Path) -> Iterator[Database]:
     """An empty, migrated SQLite database, where the kind makes no difference."""
     database = Database(f"sqlite:///{tmp_path / 'gradient.db'}")
-    schema.upgrade(database)
+    migrating.upgrade(database)
     yield database
     database.close()
 

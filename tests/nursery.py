@@ -14,7 +14,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-_LOADED = ("gradient_server.processes", "gradient_server.alive", "core.queue", "worker.app")
+_LOADED = (
+    "gradient_server.processes",
+    "gradient_server.alive",
+    "core.migrating",
+    "core.queue",
+    "service.main",
+    "service.server",
+    "worker.app",
+    "worker.supervisor",
+)
 
 
 class Nursery:

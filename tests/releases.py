@@ -10,10 +10,10 @@ from unittest import mock
 
 from sqlalchemy import JSON, BigInteger, MetaData, inspect, text
 
-from core import schema
+from core import migrating, schema
 
 MIGRATIONS = schema.MIGRATIONS
-REVISIONS = [step.revision for step in schema.steps()]
+REVISIONS = [step.revision for step in migrating.steps()]
 HEAD = REVISIONS[-1]
 NEXT = f"{int(HEAD) + 1:04d}"
 
@@ -62,7 +62,7 @@ def _copy(folder, revisions):
     (folder / "versions").mkdir(parents=True)
     for name in ("env.py", "script.py.mako"):
         shutil.copy(MIGRATIONS / name, folder)
-    for step in schema.steps():
+    for step in migrating.steps():
         if step.revision in revisions:
             shutil.copy(step.path, folder / "versions")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from core import keys, schema
+from core import keys, migrating
 from core.db import Database
 from core.hosts import canonical_host
 from core.sessions import open_session
@@ -67,7 +67,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("GRADIENT_HOME", str(tmp_path))
     settings = Settings(home=tmp_path)
     database = Database(settings.database_url)
-    schema.upgrade(database)
+    migrating.upgrade(database)
     yield settings, database
     database.close()
 

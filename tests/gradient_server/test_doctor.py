@@ -14,7 +14,7 @@ import pytest
 from alembic import command
 from sqlalchemy import text, update
 
-from core import credentials, schema
+from core import credentials, migrating
 from core.credentials import EVERY_PROJECT
 from core.db import Database, now
 from core.jobs import claims, workers
@@ -59,7 +59,7 @@ def embedded(tmp_path):
     home.mkdir(mode=0o700)
     settings = Settings(home=home)
     database = Database(settings.database_url)
-    schema.upgrade(database)
+    migrating.upgrade(database)
     ensure_local_key(home / "cli.json", settings.public_url, database)
     database.close()
     return settings
@@ -319,7 +319,7 @@ def test_postgresql_that_may_forget(postgres, tmp_path):
 def test_an_outdated_schema_stops_the_looking(settings, database):
     assert found(settings, "migrations").status is OK
     with database.engine.execution_options(gradient_write=True).begin() as connection:
-        command.stamp(schema.configuration(connection), "base")
+        command.stamp(migrating.configuration(connection), "base")
     finding = found(settings, "migrations")
     assert (finding.status, "gradient-server migrate" in finding.fix) == (PROBLEM, True)
     assert "queue" not in {finding.check for finding in doctor.examine(settings)}

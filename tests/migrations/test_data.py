@@ -16,7 +16,7 @@ from releases import (
 )
 from sqlalchemy import func, select, text
 
-from core import schema
+from core import migrating, schema
 from core.db import Base, Database
 from core.jobs.models import Job
 
@@ -37,45 +37,45 @@ def models():
 
 @pytest.mark.parametrize("start", REVISIONS)
 def test_rows_go_through_every_step_forward_and_back(empty, start):
-    schema.upgrade(empty, start)
+    migrating.upgrade(empty, start)
     fill(empty)
     tables, expected_indexes = described(empty), {start: indexes(empty)}
     rows = content(empty, tables)
     assert {table: len(there) for table, there in rows.items()} == dict.fromkeys(tables, 2)
     later = REVISIONS[REVISIONS.index(start) + 1 :]
     for revision in later:
-        schema.upgrade(empty, revision)
+        migrating.upgrade(empty, revision)
         expected_indexes[revision] = indexes(empty)
         assert content(empty, tables) == rows
     with empty.read() as session:
         for model in models():  # as this release reads them
             assert len(session.scalars(select(model)).all()) == (2 if model.__tablename__ in tables else 0)
     for revision in reversed([start, *later][:-1]):
-        schema.downgrade(empty, revision)
+        migrating.downgrade(empty, revision)
         assert content(empty, tables) == rows
         assert indexes(empty) == expected_indexes[revision]
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     assert content(empty, tables) == rows
     assert indexes(empty) == expected_indexes[HEAD]
 
 
 @pytest.mark.parametrize("back", REVISIONS[:-1])
 def test_the_way_back_keeps_what_the_older_release_knows(empty, back):
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     fill(empty)
     before = described(empty)
     everything = content(empty, before)
-    schema.downgrade(empty, back)
+    migrating.downgrade(empty, back)
     kept = known_at_both(empty, before)
     rows = content(empty, kept)
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     assert content(empty, kept) == rows
     assert {table: len(there) for table, there in rows.items()} == dict.fromkeys(kept, 2)
     assert rows["api_keys"] == everything["api_keys"]
 
 
 def test_the_indexes_are_those_of_the_models(empty, tmp_path, request):
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     url = (
         f"sqlite:///{tmp_path / 'models.db'}" if empty.is_sqlite else request.getfixturevalue("postgres").new_database()
     )
@@ -87,12 +87,12 @@ def test_the_indexes_are_those_of_the_models(empty, tmp_path, request):
     made.close()
 
 
-@pytest.mark.parametrize("old", REVISIONS[REVISIONS.index(schema.steps()[-1].module.serves) :])
+@pytest.mark.parametrize("old", REVISIONS[REVISIONS.index(migrating.steps()[-1].module.serves) :])
 def test_what_a_served_release_inserts_is_taken(empty, old):
     """With the columns that it knows, and with no more of them than it must fill."""
-    schema.upgrade(empty, old)
+    migrating.upgrade(empty, old)
     tables = tables_of(empty)
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     for table in tables:
         insert_twice(empty, table)
     with empty.read() as session:
@@ -113,7 +113,7 @@ def test_a_table_is_built_anew_under_the_rows_that_refer_to_it(sqlite_database, 
         batch.alter_column("name", existing_type=sa.String(200), nullable=True)
     """
     with release(later_release(tmp_path / "later", Step(body))):
-        schema.upgrade(sqlite_database)
+        migrating.upgrade(sqlite_database)
     assert described(sqlite_database)["projects"]["columns"]["name"] == ("VARCHAR(200)", True, False)
     assert content(sqlite_database, tables) == rows
     with sqlite_database.read() as session:
@@ -127,6 +127,6 @@ def test_a_migration_that_leaves_a_reference_to_nothing_changes_nothing(sqlite_d
         release(later_release(tmp_path / "later", Step('op.execute("DELETE FROM projects")'))),
         pytest.raises(Exception, match="refers to none"),
     ):
-        schema.upgrade(sqlite_database)
+        migrating.upgrade(sqlite_database)
     assert content(sqlite_database, described(sqlite_database)) == rows
     assert schema.check(sqlite_database).found == HEAD

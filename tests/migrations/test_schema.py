@@ -7,7 +7,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, inspect, text
 
-from core import credential_models, schema, session_models
+from core import credential_models, migrating, schema, session_models
 from core.db import Base
 from core.errors import DatabaseOutdated
 from core.jobs.models import Job
@@ -47,8 +47,8 @@ def differences(database):
     def compared(item, name, kind, reflected, counterpart):
         del reflected, counterpart
         if kind == "index":
-            return not (on_sqlite and name in schema.expression_indexes())
-        return (f"{item.table.name}.{name}" if isinstance(item, Column) else name) not in schema.retired()
+            return not (on_sqlite and name in migrating.expression_indexes())
+        return (f"{item.table.name}.{name}" if isinstance(item, Column) else name) not in migrating.retired()
 
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "include_object": compared})
@@ -78,29 +78,30 @@ def test_the_queue_is_indexed_in_its_order(database):
 
 def test_every_step_can_be_taken_back_and_forth(empty):
     steps = [
-        step.revision for step in reversed(list(ScriptDirectory.from_config(schema.configuration()).walk_revisions()))
+        step.revision
+        for step in reversed(list(ScriptDirectory.from_config(migrating.configuration()).walk_revisions()))
     ]
     for step in steps:
-        schema.upgrade(empty, step)
-        schema.downgrade(empty, "-1")
-        schema.upgrade(empty, step)
+        migrating.upgrade(empty, step)
+        migrating.downgrade(empty, "-1")
+        migrating.upgrade(empty, step)
     schema.check(empty)
     assert differences(empty) == []
-    schema.downgrade(empty, "base")
+    migrating.downgrade(empty, "base")
     assert tables(empty) == set()
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     assert differences(empty) == []
 
 
 def test_migrations_are_one_line_without_forks():
-    directory = ScriptDirectory.from_config(schema.configuration())
+    directory = ScriptDirectory.from_config(migrating.configuration())
     assert len(directory.get_heads()) == 1
     assert len(directory.get_bases()) == 1
 
 
 def test_a_migration_keeps_what_is_there(database, submit):
     job = submit("python main.py")
-    schema.upgrade(database)
+    migrating.upgrade(database)
     with database.read() as session:
         assert session.get(Job, job.seq).id == job.id
 
@@ -112,6 +113,6 @@ def test_a_database_without_tables_is_refused_with_what_to_do(empty):
 
 def test_a_database_of_another_release_is_refused(database):
     with database.engine.execution_options(gradient_write=True).begin() as connection:
-        command.stamp(schema.configuration(connection), "base")
+        command.stamp(migrating.configuration(connection), "base")
     with pytest.raises(DatabaseOutdated, match="empty"):
         schema.check(database)

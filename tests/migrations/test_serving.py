@@ -8,7 +8,7 @@ from deployment import wait_until
 from releases import HEAD, NEXT, REVISIONS, Step, described, later_release, older_release, release
 from sqlalchemy import select, text, update
 
-from core import schema
+from core import migrating, schema
 from core.db import Database
 from core.errors import DatabaseOutdated, ReleaseOutdated, StoreUnavailable
 from core.schema import SchemaInfo, Standing
@@ -29,14 +29,14 @@ def ahead(empty, tmp_path):
 
     def take(serves=HEAD):
         with release(later_release(tmp_path / "later", Step(NULLABLE, serves=serves))):
-            return schema.upgrade(empty)
+            return migrating.upgrade(empty)
 
     return take
 
 
 def test_an_upgrade_tells_which_releases_may_run(empty):
-    assert schema.upgrade(empty).standing is Standing.CURRENT
-    assert told(empty) == {"serves": schema.steps()[-1].module.serves}
+    assert migrating.upgrade(empty).standing is Standing.CURRENT
+    assert told(empty) == {"serves": migrating.steps()[-1].module.serves}
     assert schema.check(empty).standing is Standing.CURRENT
 
 
@@ -52,64 +52,64 @@ def test_a_database_one_release_ahead_is_accepted_with_a_warning(empty, ahead, c
 def test_an_upgrade_by_an_older_release_that_is_served_changes_nothing(empty, ahead):
     ahead()
     before = described(empty)
-    assert schema.upgrade(empty).standing is Standing.NEWER
+    assert migrating.upgrade(empty).standing is Standing.NEWER
     assert (described(empty), told(empty), schema.examine(empty).found) == (before, {"serves": HEAD}, NEXT)
 
 
 def test_a_release_that_is_not_served_is_refused_and_changes_nothing(empty, ahead):
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     ahead(serves=NEXT)
     before = described(empty)
-    for refused in (schema.check, schema.upgrade):
+    for refused in (schema.check, migrating.upgrade):
         with pytest.raises(ReleaseOutdated, match=rf"{NEXT}.*newer.*{HEAD}.*Install the release"):
             refused(empty)
     with pytest.raises(ReleaseOutdated, match="can take it back"):
-        schema.downgrade(empty, REVISIONS[0])
+        migrating.downgrade(empty, REVISIONS[0])
     assert described(empty) == before
 
 
 def test_a_release_that_was_shut_out_stays_so(empty, tmp_path):
     """Whatever a later step says of itself."""
     with release(later_release(tmp_path / "later", Step("pass", serves=NEXT), Step(NULLABLE, serves=HEAD))):
-        schema.upgrade(empty)
+        migrating.upgrade(empty)
     assert told(empty) == {"serves": NEXT}
     with pytest.raises(ReleaseOutdated):
         schema.check(empty)
 
 
 def test_a_newer_database_that_says_nothing_is_refused(empty):
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     with empty.engine.execution_options(gradient_write=True).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
         connection.execute(text("DROP TABLE schema_info"))
     with pytest.raises(ReleaseOutdated, match="9999"):
-        schema.upgrade(empty)
+        migrating.upgrade(empty)
 
 
-@pytest.mark.parametrize("revision", REVISIONS[REVISIONS.index(schema.steps()[-1].module.serves) : -1])
+@pytest.mark.parametrize("revision", REVISIONS[REVISIONS.index(migrating.steps()[-1].module.serves) : -1])
 def test_the_releases_that_this_one_serves_are_accepted(empty, tmp_path, revision):
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     with release(older_release(tmp_path / "older", revision)):
         assert schema.check(empty).standing is Standing.NEWER
 
 
 @pytest.mark.parametrize("revision", REVISIONS[:-1])
 def test_an_older_database_is_refused_with_what_to_do(empty, revision):
-    schema.upgrade(empty, revision)
+    migrating.upgrade(empty, revision)
     with pytest.raises(DatabaseOutdated, match=rf"is {revision}.*needs {HEAD}.*backup.*gradient-server migrate"):
         schema.check(empty)
 
 
 def test_the_way_back_leads_to_what_there_was(empty):
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     for nowhere in ("9999", "head", ""):
         with pytest.raises(DatabaseOutdated, match=f"leads to {', '.join(reversed(REVISIONS))}"):
-            schema.downgrade(empty, nowhere)
-    state = schema.downgrade(empty, REVISIONS[0])
+            migrating.downgrade(empty, nowhere)
+    state = migrating.downgrade(empty, REVISIONS[0])
     assert (state.standing, state.found) == (Standing.OLDER, REVISIONS[0])
     with pytest.raises(DatabaseOutdated, match="cannot be taken back"):
-        schema.downgrade(empty, HEAD)
-    assert schema.upgrade(empty).standing is Standing.CURRENT
+        migrating.downgrade(empty, HEAD)
+    assert migrating.upgrade(empty).standing is Standing.CURRENT
 
 
 def test_the_doctor_tells_the_cases_apart(empty, ahead):
@@ -119,10 +119,10 @@ def test_the_doctor_tells_the_cases_apart(empty, ahead):
 
     status, message, fix = finds()
     assert (status, "empty" in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
-    schema.upgrade(empty, REVISIONS[0])
+    migrating.upgrade(empty, REVISIONS[0])
     status, message, fix = finds()
     assert (status, REVISIONS[0] in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
-    schema.upgrade(empty)
+    migrating.upgrade(empty)
     assert finds() == (Status.OK, "The schema is this release's.", "")
     ahead()
     status, message, fix = finds()
@@ -153,11 +153,11 @@ def waiting(database, kind):
 def test_upgrades_at_once_take_turns(on_postgres, start):
     """All of them are held at the gate; then one does it, and the others find it done."""
     if start:
-        schema.upgrade(on_postgres, start)
+        migrating.upgrade(on_postgres, start)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(schema.upgrade(on_postgres).standing)) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: found.append(migrating.upgrade(on_postgres).standing)) for _ in range(3)]
     with on_postgres.engine.begin() as gate:
-        gate.execute(text(f"SELECT pg_advisory_xact_lock({schema._ADVISORY_LOCK})"))
+        gate.execute(text(f"SELECT pg_advisory_xact_lock({migrating._ADVISORY_LOCK})"))
         for thread in threads:
             thread.start()
         wait_until(lambda: waiting(on_postgres, "advisory") == 3, "three upgrades to wait")
@@ -168,18 +168,18 @@ def test_upgrades_at_once_take_turns(on_postgres, start):
 
 
 def test_an_upgrade_lets_others_pass_until_it_gets_the_lock(on_postgres, monkeypatch, caplog):
-    schema.upgrade(on_postgres, REVISIONS[0])
-    monkeypatch.setattr(schema, "_LOCK_SECONDS", 0.05)
-    monkeypatch.setattr(schema, "_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(schema, "_TRIES", 3)
+    migrating.upgrade(on_postgres, REVISIONS[0])
+    monkeypatch.setattr(migrating, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(migrating, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(migrating, "_TRIES", 3)
     with on_postgres.engine.begin() as reader:
         reader.execute(text("SELECT 1 FROM jobs"))
         with pytest.raises(StoreUnavailable, match="kept a table locked"):
-            schema.upgrade(on_postgres)
+            migrating.upgrade(on_postgres)
         assert [record.message for record in caplog.records].count("migration_waits_for_lock") == 3
         assert schema.examine(on_postgres).found == REVISIONS[0]
-        monkeypatch.setattr(schema, "_TRIES", 10_000)
-        upgrade = threading.Thread(target=schema.upgrade, args=[on_postgres])
+        monkeypatch.setattr(migrating, "_TRIES", 10_000)
+        upgrade = threading.Thread(target=migrating.upgrade, args=[on_postgres])
         upgrade.start()
         wait_until(lambda: [record.message for record in caplog.records].count("migration_waits_for_lock") > 4, "tries")
     upgrade.join(60)

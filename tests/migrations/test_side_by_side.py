@@ -6,7 +6,7 @@ import pytest
 from deployment import Deployment
 from releases import HEAD, NEXT, REVISIONS, Step, later_release, release
 
-from core import schema
+from core import migrating, schema
 from core.db import Database
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,7 +48,7 @@ def service(request, tmp_path):
 def migrate_ahead(service, folder, serves=HEAD):
     database = Database(service.database_url)
     with release(later_release(folder, *[Step(body, serves) for body in BODIES])):
-        assert schema.upgrade(database).standing is schema.Standing.CURRENT
+        assert migrating.upgrade(database).standing is schema.Standing.CURRENT
     database.close()
 
 

@@ -11,7 +11,7 @@ from fuzzing import Fuzzed
 from schemathesis.python.asgi import shutdown_lifespans
 from serving import Live, Worker
 
-from core import keys, schema
+from core import keys, migrating
 from core.db import Database
 from core.settings import Settings
 from core.settings.api import ApiSettings
@@ -24,7 +24,7 @@ def empty_database(tmp_path_factory) -> Path:
     """A migrated SQLite file, to copy."""
     path = tmp_path_factory.mktemp("empty") / "gradient.db"
     database = Database(f"sqlite:///{path}")
-    schema.upgrade(database)
+    migrating.upgrade(database)
     with database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     database.close()
@@ -101,7 +101,7 @@ def fuzzed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "postgresql":
         url = request.getfixturevalue("postgres").new_database()
     database = Database(url)
-    schema.upgrade(database)
+    migrating.upgrade(database)
     yield Fuzzed(home, database)
     shutdown_lifespans()
     database.close()

@@ -3,14 +3,14 @@
 import pytest
 from postgres import EndedBackends
 
-from core import schema
+from core import migrating
 from core.db import Database
 
 
 @pytest.fixture
 def database(postgres):
     database = Database(postgres.new_database())
-    schema.upgrade(database)
+    migrating.upgrade(database)
     yield database
     database.close()
 

@@ -8,7 +8,7 @@ from deployment import wait_until
 from postgres import EndedBackends
 from sqlalchemy import update
 
-from core import schema
+from core import migrating
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.joblog_writer import LogWriter
@@ -287,7 +287,7 @@ class TestOverPostgresql:
     @pytest.fixture
     def database(self, postgres):
         database = Database(postgres.new_database())
-        schema.upgrade(database)
+        migrating.upgrade(database)
         yield database
         database.close()
 
