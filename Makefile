@@ -16,7 +16,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # One test process a CPU, but not so many that real servers and jobs starve each other.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 
-.PHONY: help demo demo-docker images images-offline up test check audit fmt migration bench faults chaos clean
+.PHONY: help demo demo-docker images images-offline up test check audit fmt migration bench faults chaos soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -59,7 +59,7 @@ migration: $(ALL) ## write a migration for what changed in models.py: make migra
 	@$(BIN)/python .ci/new_migration.py "$(name)"
 	@$(BIN)/ruff check --fix-only --quiet migrations && $(BIN)/ruff format --quiet migrations
 
-bench: $(ALL) ## measure: submit latency, jobs a second, start of the CLI; prints JSON
+bench: $(ALL) ## measure: submit latency, jobs a second, start of CLI and server; prints JSON
 	@$(BIN)/python -m bench
 
 faults: $(ALL) ## every fault as often as a release asks for (hours); make test tries each a few times
@@ -69,6 +69,10 @@ faults: $(ALL) ## every fault as often as a release asks for (hours); make test 
 chaos: $(ALL) ## 300 faults on a whole installation, checked at the end (as root; 45 minutes): make chaos faults=300 seed=11
 	@.ci/test-needs
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(if $(faults),--faults $(faults)) $(if $(seed),--seed $(seed))
+
+soak: $(ALL) ## 2,000 jobs in containers; fails if files, threads, connections or memory rise (as root): make soak jobs=2000
+	@.ci/test-needs
+	@PYTHONPATH=tests $(BIN)/python -m soak $(if $(jobs),--jobs $(jobs))
 
 clean: ## remove the environment, caches and the demo's folder
 	@rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
