@@ -22,6 +22,7 @@ def bench(*arguments: str, **settings: str) -> subprocess.CompletedProcess:
     ("name", "subject", "floor"),
     [
         ("submit", "POST /jobs", "raw insert, same stack"),
+        ("start", "gradient-server api: until it serves", "bare FastAPI: until it serves"),
         ("artifact", "close, the file already on disk", "sha256 of 32 MiB"),
     ],
 )
