@@ -253,13 +253,14 @@ def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
         from gradient_server import tpu_simulator
 
         return tpu_simulator.run(parsed)
-    from gradient_server import processes, secrets
+    if parsed.command in {"secrets", "signing"}:
+        from gradient_server import secrets
+
+        signing = parsed.command == "signing"
+        return secrets.rotate_signing(settings, forget=parsed.forget) if signing else secrets.rotate(settings)
+    from gradient_server import processes
     from gradient_server.tracing import traced
 
-    if parsed.command == "secrets":
-        return secrets.rotate(settings)
-    if parsed.command == "signing":
-        return secrets.rotate_signing(settings, forget=parsed.forget)
     if parsed.command == "migrate":
         return processes.migrate(settings, parsed.back_to)
     with traced(settings.tracing):
