@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from core.container_settings import DockerSettings as DockerSettings
-from core.container_settings import ImageSettings as ImageSettings
+from core.container_settings import DockerSettings as DockerSettings  # noqa: PLC0414 - others take it from here
+from core.container_settings import ImageSettings as ImageSettings  # noqa: PLC0414 - likewise
 
 GIB = 1024**3
 MAX_DAYS = 36_500
