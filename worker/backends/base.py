@@ -329,6 +329,7 @@ def write_command(spec: LaunchSpec) -> None:
     new = spec.control / f"command-{secrets.token_hex(8)}"
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o644)  # the folder is closed to others; the job may be another user than we are
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{spec.command}\n")
         new.replace(spec.control / "command")
