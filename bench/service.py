@@ -160,7 +160,7 @@ def serving(command: str, **settings: str) -> Iterator[Service]:
     """`gradient-server COMMAND` (up or api) in a new folder, with these settings beside its defaults."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
-        with _process([str(SERVER), command, "--port", "0"], home, **settings) as process:
+        with running([str(SERVER), command, "--port", "0"], home, **settings) as process:
 
             def told() -> dict[str, str] | None:
                 _check_alive(process, home)
@@ -177,7 +177,7 @@ def serving(command: str, **settings: str) -> Iterator[Service]:
 @contextmanager
 def working(service: Service, **settings: str) -> Iterator[int]:
     """A worker of its own for a service; its pid."""
-    with _process([str(SERVER), "worker", "--name", "bench"], service.home, "worker-output", **settings) as process:
+    with running([str(SERVER), "worker", "--name", "bench"], service.home, "worker-output", **settings) as process:
         yield process.pid
 
 
@@ -191,9 +191,9 @@ def serving_floor(commit: str) -> Iterator[Service]:
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
         make_tables(home)
-        port = _free_port()
+        port = free_port()
         arguments = [sys.executable, "-m", "bench.floors.http_insert", str(home / "gradient.db"), str(port), commit]
-        with _process(arguments, home) as process:
+        with running(arguments, home) as process:
             service = Service(home, port, {}, process.pid)
             wait_for(lambda: _answers(service), "the floor to answer")
             yield service
@@ -211,9 +211,10 @@ def environment(home: Path, **settings: str) -> dict[str, str]:
 
 
 @contextmanager
-def _process(
+def running(
     arguments: list[str], home: Path, output_name: str = "output", **settings: str
 ) -> Iterator[subprocess.Popen[bytes]]:
+    """A program, until the block ends; what it prints is in a file of its home."""
     env = environment(home, **settings)
     with (home / output_name).open("wb") as output:
         process = subprocess.Popen(
@@ -239,7 +240,8 @@ def _answers(service: Service) -> bool | None:
     return True
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,86 @@
+"""How long the service's processes take until they serve, against a bare FastAPI application.
+
+Bytecode is there, as after an installation, and so is the database. On a busy machine the CPU seconds say more.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from http.client import HTTPConnection
+from pathlib import Path
+
+import psutil
+
+from bench.measure import Goal, Result, Series, Size, ratio_goal
+from bench.service import SERVER, free_port, make_tables, running, wait_for
+
+SECONDS_LIMIT = 2.0
+FLOOR_LIMIT = 3.0
+_READY = b"is ready"
+
+
+def run(size: Size) -> Result:
+    """Each in turn, after one start of each that is not counted."""
+    with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
+        home = Path(folder)
+        make_tables(home)
+        kinds = {"bare FastAPI": _floor, "gradient-server api": _api, "gradient-server worker": _worker}
+        wall = {name: Series(f"{name}: until it serves", "s") for name in kinds}
+        spent = {name: Series(f"{name}: CPU until then", "s") for name in kinds}
+        for start in kinds.values():
+            start(home)
+        for _ in range(size.rounds):
+            for name, start in kinds.items():
+                wall[name].begin_round()
+                spent[name].begin_round()
+                for _ in range(size.pick(5, 1)):
+                    seconds, cpu = start(home)
+                    wall[name].add(seconds)
+                    spent[name].add(cpu)
+    floor, api, worker = spent.values()
+    goals = [
+        Goal("gradient-server api, least seconds until /health answers", min(wall["gradient-server api"].samples), SECONDS_LIMIT),
+        ratio_goal("gradient-server api, CPU until then, p50, times bare FastAPI", api, floor, FLOOR_LIMIT),
+        ratio_goal("gradient-server worker, CPU until then, p50, times bare FastAPI", worker, floor, FLOOR_LIMIT),
+    ]
+    return Result([*wall.values(), *spent.values()], goals)
+
+
+def _floor(home: Path) -> tuple[float, float]:
+    port = free_port()
+    return _measure(home, [sys.executable, "-m", "bench.floors.hello", str(port)], lambda: _answers(port))
+
+
+def _api(home: Path) -> tuple[float, float]:
+    port = free_port()
+    return _measure(home, [str(SERVER), "api", "--port", str(port)], lambda: _answers(port))
+
+
+def _worker(home: Path) -> tuple[float, float]:
+    (home / "output").unlink(missing_ok=True)
+    arguments = [str(SERVER), "worker", "--name", "bench"]
+    return _measure(home, arguments, lambda: _READY in (home / "output").read_bytes() or None)
+
+
+def _measure(home: Path, arguments: Sequence[str], serves: Callable[[], bool | None]) -> tuple[float, float]:
+    """Seconds, and CPU seconds of the process, from its start until it serves."""
+    began = time.perf_counter()
+    # Of its own, and kept: what it imports is compiled at the first start alone, as by an installation.
+    bytecode = {"PYTHONPYCACHEPREFIX": str(home / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
+    with running(list(arguments), home, **bytecode) as process:
+        wait_for(serves, f"{arguments} to serve")
+        seconds, used = time.perf_counter() - began, psutil.Process(process.pid).cpu_times()
+        return seconds, used.user + used.system
+
+
+def _answers(port: int) -> bool | None:
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+    except ConnectionRefusedError:
+        return None
+    finally:
+        connection.close()
+    return True
