@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
-from sqlalchemy import ColumnElement, func, literal, select
+from sqlalchemy import ColumnElement, func, literal, literal_column, select
 from sqlalchemy.orm import Session
 
 from core.errors import LimitReached
@@ -23,6 +23,8 @@ _WINDOW_SECONDS = 60.0
 _IDLE_KEYS = 4096
 _QUEUE_RETRY_SECONDS = 30.0
 _SLOT_RETRY_SECONDS = 5.0
+_QUEUED = Job.state == literal_column(f"'{JobState.QUEUED}'")
+"""As the partial indexes say it: with a bound parameter SQLite would read each row."""
 _COUNT_SHARE = 8
 _COUNT_SECONDS = 5.0
 
@@ -161,7 +163,7 @@ class QueueLimit:
         setting = f"queued_per_{of.removeprefix('one ')}"
         if limit == 0 or self._is_granted((setting, owner)):
             return
-        queued = select(literal(1)).where(Job.state == JobState.QUEUED, owned).limit(limit + 1)
+        queued = select(literal(1)).where(_QUEUED, owned).limit(limit + 1)
         free = limit - (session.scalar(select(func.count()).select_from(queued.subquery())) or 0)
         if free < 0:
             raise limit_reached(limit, f"queued jobs of {of}", setting, _QUEUE_RETRY_SECONDS)

@@ -4,6 +4,7 @@ import io
 import json
 import threading
 import time
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,16 @@ def statements_of(database: Database) -> Iterator[list[tuple[str, Any]]]:
         yield asked
     finally:
         event.remove(database.engine, "before_cursor_execute", note)
+
+
+def peak_memory(action: Callable[[], None]) -> int:
+    """Bytes that Python allocated at most while an action ran, beyond what it had."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def count_jobs(database: Database) -> int:

@@ -4,6 +4,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, or_, select, tuple_
@@ -119,7 +120,7 @@ def read(
     columns = Columns()
     for source, count in rows.items():
         stride = _stride(session, job_id, source, count, most_values)
-        for step, at, values in session.execute(_chosen(job_id, source, count, stride)):
+        for step, at, values in _chosen(session, job_id, source, count, stride):
             columns.add(source, step, at.timestamp(), values if name is None else _only(values, name))
     return columns
 
@@ -172,22 +173,29 @@ def _stride(session: Session, job_id: str, source: str, rows: int, most_values: 
     """Every how many rows one is read, so that about `most_values` are; by the width of a few rows."""
     if rows <= _LEAST_ROWS:
         return 1
-    sampled = _chosen(job_id, source, rows, max(1, rows // _SAMPLES))
-    width = max(len(values) for *_, values in session.execute(sampled))
+    sampled = _chosen(session, job_id, source, rows, max(1, rows // _SAMPLES))
+    width = max(len(values) for *_, values in sampled)
     return max(1, -(-rows // max(_LEAST_ROWS, most_values // max(1, width))))
 
 
-def _chosen(job_id: str, source: str, rows: int, stride: int) -> Any:  # noqa: ANN401 - a select of four columns
-    """Every so many rows of a source, the first and the last always."""
-    query = select(Metric.step, Metric.at, Metric.values).where(Metric.job_id == job_id, Metric.source == source)
-    if stride > 1:
-        # Numbered by the key's index alone: rows that are not chosen are not read.
-        order = (Metric.attempt, Metric.offset)
-        number = func.row_number().over(order_by=order).label("number")
-        keys = select(*order, number).where(Metric.job_id == job_id, Metric.source == source).subquery()
-        query = query.join(keys, (keys.c.attempt == Metric.attempt) & (keys.c.offset == Metric.offset))
-        query = query.where(or_(keys.c.number % stride == 1, keys.c.number == rows))
-    return query.order_by(Metric.attempt, Metric.offset).execution_options(yield_per=_FETCHED)
+def _chosen(session: Session, job_id: str, source: str, rows: int, stride: int) -> Iterator[Any]:
+    """Every so many rows of a source as (step, at, values), in order, the first and the last always."""
+    owned = (Metric.job_id == job_id, Metric.source == source)
+    query = select(Metric.step, Metric.at, Metric.values).where(*owned).order_by(Metric.attempt, Metric.offset)
+    if stride == 1:
+        yield from session.execute(query.execution_options(yield_per=_FETCHED))
+        return
+    # Numbered by the key's index alone: rows that are not chosen are not read. No join: without statistics
+    # PostgreSQL compares each chosen key with each row.
+    order = (Metric.attempt, Metric.offset)
+    keys = select(*order, func.row_number().over(order_by=order).label("number")).where(*owned).subquery()
+    chosen = select(keys.c.attempt, keys.c.offset).where(or_(keys.c.number % stride == 1, keys.c.number == rows))
+    found = session.execute(chosen.order_by(keys.c.attempt, keys.c.offset)).all()
+    for attempt, of_attempt in groupby(found, key=lambda key: key.attempt):
+        offsets = [key.offset for key in of_attempt]
+        for start in range(0, len(offsets), _FETCHED):
+            some = Metric.offset.in_(offsets[start : start + _FETCHED])
+            yield from session.execute(query.where(Metric.attempt == attempt, some))
 
 
 def remove(database: Database, job_id: str) -> None:

@@ -52,7 +52,9 @@ def test_a_workspace_goes_into_a_container_and_its_outputs_come_back(service, do
     create = ["jobs", "create", "--machineType", "CPU", "--container", SHELL, "--command", "sh main.sh"]
     done = subprocess.run([str(CLI), *create], cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 3, done.stderr
-    assert f"training in /paperspace as {os.getuid()}\ndata of the workspace\n" in done.stdout
+    user = service.storage.stat().st_uid
+    assert f"training in /paperspace as {user}\ndata of the workspace\n" in done.stdout
+    assert user > 0, "not root, though the worker is"
     [job] = service.request("GET", "/jobs").json()["jobs"]
     assert (job["state"], job["exitCode"], job["reason"]) == ("Failed", 3, "exit_nonzero")
     assert (job["backend"], job["simulated"]) == ("docker", False)

@@ -237,6 +237,8 @@ def test_a_limit_that_stays_is_given_up_on_after_a_while(server, wire, monkeypat
     limited = wire.error(429, "Limit reached.", name="LimitReached")
     limited.headers["Retry-After"] = "9999"
     server.on("POST", "/jobs", limited)
+    patient = Transport(server.url, "key")
     with pytest.raises(RefusedError, match="Limit reached"):
-        Transport(server.url, "key").json("POST", "/jobs", body={})
+        patient.json("POST", "/jobs", body={})
+    patient.close()
     assert waits == [60.0] * 5

@@ -443,11 +443,3 @@ def test_scratch_that_is_left_over(settings, database, submit):
 )
 def test_times_in_words(seconds, words):
     assert duration(seconds) == words
-
-
-def test_files_that_no_job_sees_any_more_are_told(tmp_path):
-    assert list(host.shared_before(tmp_path)) == []
-    for name in ("datasets", "projects", "weights"):
-        (tmp_path / "storage" / name).mkdir(parents=True)
-    [finding] = host.shared_before(tmp_path)
-    assert (finding.status, "No job sees weights in" in finding.message) == (Status.WARNING, True)

@@ -10,6 +10,7 @@ the last), and `stopping` once `stop` was called. `RESERVED` are there before th
 import errno
 import logging
 import os
+import secrets
 import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -336,17 +337,20 @@ def note_control(control: Path, name: str, detail: str) -> None:
 
 
 def write_command(spec: LaunchSpec) -> None:
-    """Leave the command where the wrapper reads it; a link that an earlier start left there is not followed.
+    """Leave the command where the wrapper reads it, whole at any moment: others may launch the attempt as well.
+
+    A link that an earlier start left there is replaced, not followed.
 
     Raises:
         BackendError: It cannot be written.
     """
-    path = spec.control / "command"
+    new = spec.control / f"command-{secrets.token_hex(8)}"
     try:
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o644)  # the folder is closed to others; the job may be another user than we are
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{spec.command}\n")
+        new.replace(spec.control / "command")
     except OSError as error:
         raise BackendError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
 
