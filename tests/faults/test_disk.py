@@ -112,7 +112,7 @@ def test_the_disk_of_the_database_is_full(deployment, small_disk):
 def test_the_store_of_artifacts_is_out_of_order_while_a_job_ends(deployment, small_disk, how):
     """A directory's ways to fail, in place of a bucket's."""
     store = deployment.home / "artifacts"
-    store.mkdir()
+    store.mkdir(parents=True)
     disk = small_disk(store, MIB) if how == "full" else None
     deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2")
     with trial("F31", deployment) as one:
