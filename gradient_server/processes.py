@@ -135,8 +135,8 @@ def require_ports_apart(settings: Settings) -> None:
         raise SpecInvalid(
             f"Jobs' ports would be opened at {settings.ports.bind}, and so under the dashboard's own host name, "
             f"{settings.dashboard_host}: a job's page could lead a browser there, which would send it the dashboard's "
-            "session. Set GRADIENT_PORTS__BIND to one address of this machine that this name does not lead to, or "
-            "put a server that speaks TLS in front of the dashboard and name its https URL in GRADIENT_API__PUBLIC_URL.",
+            "session. Set GRADIENT_PORTS__BIND to one address of this machine that this name does not lead to, or put "
+            "a server that speaks TLS in front of the dashboard and name its URL in GRADIENT_API__PUBLIC_URL.",
             field="ports.bind",
         )
 
