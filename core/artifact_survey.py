@@ -4,11 +4,14 @@ import os
 import stat
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple, Self
 
 from core.artifact_paths import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER, open_beneath, present
 
 _MAX_REPORTED = 1_000
+_NAMES_PER_FILE = 10
+"""Names of whatever kind that are looked at for each file that is kept at most: a job makes millions in a minute."""
 _SPARSE_BYTES = 1 << 20
 _MAX_EXTENTS = 10_000
 _STAT_BLOCK = 512
@@ -104,10 +107,14 @@ def survey(folder: int, skips: Skips, *, max_files: int | None = None) -> Survey
     Args:
         folder: Descriptor of the folder; stays open.
         skips: Gets what is not a regular file on the folder's own file system, and what is too much or too deep.
-        max_files: Files past this number are only counted.
+        max_files: Files past this number are only counted; past ten times as many names nothing is looked at.
     """
     walk = _Walk(os.fstat(folder).st_dev, skips, max_files)
     walk.visit(folder, "", 0)
+    if walk.cut:
+        skips.add(
+            "…", f"it has more than {_NAMES_PER_FILE * (max_files or 0):,} names; the rest is left out", lost=True
+        )
     if walk.uncounted:
         skips.add("…", f"{walk.uncounted:,} files are over the limit of {max_files:,} files", lost=True)
     return walk.found
@@ -195,12 +202,18 @@ class _Walk:
         self._device = device
         self._skips = skips
         self._max_files = max_files
+        self._names_left = None if max_files is None else _NAMES_PER_FILE * max_files
         self.found = Survey()
         self.uncounted = 0
+        self.cut = False
+        """Whether there were names that were not looked at."""
 
     def visit(self, folder: int, prefix: str, depth: int) -> None:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries]
+            names = [entry.name for entry in islice(entries, self._names_left)]
+            if self._names_left is not None:
+                self._names_left -= len(names)
+                self.cut = self.cut or (self._names_left == 0 and next(entries, None) is not None)
         for name in names:
             path = prefix + name
             try:

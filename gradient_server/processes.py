@@ -20,6 +20,7 @@ from core.private import keep_private
 from core.rings import Ring
 from core.settings import Settings
 from core.settings.api import ApiSettings
+from gradient_server.checks.host import are_ports_at_dashboard
 from gradient_server.first_key import ensure_local_key
 from gradient_server.readiness import wait_until_ready
 from gradient_server.upgrading import prepare_schema
@@ -125,6 +126,15 @@ def require_ports_apart(settings: Settings) -> None:
             "would send the dashboard's session to the jobs. Set GRADIENT_WORKER__ADDRESS (or GRADIENT_PORTS__BIND) to "
             "another name or address of this machine, or GRADIENT_API__PUBLIC_URL to another name of the dashboard.",
             field="worker.address",
+        )
+    # A cookie for https alone goes to no job: it has no certificate for that name.
+    if not settings.public_url.lower().startswith("https://") and are_ports_at_dashboard(settings):
+        raise SpecInvalid(
+            f"Jobs' ports would be opened at {settings.ports.bind}, and so under the dashboard's own host name, "
+            f"{settings.dashboard_host}: a job's page could lead a browser there, which would send it the dashboard's "
+            "session. Set GRADIENT_PORTS__BIND to one address of this machine that this name does not lead to, or put "
+            "a server that speaks TLS in front of the dashboard and name its URL in GRADIENT_API__PUBLIC_URL.",
+            field="ports.bind",
         )
 
 

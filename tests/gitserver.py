@@ -11,10 +11,10 @@ from pathlib import Path
 _AUTHOR = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
 
-def run_git(*arguments: str, cwd: Path) -> str:
+def run_git(*arguments: str, cwd: Path, given: str = "") -> str:
     """What git prints."""
     done = subprocess.run(
-        ["git", *arguments], cwd=cwd, env=os.environ | _AUTHOR, capture_output=True, text=True, check=True
+        ["git", *arguments], cwd=cwd, env=os.environ | _AUTHOR, input=given, capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
 
@@ -31,6 +31,17 @@ def commit(folder: Path, files: dict[str, str], branch: str = "main") -> str:
         run_git("add", "--force", name, cwd=folder)
     run_git("commit", "--quiet", "-m", branch, cwd=folder)
     return run_git("rev-parse", branch, cwd=folder)
+
+
+def commit_tree(folder: Path, depth: int, names: list[str]) -> None:
+    """Commit folders within each other, each with all of these names; the last ones are empty files."""
+    folder.mkdir(parents=True)
+    run_git("init", "--quiet", "--initial-branch=main", cwd=folder)
+    kind, inner = "100644 blob", run_git("hash-object", "-w", os.devnull, cwd=folder)
+    for _ in range(depth):
+        lines = "".join(f"{kind} {inner}\t{name}\n" for name in names)
+        kind, inner = "040000 tree", run_git("mktree", cwd=folder, given=lines)
+    run_git("update-ref", "refs/heads/main", run_git("commit-tree", "-m", "tree", inner, cwd=folder), cwd=folder)
 
 
 class GitServer:

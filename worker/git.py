@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
+from core.archives import ArchiveLimits
 from core.egress import Egress, connect
 from core.errors import SpecInvalid
 from core.jobs.spec import split_login
@@ -16,6 +17,8 @@ from worker.sandbox import FolderFull, Limits, Sandbox, SandboxError
 from worker.tunnel import Tunnel
 
 _MIB = 1024**2
+_MOST_FILES = ArchiveLimits.max_files
+"""As of an upload; git's own files are among them."""
 # The commit is read before there are files of the repository's choice.
 _SCRIPT = """set -e
 git init --quiet --template=
@@ -74,7 +77,8 @@ class Fetcher:
         self.uncontained = None if worker.sandbox == "off" else self._sandbox.problem
         """The reason that git runs without a sandbox, where one is wanted; None: it has one."""
         self._silent_seconds = worker.fetch_silent_seconds
-        self._limits = Limits(worker.fetch_seconds, worker.fetch_memory_mb * _MIB, settings.api.max_unpacked_bytes)
+        memory = worker.fetch_memory_mb * _MIB
+        self._limits = Limits(worker.fetch_seconds, memory, settings.api.max_unpacked_bytes, _MOST_FILES)
 
     def fetch(self, url: str, login: str | None, folder: Path, check: Callable[[], None]) -> str:
         """Fetch the branch, tag or commit behind `#`, else the default branch, into an empty folder.

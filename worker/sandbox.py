@@ -6,6 +6,7 @@ root, and as any user that may make namespaces. Where it does not work, the prog
 the same limits, the same empty environment and the same tunnel.
 """
 
+import errno
 import os
 import select
 import signal
@@ -54,11 +55,13 @@ class Limits:
         seconds: Of time, all in all.
         memory_bytes: Of memory, each of its processes.
         folder_bytes: Of disk, in its folder.
+        folder_files: Files and folders in its folder.
     """
 
     seconds: float
     memory_bytes: int
     folder_bytes: int
+    folder_files: int
 
 
 class Done(NamedTuple):
@@ -285,7 +288,11 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _check_size(folder: Path, limits: Limits) -> None:
-    size = sum(status.st_blocks * 512 for _, status in _below(folder))
+    size = 0
+    for number, (_, status) in enumerate(_below(folder), 1):  # an empty file takes no bytes, but an inode
+        if number > limits.folder_files:
+            raise SandboxError(f"it is more than {limits.folder_files:,} files and folders, which is the limit")
+        size += status.st_blocks * 512
     if size > limits.folder_bytes:
         raise FolderFull(f"it takes more than {limits.folder_bytes:,} bytes of disk")
 
@@ -310,3 +317,7 @@ def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield path, path.lstat()
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                raise SandboxError("a path in it is longer than this system takes") from None

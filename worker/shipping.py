@@ -1,5 +1,6 @@
 """Brings what a job writes on its host to the stores: its output, its metrics."""
 
+import errno
 import json
 import math
 import os
@@ -46,6 +47,16 @@ class SourceFile:
         """At most `size` bytes from `offset`; nothing if there is no (such) file."""
         descriptor = self._open()
         return os.pread(descriptor, size, offset) if descriptor is not None else b""
+
+    def after_hole(self, offset: int) -> int:
+        """The first byte from `offset` on that the disk holds; the file's end where there is none."""
+        descriptor = self._open()
+        if descriptor is None:
+            return offset
+        try:
+            return os.lseek(descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            return max(offset, self.size) if error.errno == errno.ENXIO else offset
 
     @property
     def size(self) -> int:
@@ -172,7 +183,7 @@ class MetricsReader:
             end = data.rfind(b"\n")
             if end < 0:
                 if len(data) > MAX_METRIC_LINE:  # no metric is so long: pass it over in pieces
-                    self._offset += len(data)
+                    self._offset = self._source.after_hole(self._offset + len(data))
                     self._skipping = True
                     continue
                 self.more = False

@@ -165,15 +165,18 @@ def ports(settings: Settings) -> Finding:
         )
     if canonical_host(links) == dashboard:
         return problem("ports", f"Links to jobs' ports lead to the dashboard's own host name, {dashboard}.", fix)
-    own = _addresses(dashboard)
-    if bind in own or (bind in EVERY_ADDRESS and any(_is_here(address) for address in own)):
-        return warning(
-            "ports",
-            f"Jobs' ports are opened at {bind}, which {dashboard} leads to: whoever types that name with a job's port "
-            "sends the job their session.",
-            fix,
-        )
+    if are_ports_at_dashboard(settings):
+        found = f"Jobs' ports are opened at {bind}, which {dashboard} leads to"
+        if settings.public_url.lower().startswith("https://"):
+            return warning("ports", f"{found}: only that the session's cookie wants https keeps it from jobs.", fix)
+        return problem("ports", f"{found}: a job's page can lead there, and is sent the reader's session.", fix)
     return ok("ports", f"Jobs' ports are at {links}, the dashboard at {dashboard}.")
+
+
+def are_ports_at_dashboard(settings: Settings) -> bool:
+    """Whether jobs' ports are opened at an address of this machine that the dashboard's name leads to."""
+    bind, own = settings.ports.bind, _addresses(settings.dashboard_host or "")
+    return bind in own or (bind in EVERY_ADDRESS and any(_is_here(address) for address in own))
 
 
 def _addresses(name: str) -> set[str]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from core import artifact_mirror
 from core.artifact_paths import MAX_DEPTH, present, resolve
+from core.artifact_survey import ArtifactLimits
 from core.artifacts import DirectoryStore
 from core.errors import ArtifactNotFound
 
@@ -278,3 +279,22 @@ def test_a_link_in_the_store_itself_is_not_followed(store, source, outside, tmp_
     stored.symlink_to(outside)
     with pytest.raises(ArtifactNotFound):
         store.open(JOB, 1, "sub/passwd")
+
+
+@pytest.mark.parametrize("make", ["mkdir", "mkfifo", "link", "file"])
+def test_countless_names_are_not_all_looked_at(tmp_path, source, make):
+    """A job makes millions of names in a minute, of kinds too that count as no files; each copy looked at them all."""
+    store = DirectoryStore(tmp_path / "store", limits=ArtifactLimits(max_files=5))
+    (source / "many").mkdir()
+    for number in range(200):
+        path = source / "many" / f"{number}"
+        if make == "link":
+            path.symlink_to("nowhere")
+        elif make == "file":
+            path.touch()
+        else:
+            getattr(os, make)(path)
+    manifest = store.close(JOB, 1, source)
+    assert manifest.state == "partial"
+    assert "it has more than 50 names; the rest is left out" in [skipped.why for skipped in manifest.skipped]
+    assert len(manifest.skipped) <= 51

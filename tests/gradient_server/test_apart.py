@@ -12,6 +12,7 @@ from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.settings.docker import PortSettings
 from core.settings.worker import WorkerSettings
+from gradient_server import processes
 from gradient_server.checks import host
 from gradient_server.checks.finding import Status
 from gradient_server.main import main
@@ -26,8 +27,9 @@ PUBLIC = ApiSettings(public_url="https://jobs.example.org")
         (ApiSettings(), "127.0.0.2", None, Status.OK),
         (ApiSettings(), "127.0.0.1", None, Status.PROBLEM),
         (ApiSettings(), "127.0.0.2", "127.1", Status.PROBLEM),
-        (ApiSettings(), "127.0.0.1", "localhost", Status.WARNING),
-        (ApiSettings(public_url="http://localhost:8780"), EVERY, "127.0.0.3", Status.WARNING),
+        (ApiSettings(), "127.0.0.1", "localhost", Status.PROBLEM),
+        (ApiSettings(public_url="http://localhost:8780"), EVERY, "127.0.0.3", Status.PROBLEM),
+        (ApiSettings(public_url="https://localhost"), EVERY, "127.0.0.3", Status.WARNING),
         (ApiSettings(host=EVERY), "127.0.0.2", None, Status.WARNING),
         (PUBLIC, "127.0.0.2", "JOBS.example.org.", Status.PROBLEM),
         (PUBLIC, "127.0.0.2", "workers.example.org", Status.OK),
@@ -49,6 +51,27 @@ def test_nothing_starts_where_links_to_ports_would_lead_to_the_dashboard(tmp_pat
     assert said.startswith("error: Links to jobs' ports would lead to jobs.example.org")
     assert "GRADIENT_WORKER__ADDRESS" in said
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("command", ["up", "api", "worker"])
+@pytest.mark.parametrize(("bind", "url"), [(EVERY, "http://127.0.0.1:8780"), ("127.0.0.1", "http://localhost:8780")])
+def test_nothing_starts_where_a_job_s_page_could_lead_to_the_dashboard_s_name(
+    tmp_path, monkeypatch, capsys, command, bind, url
+):
+    """Its link has another name; from there it leads to the dashboard's, and on, which then is the same site."""
+    monkeypatch.setenv("GRADIENT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GRADIENT_API__PUBLIC_URL", url)
+    monkeypatch.setenv("GRADIENT_PORTS__BIND", bind)
+    monkeypatch.setenv("GRADIENT_WORKER__ADDRESS", "127.0.0.3")
+    monkeypatch.setattr(processes, "_open_ready", _must_not_open)
+    assert main([command]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: Jobs' ports would be opened at {bind}")
+    assert "GRADIENT_PORTS__BIND" in said
+
+
+def _must_not_open(*_, **__):
+    raise AssertionError("it started")
 
 
 @pytest.mark.parametrize("spelling", ["127.0.0.1", "127.1", "0x7f.1", "2130706433", "0177.0.0.1", "127.0.0.1."])

@@ -6,11 +6,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from gitserver import GitServer, commit
+from gitserver import GitServer, commit, commit_tree
 from hostile_hosts import LITERALS, answers
 
 from core import egress
 from core.settings import Settings
+from worker import git
 from worker.backends.base import BackendError
 from worker.git import Fetcher
 
@@ -33,6 +34,21 @@ def served(tmp_path):
     def serve(files, **where):
         commit(tmp_path / "served" / "repo.git", files)
         servers.append(GitServer(tmp_path / "served", **where))
+        return f"http://{servers[-1].address}/repo.git"
+
+    yield serve
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def served_tree(tmp_path):
+    """Serves a repository as `commit_tree` makes it; its address."""
+    servers = []
+
+    def serve(depth, names):
+        commit_tree(tmp_path / "served" / "repo.git", depth, names)
+        servers.append(GitServer(tmp_path / "served"))
         return f"http://{servers[-1].address}/repo.git"
 
     yield serve
@@ -259,3 +275,18 @@ def test_a_repository_that_fills_the_disk_is_refused(served, tmp_path, mode):
     settings = Settings(worker={"sandbox": mode}, egress=OPEN, api={"max_unpacked_bytes": 5_000_000})
     with pytest.raises(BackendError, match="GRADIENT_API__MAX_UNPACKED_BYTES"):
         Fetcher(settings).fetch(address, None, folder, lambda: None)
+
+
+def test_a_repository_of_countless_empty_files_is_refused(served_tree, fetch, monkeypatch):
+    """One tree that is named again and again: a kilobyte that is sent becomes as many files as there are inodes."""
+    monkeypatch.setattr(git, "_MOST_FILES", 500)
+    with pytest.raises(BackendError, match="more than 500 files and folders"):
+        fetch(served_tree(3, [f"entry-{number}" for number in range(10)]))
+
+
+def test_a_path_that_this_system_does_not_take_is_refused_by_name(served_tree, fetch, tmp_path):
+    """Git writes it from within the folder; from outside it cannot be measured. The host's own folders are not told."""
+    length = (4096 - len(str(tmp_path / "workspace")) // 2) // 19
+    with pytest.raises(BackendError, match="longer than this system takes") as caught:
+        fetch(served_tree(19, ["d" * (length - 1)]))
+    assert str(tmp_path) not in str(caught.value)

@@ -160,6 +160,20 @@ def test_a_line_too_long_for_a_metric_is_skipped_in_bounded_memory(tmp_path):
     assert [row["values"] for row in metrics(path)] == [{"loss": 2.0}]
 
 
+def test_a_hole_of_a_terabyte_in_the_metrics_is_passed_over_at_once(tmp_path):
+    """It takes no disk; read through, it kept the ended job and its slot for an hour."""
+    path = tmp_path / "metrics"
+    path.write_bytes(b'{"step": 1, "loss": 1}\n')
+    os.truncate(path, 1024**4)
+    with path.open("ab") as file:
+        file.write(b'\n{"step": 2, "loss": 2}\n')
+    reader, rows = opened(path), []
+    for _ in range(5):
+        rows += reader.read()
+    assert not reader.more
+    assert [row["values"] for row in rows] == [{"loss": 1.0}, {"loss": 2.0}]
+
+
 def test_a_flood_of_metrics_is_thinned_and_said(tmp_path):
     path = tmp_path / "metrics"
     path.write_text("".join(f'{{"step": {step}, "loss": 1}}\n' for step in range(100_000)))

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from fnmatch import translate
 from functools import partial
@@ -11,6 +12,7 @@ from fastapi import APIRouter, Request
 
 from core import removal
 from core.artifacts import ArtifactFile
+from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.models import Job
 from core.retention import Kind
@@ -25,6 +27,10 @@ from service.routes.original.routing import OriginalRoute
 router = APIRouter(route_class=OriginalRoute)
 
 _PAGE = 1000
+_PATTERN_LENGTH = 255
+"""Longest pattern. Comparing one takes its length times the path's, and nothing else runs in this process meanwhile."""
+_SECONDS = 10.0
+"""How long the files of one request may be compared with its patterns."""
 _LISTED = ("jobId", "files", "size", "links")
 
 
@@ -87,7 +93,7 @@ def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
     """Whether a path is meant: by its name, by a pattern, or by one of several with commas between them.
 
     Raises:
-        SpecInvalid: There are too many patterns.
+        SpecInvalid: There are too many patterns, or one is too long; also later, if comparing takes too long.
     """
     if wanted is None:
         return lambda _: True
@@ -95,8 +101,27 @@ def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
     named = {wanted, *parts}
     globs = sorted({part for part in parts if "*" in part or "?" in part})
     check_names(globs, stores.settings.limits.patterns, "patterns", "files")
-    patterns = [re.compile(translate(glob)) for glob in globs]
-    return lambda path: path in named or any(pattern.match(path) for pattern in patterns)
+    longest = max(map(len, globs), default=0)
+    if longest > _PATTERN_LENGTH:
+        raise SpecInvalid(
+            f"files: a pattern has {longest:,} characters, at most {_PATTERN_LENGTH} are taken.", field="files"
+        )
+    patterns, end = [re.compile(translate(glob)) for glob in globs], time.monotonic() + _SECONDS
+
+    def is_meant(path: str) -> bool:
+        if path in named:
+            return True
+        for pattern in patterns:
+            if time.monotonic() > end:
+                raise SpecInvalid(
+                    f"files: comparing takes longer than {_SECONDS:g} seconds. Name fewer or shorter patterns.",
+                    field="files",
+                )
+            if pattern.match(path):
+                return True
+        return False
+
+    return is_meant
 
 
 def _job(session: Reading, given: Params) -> Job:

@@ -89,6 +89,25 @@ def test_files_are_named_by_patterns(client, job, files, found):
     assert [one["file"] for one in listed] == found
 
 
+def test_a_long_pattern_is_refused_before_a_file_is_compared(client, job):
+    """One comparison of a long pattern with a long path takes seconds, in which this process does nothing else."""
+    given = {"files": "*" + "[ab]" * 5000 + "c"}
+    for answer in (
+        client.request("GET", "/jobs/artifactsList", json={"jobId": job} | given),
+        client.post(f"/jobs/{job}/artifactsDestroy", json=given),
+    ):
+        assert answer.status_code == 400, answer.text
+        assert "a pattern has 20,002 characters, at most 255" in answer.text
+
+
+def test_comparing_files_with_patterns_ends(client, job, monkeypatch):
+    """Many patterns and many files, each of them short."""
+    monkeypatch.setattr("service.routes.original.artifacts._SECONDS", -1.0, raising=False)
+    answer = client.get("/jobs/artifactsList", params={"jobId": job, "files": "*.txt"})
+    assert answer.status_code == 400, answer.text
+    assert "fewer or shorter patterns" in answer.text
+
+
 @pytest.fixture
 def s3(client, job):
     given = client.get("/jobs/artifactsGet", params={"jobId": job}).json()
