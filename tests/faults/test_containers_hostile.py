@@ -164,7 +164,7 @@ def test_a_disk_that_a_job_fills_is_emptied_again_and_told(make_engine, make_con
     with trial("F18", deployment, seconds=300) as one:
         neighbour = deployment.submit(recorded(f"say up; {gate('full')}; say still; leave model weights", 5))
         begun(deployment, neighbour)
-        filler = deployment.submit(recorded(f"dd if=/dev/zero of=/fill bs=64k 2>/dev/null; say full; {gate()}", 6))
+        filler = deployment.submit(recorded(f"dd if=/dev/zero of=/tmp/fill bs=64k 2>/dev/null; say full; {gate()}", 6))
         begun(deployment, filler, b"full")
         doomed = deployment.submit(recorded())
         told = wait_until(lambda: full_disk(deployment, doomed), "the full disk to be told")
