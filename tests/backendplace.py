@@ -5,6 +5,7 @@ from deployment import wait_until
 from core.artifacts import DirectoryStore
 from core.ids import new_id
 from core.settings import Settings
+from core.settings.docker import EgressSettings
 from worker.backends import make_backend
 from worker.backends.base import LaunchSpec
 from worker.storage import Storage
@@ -17,6 +18,7 @@ class Place:
     def __init__(self, name, root, docker=None, *, ledger=None, machine_type="CPU", **settings):
         self.name = name
         self.machine_type = machine_type
+        settings.setdefault("egress", EgressSettings(allowed=["127.0.0.1", "localhost"]))  # the tests' own registries
         self.settings = Settings(home=root, **settings, **({"docker": docker} if docker else {}))
         self._ledger = ledger
         self.backend = self.another()

@@ -174,7 +174,7 @@ def test_a_build_alone_is_pushed_and_runs_nothing(service, build, registry, dock
     assert b"a step of the build" in service.raw_log(job["id"])
     assert left(docker_server) == []
     ran = service.wait_ended(service.submit("cat /data.txt", container=job["imageDigest"]))
-    assert ran["state"] == "Stopped"
+    assert ran["state"] == "Stopped", (ran["reason"], ran["message"], service.raw_log(ran["id"]))
     assert service.raw_log(ran["id"]) == b"data of the workspace\n"
 
 

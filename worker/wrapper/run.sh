@@ -31,8 +31,10 @@ if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
 trap 'if [ "$alone" = alone ]; then kill -TERM -1; elif [ -n "$child" ]; then kill -TERM "$child"; fi 2>/dev/null' TERM
 trap '' HUP INT
 
-# The shell ends with the exit code of what it waits for, which may be saving when SIGTERM comes.
-"$shell" -c 'trap exit TERM; . "$0"' "$control/command" </dev/null >>"$control/log" 2>&1 3>&- &
+# The shell waits for what it runs, which may be saving when SIGTERM comes, and ends with its exit code; but nothing that
+# SIGTERM ended is a success, unless it was asked to end.
+trap='code=$?; if [ "$code" = 0 ] && [ ! -e "${0%/*}/stopping" ]; then trap - TERM; kill -TERM $$; fi; exit "$code"'
+"$shell" -c "trap '$trap' TERM; "'. "$0"' "$control/command" </dev/null >>"$control/log" 2>&1 3>&- &
 child=$!
 wait "$child"
 code=$?

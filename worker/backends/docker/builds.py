@@ -35,6 +35,7 @@ _LAYER = re.compile(r" ---> ([0-9a-f]{12,64})\n\Z")
 _FETCHED = re.compile(r"Status: Downloaded newer image for (\S+)\Z")
 _LONGEST_STEP = 100
 _CPU_PERIOD = 100_000
+_READABLE, _SEARCHABLE = 0o444, 0o555
 _MIB = 1024**2
 
 
@@ -280,7 +281,21 @@ def _context(workspace: Path, dockerfile: str) -> IO[bytes]:
         BackendError: There is no such Dockerfile in the workspace.
     """
     _require_file(workspace, dockerfile)
+    _make_readable(workspace)
     return cast("IO[bytes]", tar(workspace, exclude=_ignored(workspace), dockerfile=(dockerfile, None)))
+
+
+def _make_readable(workspace: Path) -> None:
+    """Let everybody read what goes into the image: files there are root's, and no job is root."""
+    for folder, folders, files in os.walk(workspace):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                continue
+            wanted = mode | (_SEARCHABLE if mode & stat.S_IXUSR else _READABLE)
+            if wanted != mode:
+                path.chmod(stat.S_IMODE(wanted))
 
 
 def _require_file(workspace: Path, dockerfile: str) -> None:

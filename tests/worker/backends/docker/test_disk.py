@@ -18,7 +18,7 @@ from worker.host import Host
 from worker.signals import Signals
 
 MIB = 1024**2
-FILL = "dd if=/dev/urandom of=/fill bs=1M count=8 2>/dev/null; echo full; sleep 600"
+FILL = "dd if=/dev/urandom of=/tmp/fill bs=1M count=8 2>/dev/null; echo full; sleep 600"
 
 
 def placed(docker_server, tmp_path, **settings):

@@ -151,7 +151,7 @@ def test_a_file_with_a_mistake_is_told_when_the_worker_starts(make):
 def test_a_card_that_was_taken_meanwhile_is_not_handed_over(make, monkeypatch):
     driver = Driver(monkeypatch, 1)
     driver.memory[0], driver.pids[0] = 2000 * MIB, [os.getpid()]
-    monkeypatch.setattr("worker.backends.docker.handover.require", lambda *_: None)
+    monkeypatch.setattr("worker.backends.docker.handover.require", lambda *_, **__: None)
     reason, detail = refusal(make(), cards=("0",))
     assert reason == "card_taken"
     assert detail.startswith(f"card 0: 2,000 MiB in use, by process {os.getpid()} (")
@@ -161,7 +161,7 @@ def test_an_engine_without_the_toolkit_says_so_before_anything_is_made(make, doc
     Driver(monkeypatch, 1)
     assert refusal(make(), cards=("0",))[0] == "no_gpu_runtime"
     # One that was believed to have it, and says otherwise when it comes to it.
-    monkeypatch.setattr("worker.backends.docker.handover.require", lambda *_: None)
+    monkeypatch.setattr("worker.backends.docker.handover.require", lambda *_, **__: None)
     reason, detail = refusal(make(), cards=("0",))
     assert (reason, "could not select device driver" in detail) == ("no_gpu_runtime", True)
     with docker_server.client() as client:
