@@ -20,8 +20,8 @@ from core.private import keep_private
 from core.rings import Ring
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from gradient_server.checks.host import are_ports_at_dashboard
 from gradient_server.first_key import ensure_local_key
+from gradient_server.ports import are_ports_at_dashboard
 from gradient_server.readiness import wait_until_ready
 from gradient_server.upgrading import prepare_schema
 

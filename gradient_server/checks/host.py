@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import socket
 import stat
 import sys
 from collections.abc import Iterator
@@ -12,11 +11,12 @@ from pathlib import Path
 from core.disk import MIB
 from core.errors import SpecInvalid
 from core.filewatch import FileWatch
-from core.hosts import EVERY_ADDRESS, canonical_host
+from core.hosts import canonical_host
 from core.machines import Catalogue
 from core.settings import Settings
 from core.settings.units import GIB
 from gradient_server.checks.finding import Finding, ok, problem, warning
+from gradient_server.ports import are_ports_at_dashboard
 from worker.sandbox import unavailable
 from worker.storage import Storage
 
@@ -171,29 +171,6 @@ def ports(settings: Settings) -> Finding:
             return warning("ports", f"{found}: only that the session's cookie wants https keeps it from jobs.", fix)
         return problem("ports", f"{found}: a job's page can lead there, and is sent the reader's session.", fix)
     return ok("ports", f"Jobs' ports are at {links}, the dashboard at {dashboard}.")
-
-
-def are_ports_at_dashboard(settings: Settings) -> bool:
-    """Whether jobs' ports are opened at an address of this machine that the dashboard's name leads to."""
-    bind, own = settings.ports.bind, _addresses(settings.dashboard_host or "")
-    return bind in own or (bind in EVERY_ADDRESS and any(_is_here(address) for address in own))
-
-
-def _addresses(name: str) -> set[str]:
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
-    except OSError:
-        return set()
-
-
-def _is_here(address: str) -> bool:
-    """Whether an address is one of this machine."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 def bell(root: Path) -> Finding:

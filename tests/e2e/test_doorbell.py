@@ -123,7 +123,6 @@ def test_no_message_ends_a_worker_or_makes_it_deaf(parts, redis):
             wait_until(lambda marker=marker: marker in worker.said(), f"it to hear after {name}")
         wait_until(lambda: client.llen(OWN) == client.hlen("gradient:unacked") == 0, "nothing to be left")
     assert worker.alive()
-    open_gate(parts)
     assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
 
 

@@ -110,9 +110,10 @@ def test_a_worker_on_another_machine_hears_through_the_broker(parts, redis, tmp_
         (far / store).symlink_to(parts.home / store)
     worker = parts.start("worker", "--name", "far", GRADIENT_HOME=str(far), GRADIENT_WORKER__POLL_SECONDS="120")
     wait_until(lambda: "ready." in worker.said(), "it to listen")
-    open_gate(parts)
     for _ in range(3):
-        all_end_once(parts, [parts.submit(f"{ONCE}; {GATE}; echo done")])
+        job_id = parts.submit(f"{ONCE}; {GATE}; echo done")
+        open_gate(parts)
+        all_end_once(parts, [job_id])
         # The connection is lost and comes back: the worker hears the next ring as well.
         redis.kill()
         redis.start()

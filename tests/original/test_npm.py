@@ -154,7 +154,7 @@ def test_a_running_job_is_waited_for_and_stopped(paperspace, running):
     assert paperspace("jobs", "stop", "--jobId", running).code == 0
     assert paperspace("jobs", "waitfor", "--jobId", running, "--state", "Stopped").json["state"] == "Cancelled"
     assert paperspace("jobs", "stop", "--jobId", running).code == 0
-    assert paperspace("jobs", "logs", "--jobId", running, "--tail").out == "begun\n"
+    assert paperspace("jobs", "logs", "--jobId", running, "--tail").out == "begun\nTerminated\n"
     assert paperspace("jobs", "stop", "--jobId", "jnone").json["status"] == 404
 
 

@@ -220,7 +220,9 @@ class Engine:
             name: The container's.
             ended: When it ended, in seconds since the epoch.
         """
-        events = self.call(lambda api: list(api.events(since=1, until=int(time.time()), decode=True)))
+        # To the nanosecond, which the types do not know: whole seconds would leave out what has just happened.
+        until: Any = f"{time.time():.9f}"
+        events = self.call(lambda api: list(api.events(since=1, until=until, decode=True)))
         return not any(
             event["time"] < ended - _RESTART_SECONDS
             or (event.get("Action") == "start" and event["Actor"]["Attributes"].get("name") == name)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +85,8 @@ def hand_over(spec: LaunchSpec, user: User) -> None:
     if os.getuid() != 0:
         return
     for path in _tree(spec.workspace, spec.artifacts, spec.control):
-        os.chown(path, user.uid, user.gid, follow_symlinks=False)
+        with suppress(FileNotFoundError):  # another start of the attempt writes its command
+            os.chown(path, user.uid, user.gid, follow_symlinks=False)
     # What is in there is the jobs' own.
     if _owner(spec.storage) != user.project:
         os.chown(spec.storage, *user.project)

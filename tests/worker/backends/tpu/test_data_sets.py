@@ -59,7 +59,12 @@ def staged(storage, named, meanwhile):
     bucket = Bucket(meanwhile)
     (storage.parent / "workspace").mkdir(exist_ok=True)
     spec = SimpleNamespace(
-        job_id="j1", attempt=1, env={"TPU_STAGE": named}, storage=storage, workspace=storage.parent / "workspace"
+        machine_type="TPU",
+        job_id="j1",
+        attempt=1,
+        env={"TPU_STAGE": named},
+        storage=storage,
+        workspace=storage.parent / "workspace",
     )
     Places(lambda _: bucket, spec, Settings(), lambda *_: None).have(ZONE)
     return bucket.staged
