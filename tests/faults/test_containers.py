@@ -175,5 +175,5 @@ def test_an_engine_without_live_restore_ends_its_jobs_and_that_is_said(make_engi
         server.start()
         one.lifted()
         # The engine that comes back asks its containers to end, and ends them when it must.
-        assert deployment.wait_ended(job_id)["reason"] in {"signalled", "vanished"}
+        assert deployment.wait_ended(job_id)["reason"] in {"engine_restarted", "vanished"}
         assert deployment.wait_ended(again)["exitCode"] == 0

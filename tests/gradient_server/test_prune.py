@@ -96,7 +96,7 @@ def test_json_for_programs(settings, capsys):
 
 
 def test_without_a_policy_it_says_so(settings, capsys):
-    plain = settings.model_copy(update={"retention": RetentionSettings()})
+    plain = settings.model_copy(update={"retention": RetentionSettings(workspaces_days=0)})
     code, text = run(plain, capsys)
     assert code == 0
     assert text.startswith("No policy is set: everything is kept for good.\n")
