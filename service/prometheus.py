@@ -38,7 +38,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves
 _CONTENT = {
     "/jobs/{job_id}/logs": "log",
     "/jobs/{job_id}/logs/raw": "log",
-    "/jobs/{job_id}/artifacts/file/{path:path}": "artifact",
+    "/jobs/{job_id}/artifacts/file/{path:file}": "artifact",
     "/jobs/{job_id}/artifacts.zip": "artifact",
 }
 """Routes whose answers are what jobs printed or left."""

@@ -184,7 +184,7 @@ def test_a_push_signs_in_with_what_is_stored_for_the_registry(service, build, re
     refused = service.wait_ended(build(**wish))
     assert (refused["state"], refused["reason"]) == ("Error", "image_push")
     path = f"/registries/{registry.host}"
-    assert service.request("PUT", path, json={"username": "me", "password": "pushed"}).status_code == 201
+    assert service.request("PUT", path, json={"username": "me", "password": "pushed", "push": True}).status_code == 201
     job = service.wait_ended(build(**wish))
     assert (job["state"], job["reason"]) == ("Stopped", "built")
     assert registry.has("team/private:1")

@@ -165,7 +165,7 @@ def flood(port: int, path: str, kind: str, size: int) -> bytes:
     """The first line of the answer to a body of this size, sent for as long as anybody takes it."""
     start = PART.format("key", '; filename="f"').encode() if "multipart" in kind else b'{"email": "'
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1:{port}\r\nContent-Type: {kind}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nOrigin: http://127.0.0.1:{port}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {size}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
@@ -190,9 +190,9 @@ def test_huge_bodies_of_strangers_cost_no_memory_and_no_disk(tmp_path):
         deployment.request("POST", "/jobs", json=a_job())
         before = memory(api.pid)
         for path, kind, status in (
-            ("/users/login", FORM, b"4"),
-            ("/users/login", "application/json", b"4"),
-            ("/apiTokens/createPublic", FORM, b"4"),
+            ("/users/login", FORM, b"413"),
+            ("/users/login", "application/json", b"413"),
+            ("/apiTokens/createPublic", FORM, b"413"),
             ("/ui/login", FORM, b"4"),
             ("/ui/jobs/x/clone", FORM, b"4"),
             ("/jobs", FORM, b"401"),
