@@ -93,7 +93,7 @@ def test_a_registry_is_set_listed_and_deleted(cli, server):
     body = server.asked("PUT", "/registries/localhost%3A5000")[0].json
     assert body == {"username": "alice", "password": VALUE, "push": False}
     assert VALUE not in shown(done)
-    assert cli("registries", "list").stdout.splitlines()[-1].split() == ["localhost:5000", "alice"]
+    assert cli("registries", "list").stdout.splitlines()[-1].split() == ["localhost:5000", "alice", "no"]
     assert cli("registries", "delete", "localhost:5000").returncode == 0
 
 
