@@ -102,7 +102,8 @@ class Clients:
         key = new_key()
         body = {"machineType": machine_type, "command": wanted.command(machine_type), "name": kind, **wanted.spec}
         if machine_type == DOCKER_TYPE:
-            body["container"] = SHELL
+            # A storage of their own: simulated jobs run as the worker's user, containers as their project's.
+            body |= {"container": SHELL, "project": "containers"}
         send = {"json": body, "headers": {"Idempotency-Key": key}}
         first = chance.randrange(2)
         began = time.monotonic()
