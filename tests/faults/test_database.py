@@ -194,7 +194,7 @@ def test_a_slow_database_costs_no_lease(shared, proxy):
             proxy.delay = 0.0
         one.lifted()
     assert adoptions(shared) == []
-    assert statistics.median(answers) < 15
+    assert statistics.median(answers) < 10
 
 
 def test_writers_that_starve_each_other_over_sqlite(deployment):
