@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
-from sqlalchemy import ColumnElement, func, literal, literal_column, select
+from sqlalchemy import ColumnElement, ScalarSelect, func, literal, literal_column, select
 from sqlalchemy.orm import Session
 
 from core.errors import LimitReached
@@ -26,7 +26,7 @@ _SLOT_RETRY_SECONDS = 5.0
 _QUEUED = Job.state == literal_column(f"'{JobState.QUEUED}'")
 """As the partial indexes say it: with a bound parameter SQLite would read each row."""
 _COUNT_SHARE = 8
-_COUNT_SECONDS = 5.0
+_COUNT_SECONDS = 30.0
 
 
 def limit_reached(limit: int, of: str, setting: str, retry_after: float) -> LimitReached:
@@ -139,7 +139,7 @@ class QueueLimit:
     """Limits of how many jobs may be queued, per key and per project.
 
     The database counts, at most up to the limit. While a limit is far away it is not counted for each submission:
-    after a count this process grants an eighth of what was free, for a few seconds, without another one.
+    after a count this process grants an eighth of what was free, for half a minute, without another one.
     """
 
     def __init__(self, settings: LimitSettings) -> None:
@@ -153,24 +153,24 @@ class QueueLimit:
         Raises:
             LimitReached: Its key or its project has too many queued jobs.
         """
-        settings = self._settings
-        self._check(session, Job.submitted_by == job.submitted_by, job.submitted_by, settings.queued_per_key, "one key")
-        self._check(
-            session, Job.project_id == job.project_id, job.project_id, settings.queued_per_project, "one project"
+        limits = (
+            ("queued_per_key", "one key", self._settings.queued_per_key, Job.submitted_by, job.submitted_by),
+            ("queued_per_project", "one project", self._settings.queued_per_project, Job.project_id, job.project_id),
         )
-
-    def _check(self, session: Session, owned: ColumnElement[bool], owner: str, limit: int, of: str) -> None:
-        setting = f"queued_per_{of.removeprefix('one ')}"
-        if limit == 0 or self._is_granted((setting, owner)):
+        due = [one for one in limits if one[2] and not self._is_granted((one[0], one[4]))]
+        if not due:
             return
-        queued = select(literal(1)).where(_QUEUED, owned).limit(limit + 1)
-        free = limit - (session.scalar(select(func.count()).select_from(queued.subquery())) or 0)
-        if free < 0:
-            raise limit_reached(limit, f"queued jobs of {of}", setting, _QUEUE_RETRY_SECONDS)
+        counts = session.execute(select(*(_queued(column == owner, limit) for _, _, limit, column, owner in due))).one()
+        for (setting, of, limit, _, owner), count in zip(due, counts, strict=True):
+            if count > limit:
+                raise limit_reached(limit, f"queued jobs of {of}", setting, _QUEUE_RETRY_SECONDS)
+            self._grant((setting, owner), (limit - count) // _COUNT_SHARE)
+
+    def _grant(self, which: tuple[str, str], count: int) -> None:
         with self._lock:
             if len(self._granted) > _IDLE_KEYS:
                 self._granted.clear()
-            self._granted[setting, owner] = (free // _COUNT_SHARE, time.monotonic() + _COUNT_SECONDS)
+            self._granted[which] = (count, time.monotonic() + _COUNT_SECONDS)
 
     def _is_granted(self, which: tuple[str, str]) -> bool:
         with self._lock:
@@ -179,6 +179,12 @@ class QueueLimit:
                 return False
             self._granted[which] = (left - 1, until)
             return True
+
+
+def _queued(owned: ColumnElement[bool], limit: int) -> ScalarSelect[int]:
+    """The number of queued jobs of one owner, counted up to one more than the limit."""
+    found = select(literal(1)).where(_QUEUED, owned).limit(limit + 1).subquery()
+    return select(func.count()).select_from(found).scalar_subquery()
 
 
 class Limits:
