@@ -84,13 +84,14 @@ def worker(settings: Settings, name: str | None) -> int:
     database = _open_ready(settings)
     Patience(database, settings.database.patience_seconds)
     host, supervisor = _supervisor(settings, database, name)
+    if settings.queue.broker_url is None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: supervisor.stop())
     _say(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
     code = 0
     if settings.queue.broker_url is not None:
         code = import_module("worker.app").run(settings.queue.broker_url, host, supervisor, _bell(settings))
     else:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: supervisor.stop())
         supervisor.run()
     database.close()
     return code
@@ -191,15 +192,16 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
     key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
     dispatcher = Dispatcher(database, _bell(settings).ring, _publish(settings))
     dispatcher.start()
-    app = create_app(settings, database=database, wake=dispatcher.wake)
+    server = Server(create_app(settings, database=database, wake=dispatcher.wake))
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises again what it was stopped by: that must not end us before the rest is put away.
-        signal.signal(number, lambda *_: None)
+        # Also before uvicorn listens for them. After it, uvicorn raises again what it was stopped by: that must not
+        # end us before the rest is put away.
+        signal.signal(number, server.handle_exit)
     with database.write() as session:
         ticket = once.issue(session, Purpose.TICKET, key_id)
     _announce(settings, ticket)
     try:
-        Server(app).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         dispatcher.stop()
 

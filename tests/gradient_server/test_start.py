@@ -1,6 +1,9 @@
-"""The start of the service where its settings would let others read keys on the way."""
+"""The start of the service: settings that would let others read keys, and signals that come early."""
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -9,6 +12,15 @@ from core.settings.api import ApiSettings
 from gradient_server import processes
 from gradient_server.processes import HttpInsecure
 
+SIGNALLED_AT_ONCE = """
+import os, signal, sys
+from core.settings import Settings
+from gradient_server import processes
+
+say = processes._say
+processes._say = lambda text: (say(text), os.kill(os.getpid(), signal.SIGTERM))
+sys.exit(getattr(processes, sys.argv[1])(Settings(api={"port": 0}), *sys.argv[2:]))
+"""
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - the case under test
 
 
@@ -35,3 +47,16 @@ def test_loopback_a_proxy_with_tls_or_an_explicit_word_is_enough(monkeypatch, ap
     monkeypatch.setattr(socket.socket, "bind", lambda _, address: bound.append(address))
     processes._listen(Settings(api=ApiSettings(port=0, **api))).close()
     assert bound == [(api["host"], 0)]
+
+
+@pytest.mark.parametrize("start", [["api"], ["worker", "w1"], ["up", "w1"]], ids=lambda start: start[0])
+def test_a_signal_as_early_as_the_word_that_it_is_ready_stops_it(tmp_path, start):
+    stopped = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_AT_ONCE, *start],
+        env=os.environ | {"GRADIENT_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert "is ready" in stopped.stderr
+    assert stopped.returncode == 0, stopped.stderr
