@@ -62,6 +62,15 @@ class Origin:
     idempotency_key: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A job in the record, with its project's name; made now, or before under the same Idempotency-Key."""
+
+    job: Job
+    project: str
+    made: bool
+
+
 def submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[JobView, bool]:
     """Make the job that a client asked for.
 
@@ -81,11 +90,11 @@ def submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[JobView, boo
     """
     check_key(origin.idempotency_key)
     with tracing.span("submit"):
-        job, made = _submit(stores, origin, body)
-    return _answer(stores, job), made
+        written = _submit(stores, origin, body)
+    return _answer(stores, written)
 
 
-def _submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[Job, bool]:
+def _submit(stores: OpenStores, origin: Origin, body: Body) -> _Written:
     checked = _check(stores, body)
     sha256 = _store(stores, body.workspace, checked.asked.workspace_sha256)
     spec = replace(checked.spec, workspace_sha256=sha256)
@@ -103,12 +112,13 @@ def _submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[Job, bool]:
             trace_parent=tracing.trace_parent(),
             image=checked.image,
         )
-        job, made = _write(session, stores, submission)
-        if made and checked.asked.registry_password:
-            credentials.keep_login(session, Vault(stores.settings), job.id, checked.asked.registry_password)
-        if made and checked.git_login:
-            credentials.keep_git_login(session, Vault(stores.settings), job.id, checked.git_login)
-    return _noted(job, made=made)
+        written = _write(session, stores, submission)
+        job_id = written.job.id
+        if written.made and checked.asked.registry_password:
+            credentials.keep_login(session, Vault(stores.settings), job_id, checked.asked.registry_password)
+        if written.made and checked.git_login:
+            credentials.keep_git_login(session, Vault(stores.settings), job_id, checked.git_login)
+    return _noted(written)
 
 
 def dry_run(stores: OpenStores, body: Body) -> DryRun:
@@ -157,11 +167,11 @@ def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = 
     """
     check_key(origin.idempotency_key)
     with tracing.span("submit"):
-        job, made = _clone(stores, origin, job_id, pin_image=pin_image)
-    return _answer(stores, job), made
+        written = _clone(stores, origin, job_id, pin_image=pin_image)
+    return _answer(stores, written)
 
 
-def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) -> tuple[Job, bool]:
+def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) -> _Written:
     with stores.database.read() as session:
         cloned = queries.get(session, job_id)
         spec, git_login = without_login(pinned_spec(cloned) if pin_image else cloned.spec)
@@ -197,10 +207,10 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
             trace_parent=tracing.trace_parent(),
             image=image,
         )
-        job, made = _write(session, stores, submission)
-        if made:
-            credentials.copy_git_login(session, Vault(stores.settings), original, job.id, git_login)
-    return _noted(job, made=made)
+        written = _write(session, stores, submission)
+        if written.made:
+            credentials.copy_git_login(session, Vault(stores.settings), original, written.job.id, git_login)
+    return _noted(written)
 
 
 def check_key(key: str | None) -> None:
@@ -241,9 +251,10 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
     if asked.project_id is not None:
         with stores.database.read() as session:
             queries.project(session, asked.project_id)
-    with stores.database.read() as session:
-        project_id = asked.project_id or projects.known_id(session, asked.project or DEFAULT_PROJECT)
-        credentials.check_named(session, spec, project_id)
+    if spec.secrets():
+        with stores.database.read() as session:
+            project_id = asked.project_id or projects.known_id(session, asked.project or DEFAULT_PROJECT)
+            credentials.check_named(session, spec, project_id)
     _check_registry(asked)
     uploaded = body.workspace is not None or asked.workspace_sha256 is not None
     image = image_of(stores, spec, machine, uploaded=uploaded)
@@ -315,7 +326,7 @@ def _project(session: Session, asked: SubmitJob) -> Project:
     return lifecycle.ensure_project(session, asked.project or DEFAULT_PROJECT)[0]
 
 
-def _write(session: Session, stores: OpenStores, submission: Submission) -> tuple[Job, bool]:
+def _write(session: Session, stores: OpenStores, submission: Submission) -> _Written:
     job, made = lifecycle.submit(session, submission)
     if made:  # what was accepted before stays so
         stored.require_room(session, submission.project, stores.settings.disk.project_mb)
@@ -323,21 +334,21 @@ def _write(session: Session, stores: OpenStores, submission: Submission) -> tupl
         stores.limits.queue.check(session, job)
     on_commit(session, stores.wake)
     failpoint("submit_before_commit")
-    return job, made
+    return _Written(job, submission.project.name, made)
 
 
-def _noted(job: Job, *, made: bool) -> tuple[Job, bool]:
+def _noted(written: _Written) -> _Written:
     """Say in our own log, and in the trace, which job a request made."""
-    if made:
+    job = written.job
+    if written.made:
         logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
     tracing.note({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
-    return job, made
+    return written
 
 
-def _answer(stores: OpenStores, job: Job) -> JobView:
+def _answer(stores: OpenStores, written: _Written) -> tuple[JobView, bool]:
     failpoint("submit_after_commit")
-    with stores.database.read() as session:
-        return submitted_view(session, stores, job)
+    return submitted_view(stores, written.job, written.project), written.made
 
 
 def _canonical(asked: SubmitJob) -> bytes:

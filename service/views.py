@@ -79,9 +79,11 @@ def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
     return job_views(session, stores, [job])[0]
 
 
-def submitted_view(session: Session, stores: OpenStores, job: Job) -> JobView:
-    """The answer to a submission: neither place nor estimate, which cost the more the longer the queue is."""
-    project = queries.project_names(session, [job])[job.project_id]
+def submitted_view(stores: OpenStores, job: Job, project: str) -> JobView:
+    """The answer to a submission to a project: neither place nor estimate, which cost the more, the longer the queue.
+
+    It takes no query: over a slow database each would add to the wait.
+    """
     return _job_view(job, _Beside(project), stores.settings, datetime.now(UTC))
 
 

@@ -10,7 +10,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving import Live, a_form, a_job, a_zip, count_jobs, stored_workspaces, wait_until
+from serving import Live, a_form, a_job, a_zip, count_jobs, statements_of, stored_workspaces, wait_until
 
 from core.settings import Settings
 from core.settings.api import ApiSettings
@@ -329,3 +329,11 @@ def test_the_services_own_ports_are_those_of_its_settings():
     assert ports("postgresql+psycopg://u:p@db/x", "redis://h/0") == {5432: "its database", 6379: "its broker"}
     assert ports("postgresql://u:p@db:6000/x", "rediss://h:6001/0") == {6000: "its database", 6001: "its broker"}
     assert ports("sqlite:////tmp/x") == {}
+
+
+def test_a_submission_is_four_statements(client, database):
+    """Its project, the job, its event and the message of it; over a slow database each of more would be a wait."""
+    client.post("/jobs", json=a_job())
+    with statements_of(database) as asked:
+        assert client.post("/jobs", json=a_job()).status_code == 201
+    assert len(asked) == 4, asked
