@@ -336,4 +336,4 @@ def test_a_submission_is_four_statements(client, database):
     client.post("/jobs", json=a_job())
     with statements_of(database) as asked:
         assert client.post("/jobs", json=a_job()).status_code == 201
-    assert len(asked) == 4, asked
+    assert len([statement for statement, _ in asked if not statement.startswith("BEGIN")]) == 4, asked
