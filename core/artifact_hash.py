@@ -1,4 +1,4 @@
-"""One read of every kept file for its sha256, while the file system writes what is not on disk yet."""
+"""Computes the sha256 of every stored file, while another thread flushes the file system to disk."""
 
 import ctypes
 import errno
@@ -21,26 +21,26 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Stopped(Exception):
-    """Somebody stopped the reading."""
+    """Hashing was stopped."""
 
 
 class _Changed(Exception):
-    """The file is not what it was when its reading began."""
+    """The file changed while it was read."""
 
 
 def hash_files(folder: int, stored: Survey, skips: Skips, stopped: Stopped = never) -> list[ArtifactFile]:
     """Hashes all files below a folder.
 
-    Returns once their content and names would also outlast a power cut.
+    Returns once their contents and names are on disk, so that they survive a power cut.
 
     Args:
         folder: Descriptor of the store's folder.
-        stored: What lies in it.
+        stored: Its files.
         skips: Gets the files that keep changing, have vanished or cannot be read, or were not read before a stop.
-        stopped: Says that no more is to be read.
+        stopped: Returns True once no more is to be read.
 
     Returns:
-        The files that were read whole and quiet, sorted by public path.
+        The files that did not change while they were read, sorted by public path.
     """
     found: list[ArtifactFile] = []
     block = bytearray(_BLOCK)
@@ -91,12 +91,12 @@ def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> Artifac
             digest.update(view[:count])
             size += count
         after = os.fstat(descriptor)
-        if after.st_mode & _RIGHTS:  # of no use to who downloads it, and on this host they hand out rights
-            with suppress(PermissionError):  # of another user's, which we are not to change
+        if after.st_mode & _RIGHTS:  # useless in a download, and a privilege risk on this host
+            with suppress(PermissionError):  # the file belongs to another user
                 os.fchmod(descriptor, stat.S_IMODE(after.st_mode) & ~_RIGHTS)
     finally:
         os.close(descriptor)
-    # Not the ctime: the job's own name of the file may be removed meanwhile, which moves only that.
+    # Not the ctime: it also changes when the job removes its own hard link to the file.
     if (size, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
         raise _Changed
     return ArtifactFile(present(path), size, before.st_mtime_ns // 1_000_000, digest.hexdigest())

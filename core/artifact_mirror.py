@@ -1,4 +1,4 @@
-"""Makes a folder of the store hold the files of a job's folder: by hard link where that works, else by copy."""
+"""Mirrors a job's folder into a folder of the store, by hard link where that works, else by copy."""
 
 import errno
 import os
@@ -12,23 +12,23 @@ from core.artifact_survey import Seen, Skips, Survey
 
 _TEMPORARY = "new"
 _COPY_BLOCK = 1 << 20
-# A change this close to the end of a copy may not have been seen by it.
+# A copy may have missed a change that is this close to its end.
 _SETTLED_NS = 2_000_000_000
 _LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 Stopped = Callable[[], bool]
-"""Asked again and again while something takes long: whether to leave it at that."""
+"""Polled during long operations; True means stop."""
 STOPPED = "collecting was stopped before it was kept"
 
 
 def never() -> bool:
-    """Nobody stops it."""
+    """Return False: the default that never stops."""
     return False
 
 
 class _Stopped(Exception):
-    """Somebody stopped the copying."""
+    """Copying was stopped."""
 
 
 class Mirror:
@@ -38,9 +38,9 @@ class Mirror:
         source: Descriptor of the job's folder.
         store: Descriptor of the folder that becomes its mirror.
         incoming: Descriptor of an empty folder on the store's file system. A file is made there, checked, and
-            only then renamed into the store: what a swapped name led to is never visible in it.
+            only then renamed into the store: if the job swapped the name, the other file never becomes visible there.
         skips: Gets what cannot be read, and what is not copied because of a stop.
-        stopped: Says that nothing more is to be copied.
+        stopped: Returns True once nothing more is to be copied.
     """
 
     def __init__(self, source: int, store: int, incoming: int, skips: Skips, stopped: Stopped = never) -> None:
@@ -51,12 +51,12 @@ class Mirror:
         self._skips = skips
         self._same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
         self.changed = False
-        """Whether the store is not what it was before."""
+        """True if the pass changed the store."""
         self.unsettled: list[str] = []
-        """Files that changed or vanished under our hands; another pass may find them quiet."""
+        """Files that changed or vanished during the pass; another pass may find them unchanged."""
 
     def run(self, wanted: Survey, stored: Survey) -> None:
-        """Removes what is not wanted (any more), then brings what is new or changed.
+        """Remove files that are not wanted (any more), then link or copy those that are new or changed.
 
         Raises:
             OSError: The store cannot be written.
@@ -109,7 +109,7 @@ class Mirror:
             os.close(source)
 
     def _take(self, source: int, name: str, path: str, seen: Seen, old: Seen | None) -> bool:
-        """Makes the file in `incoming`; False if there is nothing to rename into the store."""
+        """Make the file in `incoming`; False if there is nothing to rename into the store."""
         try:
             os.link(name, _TEMPORARY, src_dir_fd=source, dst_dir_fd=self._incoming, follow_symlinks=False)
         except FileNotFoundError:
@@ -152,7 +152,7 @@ class Mirror:
             return False
         else:
             if Seen.of(os.fstat(reading)) != Seen.of(before):
-                # Kept all the same: a file that is written all the time is better kept as it was than not.
+                # Kept all the same: an inconsistent copy of a file that is written all the time is better than none.
                 self.unsettled.append(path)
         finally:
             os.close(reading)
@@ -163,7 +163,7 @@ class Mirror:
         copy = os.open(_TEMPORARY, flags, 0o600, dir_fd=self._incoming)
         block = memoryview(bytearray(_COPY_BLOCK))
         try:
-            left = status.st_size  # and no further: the file may grow faster than it is copied
+            left = status.st_size  # the file may grow faster than it is copied
             while left and (count := os.readv(reading, [block[: min(left, _COPY_BLOCK)]])):
                 if self._stopped():
                     raise _Stopped

@@ -1,7 +1,7 @@
-"""Names of artifacts: how a file's name is told to users, and how files are reached without following links.
+"""Public paths of artifacts, and opening files without following links.
 
-A public path is the file's path with `/` between folders. A byte that is not UTF-8, a backslash (which some
-systems take for a separator) and a `%` that could be mistaken for an escape are written `%XX`, so every file
+A public path is the file's path with `/` between folders. A byte that is not UTF-8, a backslash (a separator on
+some systems) and a `%` that could be mistaken for an escape are written `%XX`, so every file
 has exactly one public path and every public path is plain text.
 """
 
@@ -27,16 +27,16 @@ _NAME_BYTES = 255
 
 
 def present(name: str) -> str:
-    """The public path of a file whose path, as the operating system decoded it, is `name`."""
+    """Return the public path of a file; `name` is its path as the operating system decoded it."""
     return _ESCAPED.sub(lambda match: f"%{ord(match[0]) & 0xFF:02X}", name)
 
 
 def resolve(path: str) -> list[str]:
-    """The names of the folders and the file that a public path stands for.
+    """Split a public path into the names of its folders and its file.
 
     Raises:
         ArtifactNotFound: No file can have this public path: it is absolute, leads upwards, holds a NUL or a
-            backslash, or is not the one spelling of its file.
+            backslash, or is not the canonical spelling.
     """
     try:
         raw = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), path.encode())
@@ -52,7 +52,7 @@ def resolve(path: str) -> list[str]:
 
 
 def not_found(path: str) -> ArtifactNotFound:
-    """The error for a path that no artifact has."""
+    """Build the error for a path that no artifact has."""
     return ArtifactNotFound(f"No artifact at {path[:200]!r}. List the job's artifacts to see the paths it has.")
 
 
@@ -61,14 +61,14 @@ def open_beneath(folder: int, parts: Sequence[str], *, create: bool = False) -> 
 
     Args:
         folder: Descriptor of the folder to start from; stays open.
-        parts: Names to go down by; none opens the folder itself anew.
+        parts: Folder names, outermost first; if empty, the folder itself is duplicated.
         create: Make the folders that are missing.
 
     Returns:
         A descriptor that the caller closes.
 
     Raises:
-        OSError: A name is missing, or is no folder (a link is none).
+        OSError: A name is missing or not a folder; links do not count as folders.
     """
     opened = os.dup(folder)
     for part in parts:
@@ -92,10 +92,10 @@ def _open_folder(name: str, parent: int, *, create: bool) -> int:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder, for the duration of a `with`.
+    """Open a folder for the duration of a `with`; yields its descriptor.
 
     Raises:
-        OSError: It is missing, or is no folder (a link is none).
+        OSError: It is missing or not a folder; a link does not count as one.
     """
     descriptor = os.open(path, OPEN_FOLDER)
     try:

@@ -1,4 +1,4 @@
-"""What lies in a folder that a job writes to: regular files only, found without following a link or blocking."""
+"""Scans a folder that a job writes to: regular files only, without following links or blocking."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from core.artifact_paths import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER, open_beneath,
 
 _MAX_REPORTED = 1_000
 _NAMES_PER_FILE = 10
-"""Names of whatever kind that are looked at for each file that is kept at most: a job makes millions in a minute."""
+"""Directory entries examined at most, per file of the file limit: a job can make millions in a minute."""
 _SPARSE_BYTES = 1 << 20
 _MAX_EXTENTS = 10_000
 _STAT_BLOCK = 512
@@ -26,12 +26,12 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ArtifactLimits:
-    """How much of what a job leaves is kept.
+    """Limits on the artifacts that are kept.
 
     Args:
         max_files: Files of one attempt.
         max_bytes: Bytes of one attempt.
-        max_hole_bytes: Bytes of one attempt that no disk holds: each is hashed, copied and sent as any other.
+        max_hole_bytes: Bytes of holes in files of one attempt: they take no disk, but are hashed, copied and sent.
     """
 
     max_files: int = 100_000
@@ -39,19 +39,19 @@ class ArtifactLimits:
     max_hole_bytes: int = 1 << 30
 
     def within(self, max_bytes: int | None) -> Self:
-        """The same, and no more bytes than this; None: that sets no limit."""
+        """Return these limits with at most this many bytes; None keeps them as they are."""
         return self if max_bytes is None else replace(self, max_bytes=min(max_bytes, self.max_bytes))
 
 
 class Skipped(NamedTuple):
-    """Something that is not kept: its public path and the reason."""
+    """A file that is not kept: its public path and the reason."""
 
     path: str
     why: str
 
 
 class Seen(NamedTuple):
-    """A regular file as it was when looked at; `links` counts the inode's names anywhere."""
+    """The metadata of a regular file at the scan; `links` is the inode's total link count."""
 
     inode: int
     links: int
@@ -61,21 +61,21 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """The part of a stat result that tells one content from another."""
+        """Take from a stat result the fields that change with the content."""
         return cls(status.st_ino, status.st_nlink, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class Skips:
-    """Collects what is left out, no more entries than a reader can use."""
+    """Collects skipped files; the number of listed entries is bounded."""
 
     def __init__(self) -> None:
         self._entries: list[Skipped] = []
         self._more = 0
         self.lost = False
-        """Whether something that should have been kept was not: the result is partial."""
+        """True if something that should have been kept was skipped, so that the result is partial."""
 
     def add(self, path: str, why: str, *, lost: bool = False) -> None:
-        """Records one path, given as the operating system decoded it."""
+        """Record one path, given as the operating system decoded it."""
         self.lost |= lost
         if len(self._entries) < _MAX_REPORTED:
             self._entries.append(Skipped(present(path), why))
@@ -83,7 +83,7 @@ class Skips:
             self._more += 1
 
     def entries(self) -> tuple[Skipped, ...]:
-        """What was recorded, sorted; the last entry counts what was too much to list."""
+        """Return the recorded entries, sorted; if there were too many, a last entry counts the rest."""
         found = sorted(self._entries)
         if self._more:
             found.append(Skipped("…", f"{self._more:,} more were left out"))
@@ -96,18 +96,18 @@ class Survey:
 
     files: dict[str, Seen] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
-    """A folder comes before what lies in it."""
+    """Parents come before their children."""
     sparse: list[str] = field(default_factory=list)
-    """Files that take far less of the disk than their size says: they have holes, or the disk compresses."""
+    """Files that use far less disk than their size: they have holes, or the file system compresses."""
 
 
 def survey(folder: int, skips: Skips, *, max_files: int | None = None) -> Survey:
-    """Looks at everything below an opened folder.
+    """Scan everything below an opened folder.
 
     Args:
         folder: Descriptor of the folder; stays open.
-        skips: Gets what is not a regular file on the folder's own file system, and what is too much or too deep.
-        max_files: Files past this number are only counted; past ten times as many names nothing is looked at.
+        skips: Gets what is not a regular file on the folder's own file system, and what exceeds a limit.
+        max_files: Files past this number are only counted; the scan ends after ten times as many names.
     """
     walk = _Walk(os.fstat(folder).st_dev, skips, max_files)
     walk.visit(folder, "", 0)
@@ -121,12 +121,12 @@ def survey(folder: int, skips: Skips, *, max_files: int | None = None) -> Survey
 
 
 def drop_outside_links(found: Survey, linked: Survey, skips: Skips) -> None:
-    """Removes files that have a name elsewhere: their content need not be the job's own.
+    """Remove files with a hard link elsewhere: their content need not be the job's own.
 
     Args:
         found: The job's folder; loses such files.
-        linked: The store's folder, whose names are ours; empty when it is on another file system.
-        skips: Gets what was removed.
+        linked: The store's folder, whose hard links are expected; empty if it is on another file system.
+        skips: Gets the removed files.
     """
     names = Counter(seen.inode for seen in found.files.values() if seen.links > 1)
     names.update(seen.inode for seen in linked.files.values() if seen.inode in names)
@@ -137,7 +137,7 @@ def drop_outside_links(found: Survey, linked: Survey, skips: Skips) -> None:
 
 
 def drop_excess(found: Survey, max_bytes: int, skips: Skips) -> None:
-    """Removes files, in order of path, that do not fit into the limit."""
+    """Remove files, in order of path, that do not fit into the limit."""
     if sum(seen.size for seen in found.files.values()) <= max_bytes:
         return
     room = max_bytes
@@ -150,13 +150,13 @@ def drop_excess(found: Survey, max_bytes: int, skips: Skips) -> None:
 
 
 def drop_sparse(found: Survey, folder: int, max_hole_bytes: int, skips: Skips) -> None:
-    """Removes files, in order of path, whose holes do not fit into the limit.
+    """Remove files, in order of path, whose holes do not fit into the limit.
 
     Args:
         found: The job's folder; loses such files.
         folder: Its descriptor; stays open.
         max_hole_bytes: Bytes of all holes together.
-        skips: Gets what was removed.
+        skips: Gets the removed files.
     """
     room = max_hole_bytes
     for path in sorted(found.sparse):
@@ -174,7 +174,7 @@ def drop_sparse(found: Survey, folder: int, max_hole_bytes: int, skips: Skips) -
 
 
 def _hole_bytes(folder: int, path: str) -> int:
-    """Bytes of a file that the disk does not hold, by the file system's word; 0 if it cannot be opened any more."""
+    """Return the bytes of a file's holes as the file system reports them; 0 if it cannot be opened any more."""
     *parents, name = path.split("/")
     try:
         inside = open_beneath(folder, parents)
@@ -186,7 +186,7 @@ def _hole_bytes(folder: int, path: str) -> int:
         return 0
     try:
         size, data, end = os.fstat(descriptor).st_size, 0, 0
-        for _ in range(_MAX_EXTENTS):  # what is in more pieces counts as holes from there on
+        for _ in range(_MAX_EXTENTS):  # past this many extents, the rest of the file counts as a hole
             start = os.lseek(descriptor, end, os.SEEK_DATA)
             end = os.lseek(descriptor, start, os.SEEK_HOLE)
             data += end - start
@@ -206,7 +206,7 @@ class _Walk:
         self.found = Survey()
         self.uncounted = 0
         self.cut = False
-        """Whether there were names that were not looked at."""
+        """True if names were left unexamined."""
 
     def visit(self, folder: int, prefix: str, depth: int) -> None:
         with os.scandir(folder) as entries:
@@ -248,7 +248,7 @@ class _Walk:
             folder = os.open(name, OPEN_FOLDER, dir_fd=parent)
         except FileNotFoundError:
             return
-        except OSError as error:  # also ELOOP and ENOTDIR: it was replaced by a link since
+        except OSError as error:  # also ELOOP and ENOTDIR: replaced by a link meanwhile
             self._skips.add(path, f"cannot be opened as a folder: {error.strerror}", lost=True)
             return
         try:

@@ -1,4 +1,4 @@
-"""Brings what a job's folder holds into the store, as often as it takes to find it quiet."""
+"""Syncs a job's folder into the store; the final sync is repeated while files change."""
 
 import os
 import shutil
@@ -15,21 +15,21 @@ _FINAL_PASSES = 3
 def bring_in(
     directory: Path, source: Path, limits: ArtifactLimits, *, final: bool, stopped: Stopped = never
 ) -> tuple[Survey, Skips]:
-    """Makes `directory/files` the mirror of a job's folder.
+    """Make `directory/files` a mirror of a job's folder.
 
     Args:
         directory: The attempt's directory in the store.
         source: The folder the job writes to; nothing in it is trusted.
-        limits: How much is taken.
-        final: The job has ended: what seems to change is looked at again, and reported if it does not stop.
-        stopped: Says that nothing more is to be copied; what is not copied by then is reported.
+        limits: Limits on what is kept.
+        final: The job has ended: changing files are read again, and reported if they keep changing.
+        stopped: Returns True once nothing more is to be copied; files not copied by then are reported.
 
     Returns:
-        What the store holds now, and what was left out.
+        The files in the store, and those left out.
     """
     incoming = directory / "incoming"
     with suppress(FileNotFoundError):
-        shutil.rmtree(incoming)  # whatever a killed sync left half done
+        shutil.rmtree(incoming)  # left by a sync that was killed
     (directory / "files").mkdir(parents=True, exist_ok=True)
     incoming.mkdir()
     with opened_folder(directory / "files") as store, opened_folder(incoming) as arriving:

@@ -1,8 +1,8 @@
-"""What jobs leave in their artifacts folder: kept while they run, closed by a manifest at the end.
+"""Storage of job artifacts: synced while the job runs, closed with a manifest at its end.
 
 Layout of the directory store, below its root: `<first 3 of the id>/<job id>/<attempt>/` with `files/` (the
 mirror), `incoming/` (files on their way in), `listing.jsonl` (after each sync) and `manifest.jsonl` (written
-once, last). On one file system files are hard links to the job's own: no byte is copied.
+once, last). On one file system the files are hard links to the job's own, not copies.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What one sync left in the store: number of files, their bytes, what was not taken and why."""
+    """Result of one sync: number of files in the store, their bytes, and what was skipped and why."""
 
     files: int
     bytes: int
@@ -51,15 +51,15 @@ class SyncResult:
 
 @dataclass(frozen=True)
 class Page:
-    """Some of an attempt's files, in order of path.
+    """One page of an attempt's files, in order of path.
 
     Args:
         files: The files of this page.
         next: Pass it as `after` for the next page; None on the last one.
-        total_files: Files of the attempt, whatever the prefix.
+        total_files: Files of the attempt, regardless of the prefix.
         total_bytes: Their bytes.
         state: `none` before the first sync, `partial` while the job runs, then the manifest's.
-        skipped: What is not kept, and why.
+        skipped: Files that are not kept, and why.
     """
 
     files: tuple[ArtifactFile, ...]
@@ -80,10 +80,10 @@ class OpenArtifact(NamedTuple):
 
 
 class ArtifactStore(Protocol):
-    """Where outputs live. Calls on one attempt that write come from one worker at a time."""
+    """A store of artifacts. Only one worker at a time makes writing calls on an attempt."""
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
-        """Makes the store hold what the job's folder holds now."""
+        """Mirror the job's folder as it is now."""
 
     def close(
         self,
@@ -95,49 +95,49 @@ class ArtifactStore(Protocol):
         max_bytes: int | None = None,
         stopped: Stopped = never,
     ) -> Manifest:
-        """Syncs a last time, hashes every file and writes the manifest; repeating returns the same."""
+        """Sync a last time, hash every file and write the manifest; a repeat returns the same manifest."""
 
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
     ) -> Page:
-        """A page of files whose public path starts with `prefix`, after path `after`."""
+        """Return a page of files whose public path starts with `prefix`, after path `after`."""
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
-        """Opens one file by its public path."""
+        """Open one file by its public path."""
 
     def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
-        """All files in order of path."""
+        """Yield all files in order of path."""
 
     def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
-        """Deletes the files of a closed attempt whose public path is meant; how many there were."""
+        """Delete the files of a closed attempt whose public path `meant` accepts; returns their number."""
 
     def remove(self, job_id: str) -> None:
-        """Deletes what all attempts of a job left; deleting nothing is success."""
+        """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
 
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
-        """An address at which anybody gets a closed file from where it lies, with these headers; None: none."""
+        """Return a public URL of a file of a closed attempt, served with these headers; None if there is none."""
 
 
 class DirectoryStore:
-    """Artifacts in a directory of this machine (or one mounted on all that share it)."""
+    """Artifacts in a directory of this machine (or one mounted on every machine that shares it)."""
 
     def __init__(self, root: Path, *, limits: ArtifactLimits | None = None) -> None:
         self._root = root
         self._limits = limits or ArtifactLimits()
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
-        """Makes the store hold what the job's folder holds now; new, changed, replaced and deleted files follow.
+        """Mirror the job's folder as it is now, including changed, replaced and deleted files.
 
-        A closed attempt stays as it is, and so does what is stored if the folder itself is gone.
+        A closed attempt is not changed. If the folder itself is gone, the stored files are kept.
 
         Args:
             job_id: The job.
             attempt: Its attempt.
             source: The folder the job writes to; nothing in it is trusted.
-            final: The job has ended: files that seem to change are looked at again.
+            final: The job has ended: files that change meanwhile are read again.
 
         Raises:
-            OSError: The store cannot be written, e.g. the disk is full. Trying again goes on from there.
+            OSError: The store cannot be written, e.g. the disk is full. A retry continues from there.
         """
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
@@ -161,21 +161,21 @@ class DirectoryStore:
         max_bytes: int | None = None,
         stopped: Stopped = never,
     ) -> Manifest:
-        """Syncs a last time, hashes every file and writes the manifest, which is final.
+        """Sync a last time, hash every file and write the manifest; later syncs change nothing.
 
-        The manifest names only files that are in the store with the hash it gives, also after a power cut. What
-        could not be kept makes it `partial`.
+        The manifest names only files that are in the store with that hash, even after a power cut. It is `partial` if
+        something could not be kept.
 
         Args:
             job_id: The job.
             attempt: Its attempt.
             source: The folder the job wrote to.
-            lost: What should have come into that folder from elsewhere and could not, and why.
-            max_bytes: Bytes that are kept, where that is less than the store's own limit.
-            stopped: Asked while that takes its time: whether to leave it at what is kept by then.
+            lost: Files that should have been fetched into that folder and could not be, and why.
+            max_bytes: Bytes to keep, if less than the store's own limit.
+            stopped: Polled meanwhile; once True, only what is stored by then is kept.
 
         Raises:
-            OSError: The store cannot be written, e.g. the disk is full. Trying again goes on from there.
+            OSError: The store cannot be written, e.g. the disk is full. A retry continues from there.
         """
         if manifest := self._manifest(job_id, attempt):
             return manifest
@@ -193,7 +193,7 @@ class DirectoryStore:
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
     ) -> Page:
-        """A page of files whose public path starts with `prefix`, after path `after`; as of the last sync."""
+        """Return a page of files whose public path starts with `prefix`, after path `after`; as of the last sync."""
         opened = self._files(job_id, attempt)
         if opened is None:
             return Page((), None, 0, 0, "none", ())
@@ -201,10 +201,10 @@ class DirectoryStore:
             return page_of(opened, prefix, after, limit)
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
-        """Opens one file by its public path.
+        """Open one file by its public path.
 
         Raises:
-            ArtifactNotFound: There is no such file, or the path could not be one's.
+            ArtifactNotFound: There is no such file, or the path is not a valid public path.
         """
         *parents, name = resolve(path)
         opened = self._files(job_id, attempt)
@@ -233,15 +233,15 @@ class DirectoryStore:
         return OpenArtifact(file, status.st_size, entry.sha256, status.st_mtime_ns // 1_000_000)
 
     def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
-        """All files in order of path; as of the last sync while the attempt is not closed."""
+        """Yield all files in order of path; as of the last sync while the attempt is not closed."""
         if opened := self._files(job_id, attempt):
             with opened:
                 yield from opened.files()
 
     def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
-        """Deletes the files of a closed attempt whose public path is meant; how many there were.
+        """Delete the files of a closed attempt whose public path `meant` accepts; returns their number.
 
-        The manifest is written anew first: whoever dies in between leaves bytes, never names of what is gone.
+        The manifest is rewritten first: a crash in between leaves unlisted files, never entries without a file.
 
         Raises:
             OSError: The store cannot be written, e.g. the disk is full.
@@ -250,7 +250,7 @@ class DirectoryStore:
         if self._manifest(job_id, attempt) is None:
             return 0
         with opened_folder(directory) as locked:
-            fcntl.flock(locked, fcntl.LOCK_EX)  # of two that delete at once each keeps what the other left
+            fcntl.flock(locked, fcntl.LOCK_EX)  # of two concurrent deletions, neither may restore the other's entries
             with FileList(directory / "manifest.jsonl") as closed:
                 files, before = list(closed.files()), closed.manifest
             kept = [one for one in files if not meant(one.path)]
@@ -272,15 +272,15 @@ class DirectoryStore:
                 os.close(folder)
 
     def remove(self, job_id: str) -> None:
-        """Deletes what all attempts of a job left; deleting nothing is success."""
+        """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
         remove_tree(self._directory(job_id, 0).parent)
 
     def forget(self, job_id: str, attempt: int) -> None:
-        """Deletes what one attempt left; deleting nothing is success."""
+        """Delete the artifacts of one attempt; it is not an error if there are none."""
         remove_tree(self._directory(job_id, attempt))
 
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
-        """None: only this machine can read its files."""
+        """Return None: only this machine can read its files."""
         del job_id, attempt, path, headers
         return None
 
@@ -291,7 +291,7 @@ class DirectoryStore:
 
     def _files(self, job_id: str, attempt: int) -> FileList | None:
         directory = self._directory(job_id, attempt)
-        # Closing removes the listing after the manifest is there: one of the two is found on the second look.
+        # `close` writes the manifest and then removes the listing: if both seem missing, the second try finds it.
         for name in ("manifest.jsonl", "listing.jsonl", "manifest.jsonl"):
             with suppress(FileNotFoundError):
                 return FileList(directory / name)
@@ -306,7 +306,7 @@ class DirectoryStore:
 
 
 def page_of(opened: FileList, prefix: str, after: str | None, limit: int) -> Page:
-    """A page of an opened list: files whose public path starts with `prefix`, after path `after`."""
+    """Return a page of an opened list: files whose public path starts with `prefix`, after path `after`."""
     files, following = opened.page(prefix, after, limit)
     header = opened.manifest
     return Page(tuple(files), following, header.files, header.bytes, header.state, header.skipped)

@@ -1,7 +1,7 @@
-"""The doorbell of one host: a file whose touch says "look".
+"""Wakes the supervisors of one host by touching a file.
 
-A bell carries nothing: losing, doubling or delaying a ring is harmless, because whoever hears it reads the
-database, and looks now and then without any ring at all.
+The touch carries no data. A lost, doubled or late one is harmless: a supervisor reads the database when it wakes, and
+also polls it now and then.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Bell:
-    """The doorbell file; supervisors on this host watch it with `core.filewatch`.
+    """The file that supervisors on this host watch with `core.filewatch`.
 
     Args:
         path: The file; made if it is missing.
@@ -21,5 +21,5 @@ class Bell:
         path.touch(exist_ok=True)
 
     def ring(self) -> None:
-        """Say "look"; never blocks."""
+        """Wake the supervisors; never blocks."""
         os.utime(self.path)

@@ -1,4 +1,4 @@
-"""The tables of what only jobs may read: secrets, sign-ins for registries. Values are sealed (`core.vault`)."""
+"""Tables of credentials: secrets, logins for registries and git servers. Values are encrypted (`core.vault`)."""
 
 from datetime import datetime
 
@@ -9,12 +9,12 @@ from core.db import Base, UtcDateTime
 
 
 class Secret(Base):
-    """A value that jobs name and that nobody is shown again."""
+    """A named value for jobs; the API never returns it."""
 
     __tablename__ = "secrets"
 
     project_id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """Whose jobs may use it; empty: every project's."""
+    """Project whose jobs may use it; empty: all projects."""
     name: Mapped[str] = mapped_column(String(100), primary_key=True)
     sealed: Mapped[str] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -22,23 +22,23 @@ class Secret(Base):
 
 
 class Registry(Base):
-    """How every project's jobs sign in to a registry of container images."""
+    """Login for a container registry, for the jobs of all projects."""
 
     __tablename__ = "registries"
 
     host: Mapped[str] = mapped_column(String(255), primary_key=True)
-    """With its port, if it has one of its own."""
+    """Includes the port, if it is not the default."""
     username: Mapped[str] = mapped_column(String(255))
     sealed: Mapped[str] = mapped_column(Text)
     """The password."""
     push: Mapped[bool] = mapped_column(server_default=false())
-    """Whether jobs may also push images with it."""
+    """True if jobs may also push images with it."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class ProjectRegistry(Base):
-    """How one project's jobs sign in to a registry of container images; it goes before that of every project."""
+    """Login for a container registry, for the jobs of one project; takes precedence over `Registry`."""
 
     __tablename__ = "project_registries"
 
@@ -52,7 +52,7 @@ class ProjectRegistry(Base):
 
 
 class GitLogin(Base):
-    """The user and password for the git server of a job's workspace; gone with the job, so that it can be cloned."""
+    """`user:password` for the git server of a job's workspace; kept until the job is deleted, for its clones."""
 
     __tablename__ = "git_logins"
 
@@ -61,7 +61,7 @@ class GitLogin(Base):
 
 
 class JobLogin(Base):
-    """A password for a registry that came with a job; gone when the job has ended."""
+    """Registry password that was submitted with a job; deleted when the job has ended."""
 
     __tablename__ = "job_logins"
 

@@ -1,7 +1,7 @@
-"""What only jobs may read: secrets by name, and how to sign in to registries. Values go in here, and out to jobs alone.
+"""Secrets and logins for registries and git servers. Values are write-only: only jobs get them back.
 
-A job names a secret in its environment (`TOKEN=secret:NAME`); its specification, and with it the record, holds the
-name. The value is looked up when an attempt is launched. A project's own secret goes before one of all projects.
+A job names a secret in its environment (`TOKEN=secret:NAME`); its specification, and so the database row, holds only
+the name. The value is looked up when an attempt is launched. A project's own secret overrides one for all projects.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,26 +24,26 @@ AnyRegistry = Registry | ProjectRegistry
 EVERY_PROJECT = ""
 MAX_SECRET_BYTES = 64 * 1024
 MAX_PASSWORD_BYTES = 16 * 1024
-"""Tokens that some registries give for a password are kilobytes long."""
+"""Some registries issue tokens of several kilobytes as passwords."""
 MAX_USERNAME = 255
 _BATCH = 100
 
 
 def put_secret(session: Session, vault: Vault, project_id: str, name: str, value: str) -> tuple[Secret, bool]:
-    """Store a value under a name, over the one that was there.
+    """Store a secret, replacing an existing one of that name.
 
     Args:
         session: Writes.
         vault: Encrypts.
-        project_id: Whose jobs may use it, or EVERY_PROJECT.
-        name: What jobs call it.
-        value: What they get.
+        project_id: Project whose jobs may use it, or EVERY_PROJECT.
+        name: The name that jobs refer to.
+        value: The value that jobs get.
 
     Returns:
         Its row, and whether it is new.
 
     Raises:
-        SpecInvalid: The name or the value cannot be one.
+        SpecInvalid: The name or the value is not valid.
         SecretUnreadable: There is no key to encrypt it with.
     """
     if not SECRET_NAME.match(name):
@@ -58,15 +58,15 @@ def put_secret(session: Session, vault: Vault, project_id: str, name: str, value
 
 
 def secrets_of(session: Session, project_id: str) -> list[Secret]:
-    """The secrets of one project, or of all projects together (EVERY_PROJECT), by name."""
+    """Return the secrets of one project, or those for all projects (EVERY_PROJECT), ordered by name."""
     return list(session.scalars(select(Secret).where(Secret.project_id == project_id).order_by(Secret.name)))
 
 
 def delete_secret(session: Session, project_id: str, name: str) -> None:
-    """Forget a secret.
+    """Delete a secret.
 
     Raises:
-        CredentialNotFound: There is none.
+        CredentialNotFound: There is no such secret.
     """
     gone = delete(Secret).where(Secret.project_id == project_id, Secret.name == name).returning(Secret.name)
     if session.scalar(gone) is None:
@@ -74,10 +74,10 @@ def delete_secret(session: Session, project_id: str, name: str) -> None:
 
 
 def check_named(session: Session, spec: JobSpec, project_id: str | None) -> None:
-    """Refuse a job that names a secret which is not there.
+    """Refuse a job that names a secret which does not exist.
 
     Raises:
-        SpecInvalid: It does; the field is the variable.
+        SpecInvalid: A secret does not exist; the field is the variable.
     """
     named = spec.secrets()
     if not named:
@@ -94,16 +94,16 @@ def check_named(session: Session, spec: JobSpec, project_id: str | None) -> None
 
 
 def with_values(session: Session, vault: Vault, job: Job) -> dict[str, str]:
-    """The job's environment with the values of the secrets that it names.
+    """Return the job's environment with the values of the secrets that it names.
 
     Raises:
-        CredentialNotFound: A secret is gone.
-        SecretUnreadable: One cannot be decrypted; the message names it.
+        CredentialNotFound: A secret no longer exists.
+        SecretUnreadable: A secret cannot be decrypted; the message names it.
     """
     env, named = job.spec.env_vars, job.spec.secrets()
     if not named:
         return env
-    # Sorted by project: its own comes last and wins.
+    # Sorted by project ID: the project's own secret comes after the one for all projects, and wins.
     found = {secret.name: secret for secret in _visible(session, set(named.values()), job.project_id)}
     values = {}
     for variable, name in named.items():
@@ -120,22 +120,22 @@ def with_values(session: Session, vault: Vault, job: Job) -> dict[str, str]:
 def put_registry(
     session: Session, vault: Vault, project_id: str, host: str, username: str, password: str, *, push: bool = False
 ) -> tuple[AnyRegistry, bool]:
-    """Store how to sign in to a registry, over what was there.
+    """Store the login for a registry, replacing an existing one.
 
     Args:
         session: Writes.
         vault: Encrypts.
-        project_id: Whose jobs sign in with it, or EVERY_PROJECT.
+        project_id: Project whose jobs sign in with it, or EVERY_PROJECT.
         host: The registry.
-        username: Who signs in.
-        password: Or a token.
+        username: User name.
+        password: Password or token.
         push: Whether jobs may also push images with it.
 
     Returns:
         Its row, and whether it is new.
 
     Raises:
-        SpecInvalid: Something cannot be.
+        SpecInvalid: The host, the username or the password is not valid.
         SecretUnreadable: There is no key to encrypt the password with.
     """
     known = checked_host(host)
@@ -146,18 +146,18 @@ def put_registry(
 
 
 def registries(session: Session, project_id: str) -> list[AnyRegistry]:
-    """The registries that a project's jobs, or those of every project (EVERY_PROJECT), sign in to, by host."""
+    """Return the registry logins for a project's jobs, or those for all projects (EVERY_PROJECT), ordered by host."""
     table, key = _registry_key(project_id, "")
     del key["host"]
     return list(session.scalars(select(table).filter_by(**key).order_by(table.host)))
 
 
 def delete_registry(session: Session, project_id: str, host: str) -> None:
-    """Forget how to sign in to a registry.
+    """Delete the login for a registry.
 
     Raises:
-        CredentialNotFound: It is not known.
-        SpecInvalid: It is no host.
+        CredentialNotFound: There is no such login.
+        SpecInvalid: The host is not valid.
     """
     table, key = _registry_key(project_id, checked_host(host))
     gone = delete(table).filter_by(**key).returning(table.host)
@@ -166,7 +166,7 @@ def delete_registry(session: Session, project_id: str, host: str) -> None:
 
 
 def keep_login(session: Session, vault: Vault, job_id: str, password: str) -> None:
-    """Keep a password that came with a job, until the job has ended; a repeat changes nothing.
+    """Store the registry password of a job until the job has ended; a repeat changes nothing.
 
     Raises:
         SecretUnreadable: There is no key to encrypt it with.
@@ -176,16 +176,16 @@ def keep_login(session: Session, vault: Vault, job_id: str, password: str) -> No
 
 
 def login_for(session: Session, vault: Vault, job: Job, image: str, *, push: bool = False) -> Login | None:
-    """How to sign in to the registry of an image, for this job.
+    """Return the login for the registry of an image, for this job.
 
-    With what came with it, else with what is stored for its project, else for every project.
+    The login submitted with the job comes first, then that of its project, then that for all projects.
 
     Args:
         session: Reads.
         vault: Decrypts.
         job: The job.
         image: Its image, or what it pushes.
-        push: Whether it is to be pushed: then only with what may be used for that.
+        push: Whether the image is to be pushed: then only a login that may push is returned.
 
     Raises:
         SecretUnreadable: The password cannot be decrypted; the message names the registry.
@@ -209,7 +209,7 @@ def login_for(session: Session, vault: Vault, job: Job, image: str, *, push: boo
 
 
 def keep_git_login(session: Session, vault: Vault, job_id: str, login: str) -> None:
-    """Keep the `user:password` that came with the address of a job's workspace; a repeat changes nothing.
+    """Store the `user:password` from the git address of a job's workspace; a repeat changes nothing.
 
     Raises:
         SecretUnreadable: There is no key to encrypt it with.
@@ -219,7 +219,7 @@ def keep_git_login(session: Session, vault: Vault, job_id: str, login: str) -> N
 
 
 def git_login(session: Session, vault: Vault, job: Job) -> str | None:
-    """The `user:password` for the git server of a job's workspace.
+    """Return the `user:password` for the git server of a job's workspace; None if there is none.
 
     Raises:
         SecretUnreadable: It cannot be decrypted.
@@ -234,10 +234,10 @@ def git_login(session: Session, vault: Vault, job: Job) -> str | None:
 
 
 def copy_git_login(session: Session, vault: Vault, original: Job, job_id: str, login: str | None) -> None:
-    """Give a clone the git login of its original: this one, from the original's address, or the one that is kept.
+    """Give a clone the git login of its original: `login`, from the original's address, else the stored one.
 
     Raises:
-        SecretUnreadable: It cannot be decrypted, or nothing be encrypted.
+        SecretUnreadable: The stored login cannot be decrypted, or there is no key to encrypt with.
     """
     login = login or git_login(session, vault, original)
     if login:
@@ -245,15 +245,15 @@ def copy_git_login(session: Session, vault: Vault, original: Job, job_id: str, l
 
 
 def seal_git_logins(session: Session, vault: Vault, after: str = "") -> str | None:
-    """Take passwords out of the git addresses of some jobs that an earlier release made, and keep them encrypted.
+    """Move passwords from the git addresses of a batch of jobs, made by an earlier release, to encrypted storage.
 
     Args:
         session: Writes.
         vault: Encrypts.
-        after: The id to go on from: that of the last job that was looked at.
+        after: Id of the last job of the previous batch.
 
     Returns:
-        The id to go on from; None: there are no more.
+        The `after` for the next batch; None: there are no more.
 
     Raises:
         SecretUnreadable: There is no key to encrypt with.
@@ -272,10 +272,10 @@ def seal_git_logins(session: Session, vault: Vault, after: str = "") -> str | No
 
 
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:
-    """Refuse a username or password that cannot be one.
+    """Refuse an invalid username or password.
 
     Raises:
-        SpecInvalid: With the field.
+        SpecInvalid: One of them is not valid; its field is named.
     """
     check_label(username, name_field, MAX_USERNAME)
     _check_value(password, password_field, MAX_PASSWORD_BYTES)
@@ -285,27 +285,27 @@ def seal_anew(session: Session, vault: Vault) -> tuple[int, list[str]]:
     """Encrypt everything with the first key.
 
     Returns:
-        How many values were; and what could not be, with why.
+        Number of values encrypted; and those that could not be, with the reasons.
     """
 
     def anew(row: Any, purpose: str) -> None:  # noqa: ANN401 - a row of any of the tables
         row.sealed = vault.sealed_anew(purpose, row.sealed)
 
-    # Locked: what is set meanwhile must not be put back to what it was.
+    # Locked: a value that is set meanwhile must not be overwritten with the old one.
     done = _each(session, anew, lambda query: query.with_for_update())
     session.flush()
     return done
 
 
 def readable(session: Session, vault: Vault) -> tuple[int, list[str]]:
-    """How many values can be decrypted; and what cannot be, with why."""
+    """Count the values that can be decrypted; also returns those that cannot, with the reasons."""
     return _each(session, lambda row, purpose: vault.open(purpose, row.sealed))
 
 
 def _each(
     session: Session, act: Callable[[Any, str], object], narrow: Callable[[Any], Any] = lambda query: query
 ) -> tuple[int, list[str]]:
-    """Do something to every row with a sealed value; how many it could be done to, and what else there is, with why."""
+    """Call `act` on every row with an encrypted value; returns the number of successes, and failures with reasons."""
     rows = [
         *((one, _secret_purpose(one.project_id, one.name)) for one in session.scalars(narrow(select(Secret)))),
         *((one, _registry_purpose("", one.host)) for one in session.scalars(narrow(select(Registry)))),
@@ -344,7 +344,7 @@ def _visible(session: Session, names: Iterable[str], project_id: str | None) -> 
 
 
 def _check_value(value: str, where: str, most: int) -> None:
-    """What is wrong with it is said without any of it."""
+    """Refuse an invalid value; the message must not contain any part of it."""
     if not value:
         raise SpecInvalid("Empty; give it at least one character.", field=where)
     if "\0" in value:

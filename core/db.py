@@ -46,11 +46,11 @@ logger = logging.getLogger(__name__)
 _ON_COMMIT = "gradient_on_commit"
 _USED = "gradient_used"
 _SQLITE_BUSY_SECONDS = 20
-# Besides the operational: a connection that broke between two statements or sat idle for too long, a server that
+# Besides operational errors: a connection that broke between two statements or was idle for too long, a server that
 # became read-only, and a pool whose connections all hang.
 _AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
 _POSTGRES = {
-    # psycopg's own defaults were still blocked 75 s after the network had gone.
+    # With psycopg's defaults, calls still blocked 75 s after the network had gone down.
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 5,
@@ -61,7 +61,7 @@ _POSTGRES_OPTIONS = "-c statement_timeout=15s -c lock_timeout=5s -c idle_in_tran
 
 
 class Base(DeclarativeBase):
-    """Base of all tables; names every constraint, so that migrations can drop what they made."""
+    """Base of all tables; names every constraint, so that migrations can drop it."""
 
     metadata = MetaData(
         naming_convention={
@@ -81,14 +81,14 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To the database: UTC, naive on SQLite."""
+        """Convert a value for the database: UTC, naive on SQLite."""
         if value is None:
             return None
         value = value.astimezone(UTC)
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """From the database: aware UTC."""
+        """Convert a value from the database: aware UTC."""
         del dialect
         if value is None:
             return None
@@ -96,10 +96,10 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class now(FunctionElement[datetime]):  # noqa: N801 - reads as the SQL function it is
-    """The database's clock, `seconds` from now. Leases go by this clock alone, never by a host's."""
+    """The database's clock plus `seconds`. Leases use this clock only, never a host's."""
 
     type = UtcDateTime()
-    # The seconds are a bound parameter, so that a statement with a time in it is compiled once, not at each run.
+    # The seconds are a bound parameter, so that a statement with a time in it is compiled only once.
     inherit_cache = True
 
     def __init__(self, seconds: float = 0.0) -> None:
@@ -124,33 +124,33 @@ def on_commit(session: Session, callback: Callable[[], None]) -> None:
 
 
 class Database:
-    """One process's way to the database.
+    """Access of one process to the database.
 
     Args:
         url: SQLAlchemy URL; `sqlite:///…` or `postgresql://…` (psycopg is used for the latter).
         pool_size: Connections kept (PostgreSQL only).
-        read_only: Refuse every change, make nothing that is missing, and leave its settings as they are.
+        read_only: Refuse every change, create nothing, and leave the database's settings as they are.
     """
 
     def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False) -> None:
         self.url = _with_driver(url)
         self.engine = _reading_engine(self.url) if read_only else _engine(self.url, pool_size)
-        # Threads that wait for SQLite's one write lock sleep and look again; in one process they take turns instead.
+        # SQLite polls for its write lock with sleeps; within one process this lock orders the threads instead.
         self._turn: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether this is the embedded database."""
+        """True for SQLite, the embedded database."""
         return self.engine.dialect.name == "sqlite"
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that only reads; nothing in it is committed.
+        """Open a session that only reads; nothing in it is committed.
 
         Raises:
             StoreUnavailable: The database does not answer.
         """
-        try:  # around the session: its end is a ROLLBACK, for which the connection may be gone as well
+        try:  # around the session: it ends with a ROLLBACK, which fails if the connection is gone
             with Session(self.engine, expire_on_commit=False) as session:
                 yield session
         except _AWAY as error:
@@ -158,7 +158,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A session whose changes are committed when the block ends, all or none.
+        """Open a session whose changes are committed when the block ends, all or none.
 
         Raises:
             StoreUnavailable: The database does not answer; nothing was committed, as far as it can be known.
@@ -174,14 +174,14 @@ class Database:
         for callback in callbacks:
             try:
                 callback()
-            except Exception:  # the commit stands; a doorbell that fails must not undo the answer
+            except Exception:  # the commit stands; a failed notification must not fail the request
                 logger.exception("on_commit_failed")
 
     def ping(self) -> None:
-        """Ask the database for a sign of life.
+        """Check that the database answers.
 
         Raises:
-            StoreUnavailable: It gives none.
+            StoreUnavailable: It does not.
         """
         try:
             with self.engine.connect() as connection:
@@ -210,7 +210,7 @@ def _engine(url: str, pool_size: int) -> Engine:
     if url.startswith("sqlite"):
         path = url.removeprefix("sqlite:///")
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Parameters hold what users gave us, secrets included: they stay out of errors, and so out of our log.
+        # Parameters hold users' data, including secrets, and must not get into errors and so into our log.
         engine = create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS}, hide_parameters=True)
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
@@ -228,13 +228,13 @@ def _engine(url: str, pool_size: int) -> Engine:
 
 
 def _ping(dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _fairy: object) -> None:
-    """Find out whether a connection of the pool still lives, and have another one made if not.
+    """Check that a pooled connection still works, and have the pool replace it if not.
 
-    The pool's own ping comes before anybody is told that the connection is taken: a thread that waits for its answer
-    for ever could not be freed.
+    The pool's own pre-ping runs before the checkout event, so `core.patience` could not free a thread whose ping never
+    gets an answer.
     """
     if _USED not in record.info:
-        record.info[_USED] = True  # it has just been made
+        record.info[_USED] = True  # just created
         return
     try:
         dialect.do_ping(connection)
@@ -246,7 +246,7 @@ def _reading_engine(url: str) -> Engine:
     if not url.startswith("sqlite"):
         options = f"{_POSTGRES_OPTIONS} -c default_transaction_read_only=on"
         return create_engine(url, connect_args=_POSTGRES | {"options": options})
-    # Opened to be written, so that the last to close it leaves no -wal and -shm file behind; but never made.
+    # Opened read-write, because the last connection removes the -wal and -shm files on close; but never created.
     file = f"file:{quote(url.removeprefix('sqlite:///'))}?mode=rw"
     engine = create_engine(
         url,
@@ -258,7 +258,7 @@ def _reading_engine(url: str) -> Engine:
 
 
 def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves, below
+    connection.isolation_level = None  # `_sqlite_begin` sends BEGIN
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -269,7 +269,7 @@ def _sqlite_connect_reading(connection: sqlite3.Connection, _record: object) -> 
 
 
 def _sqlite_begin(connection: Connection) -> None:
-    # A transaction that reads first and writes later fails at once with "database is locked" when another
-    # one wrote between; taking the write lock at BEGIN waits instead.
+    # A transaction that reads first and writes later fails at once with "database is locked" if another one
+    # wrote in between; with the write lock taken at BEGIN it waits instead.
     write = connection.get_execution_options().get("gradient_write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

@@ -1,4 +1,4 @@
-"""Free space of the disks that folders lie on."""
+"""Free space on the disks of folders."""
 
 import shutil
 from collections.abc import Iterable
@@ -8,18 +8,18 @@ MIB = 1024**2
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that may still be written on the disk of a folder, which need not be there yet."""
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
     place = next(one for one in (folder, *folder.parents) if one.exists())
     return shutil.disk_usage(place).free
 
 
 def shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int = 0) -> str | None:
-    """The first of these folders whose disk has too little room, in words; None: all have enough.
+    """Describe the first of these folders whose disk has too little space; None if all have enough.
 
     Args:
-        folders: Where something is to be written.
-        min_free_mb: MiB that have to stay free; 0: nothing is looked at.
-        coming: Bytes that are about to be written.
+        folders: Folders that will be written to.
+        min_free_mb: MiB that have to stay free; 0: not checked.
+        coming: Bytes that will be written.
     """
     for folder in folders if min_free_mb else ():
         free = free_bytes(folder)

@@ -1,7 +1,7 @@
-"""The dispatcher: sends what transactions left in the outbox, apart from any request.
+"""The dispatcher: sends the outbox messages of committed transactions, in its own thread.
 
 Publishing inside a request is forbidden: on a hung broker it blocked for over 90 seconds. A request commits its
-outbox row and answers; this thread, woken by the commit, rings.
+outbox row and answers; this thread, woken by the commit, sends the message.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 5.0
 _LINGER_SECONDS = 0.2
 _LOOK_SECONDS = 5.0
-"""Workers, too, write into the outbox, and another host's cannot wake this thread."""
+"""Workers also write to the outbox, and those on other hosts cannot wake this thread."""
 _BATCH = 1000
 
 _OUTBOX = select(Outbox.id).order_by(Outbox.id).limit(_BATCH)
@@ -36,13 +36,13 @@ _ADDRESSED = (
 
 
 class Dispatcher:
-    """A thread that rings for every committed outbox row, and then removes the row.
+    """A thread that sends a wake message for every committed outbox row, and then deletes the row.
 
     Args:
-        database: Where the outbox is.
-        ring: Rings this host's own bell, once for any number of rows; quick.
-        publish: Rings elsewhere; None where there is no broker. May take seconds and raise: the rows then stay and
-            are tried again.
+        database: Database with the outbox.
+        ring: Wakes this host's supervisors, once for any number of rows; fast.
+        publish: Sends messages to the broker; None if there is none. May take seconds and raise: the rows then stay
+            and are retried.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class Dispatcher:
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     def start(self) -> None:
-        """Begin; rows that an earlier process left are sent first."""
+        """Start the thread; rows left by an earlier process are sent first."""
         self.wake()
         self._thread.start()
 
     def wake(self) -> None:
-        """There is something in the outbox: for `on_commit`."""
+        """Wake the thread, because the outbox has new rows; for `on_commit`."""
         if self._publish is not None:
-            self._ring()  # from here: while the thread waits for a broker that hangs, this host must not
+            self._ring()  # in the caller's thread: a broker that hangs must not delay this host's supervisors
         self._woken.set()
 
     def stop(self) -> None:
-        """End the thread; what is still in the outbox is sent at the next start."""
+        """Stop the thread; remaining rows are sent at the next start."""
         self._stopping = True
         self._woken.set()
         self._thread.join()
 
     def send(self) -> int:
-        """Send what is there now; the number of rows."""
+        """Send one batch of rows; returns their number."""
         with self._database.read() as session:
             rows = session.execute(_OUTBOX if self._publish is None else _ADDRESSED).all()
         if not rows:
@@ -99,14 +99,14 @@ class Dispatcher:
             except (StoreUnavailable, OSError) as error:
                 logger.warning("dispatch_failed", extra={"error": str(error)})
                 due = time.monotonic() + _RETRY_SECONDS
-            except Exception:  # the thread must outlive whatever a broker throws: nobody starts another
+            except Exception:  # the thread must survive any error of the broker: nothing restarts it
                 logger.exception("dispatch_failed")
                 due = time.monotonic() + _RETRY_SECONDS
 
     def _nearby(self, due: float | None, *, woken: bool) -> float | None:
-        """Ring here; when to do something next."""
+        """Wake the supervisors of this host; returns the time of the next action."""
         if woken and (due is None or time.monotonic() < due):
-            # Who waits for work hears of it at once; the rows of many commits are removed together.
+            # Idle supervisors wake at once; the rows of many commits are deleted together.
             self._ring()
             return due or time.monotonic() + _LINGER_SECONDS
         while self.send():
@@ -114,7 +114,7 @@ class Dispatcher:
         return None
 
     def _far(self, due: float | None, *, woken: bool) -> float | None:
-        """Ring elsewhere; when to do something next."""
+        """Send messages to the broker; returns the time of the next action."""
         if woken and self._failing and due is not None and time.monotonic() < due:
             return due  # not at every commit: a broker that hangs takes seconds each time
         self._failing = True
@@ -125,11 +125,11 @@ class Dispatcher:
 
 
 def _rings(rows: Sequence[Row[Any]]) -> list[Ring]:
-    """One message for each queue that the rows' jobs concern; none for jobs that have ended meanwhile."""
+    """Build one message for each queue that the rows' jobs concern; none for jobs that have ended meanwhile."""
     rings: dict[str, Ring] = {}
     for row in rows:
         if row.state in OWNED:
-            queue = host_queue(row.worker)  # a wish for whoever holds it
+            queue = host_queue(row.worker)  # a stop request for the worker that holds the job
         elif row.state is JobState.QUEUED:
             queue = pool_queue(row.machine_type)
         else:

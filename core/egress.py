@@ -1,8 +1,8 @@
-"""The rule for addresses that users name and this service connects to: git servers, registries, webhooks.
+"""The egress policy: addresses named by users that this service may connect to (git servers, registries).
 
 Addresses that are not public are refused, in every spelling and also behind a name, unless an administrator allowed
-them (GRADIENT_EGRESS__ALLOWED). A name is resolved once, and what was checked is what is connected to: a name that
-means another address a moment later leads nowhere else.
+them (GRADIENT_EGRESS__ALLOWED). A name is resolved only once, and the connection goes to the checked
+address, so that changing the name's address in between (DNS rebinding) has no effect.
 """
 
 import ipaddress
@@ -29,8 +29,8 @@ _NOT_PUBLIC = tuple(
     ipaddress.ip_network(one)
     for one in (
         "168.63.129.16/32",  # metadata of Azure's virtual machines
-        "192.0.0.0/24",  # protocols' own, and metadata of Oracle's virtual machines
-        "192.88.99.0/24",  # relays of 6to4
+        "192.0.0.0/24",  # IETF protocol assignments, and metadata of Oracle's virtual machines
+        "192.88.99.0/24",  # 6to4 relays
     )
 )
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\Z")
@@ -38,7 +38,7 @@ _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loop
 
 
 class Egress:
-    """The rule, as settings have it."""
+    """The policy, as configured."""
 
     def __init__(self, settings: EgressSettings) -> None:
         self._schemes = settings.schemes
@@ -75,10 +75,10 @@ class Egress:
         return host, port or _PORTS[parts.scheme]
 
     def check_host(self, host: str, field: str) -> None:
-        """Refuse a host that is an address which is not public, in any spelling, or a name of this machine.
+        """Refuse a host that is a non-public address, in any spelling, or a name of this machine.
 
         Raises:
-            EgressRefused: It is.
+            EgressRefused: It is one, or not a valid host.
         """
         plain = _plain(host)
         if plain in self._names:
@@ -92,10 +92,10 @@ class Egress:
             raise EgressRefused(f"{host[:80]!r} is not the name or address of a host.", field=field)
 
     def resolve(self, host: str, port: int, field: str) -> list[tuple[str, int]]:
-        """Every address of a host, each of them checked.
+        """Return all addresses of a host, each of them checked.
 
         Raises:
-            EgressRefused: There is none, or one of them may not be connected to.
+            EgressRefused: The host has no address, or one that may not be connected to.
         """
         self.check_host(host, field)
         plain = _plain(host)
@@ -113,17 +113,17 @@ class Egress:
         """Refuse an image whose registry's host `check_host` refuses.
 
         Raises:
-            EgressRefused: It does.
+            EgressRefused: The host is refused.
         """
         registry = registry_of(reference)
         if registry != DOCKER_HUB:
             self.check_host(host_of(registry), field)
 
     def resolve_image(self, reference: str, field: str) -> None:
-        """Refuse an image whose registry has an address here that may not be connected to.
+        """Refuse an image whose registry has an address that may not be connected to.
 
         Raises:
-            EgressRefused: It has, or has none; names that are allowed need none, the engine may know another way.
+            EgressRefused: It has one, or no address. Allowed names are not resolved: the engine may have a proxy.
         """
         host = host_of(registry_of(reference))
         if host != DOCKER_HUB and _plain(host) not in self._names:
@@ -140,14 +140,14 @@ class Egress:
 
 
 def connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
-    """A connection to the first of checked addresses that answers.
+    """Connect to the first of these checked addresses that answers.
 
     Raises:
-        OSError: None does.
+        OSError: None answers.
     """
     problem = OSError("no address")
     for address in addresses:
-        # Not create_connection: that resolves once more.
+        # Not create_connection, which would resolve again.
         made = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         made.settimeout(CONNECT_SECONDS)
         try:
@@ -161,12 +161,12 @@ def connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
 
 
 def host_of(registry: str) -> str:
-    """The host of a registry, without its port."""
+    """Return the host of a registry without its port."""
     return registry if registry.endswith("]") else re.sub(r":[0-9]+\Z", "", registry)
 
 
 def literal(host: str) -> Address | None:
-    """The address that a host is a spelling of: dotted, decimal, octal, hexadecimal or IPv6; None: it is a name."""
+    """Parse a host as an address in any spelling: dotted, decimal, octal, hexadecimal or IPv6; None if it is a name."""
     try:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -182,7 +182,7 @@ def _plain(host: str) -> str:
 
 
 def _embedded(address: Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that an IPv6 one stands for."""
+    """Return the IPv4 address embedded in an IPv6 one, if any."""
     if isinstance(address, ipaddress.IPv4Address):
         return None
     if any(address in network for network in (*_NAT64, _COMPATIBLE)) and int(address) > 1:

@@ -1,4 +1,4 @@
-"""Everything we raise on purpose, as one tree.
+"""All exceptions that this project raises on purpose, as one tree.
 
 GradientError
 ├── NotFound
@@ -60,7 +60,7 @@ class ProjectNotFound(NotFound):
 
 
 class WorkerNotFound(NotFound):
-    """No worker of this name ever reported."""
+    """No worker of this name ever registered."""
 
 
 class WorkspaceNotFound(NotFound):
@@ -76,11 +76,11 @@ class CredentialNotFound(NotFound):
 
 
 class OutputRemoved(NotFound):
-    """What the job printed or left was removed by policy; the record says when."""
+    """The job's log or artifacts were removed by policy; the job's row says when."""
 
 
 class SpecInvalid(GradientError):
-    """The request is well formed, but asks for something that cannot be."""
+    """The request is well formed, but asks for something invalid."""
 
 
 class MachineTypeUnknown(SpecInvalid):
@@ -88,7 +88,7 @@ class MachineTypeUnknown(SpecInvalid):
 
 
 class EgressRefused(SpecInvalid):
-    """An address that this service does not connect to for users."""
+    """The egress policy forbids connecting to this address."""
 
 
 class WorkspaceInvalid(SpecInvalid):
@@ -96,11 +96,11 @@ class WorkspaceInvalid(SpecInvalid):
 
 
 class CursorInvalid(SpecInvalid):
-    """A page cursor that this service did not make."""
+    """The page cursor was not issued by this service."""
 
 
 class IdempotencyMismatch(GradientError):
-    """An Idempotency-Key was used again with another request."""
+    """An Idempotency-Key was reused with a different request."""
 
 
 class Unauthorized(GradientError):
@@ -108,15 +108,15 @@ class Unauthorized(GradientError):
 
 
 class SecretUnreadable(GradientError):
-    """What is stored encrypted cannot be read, or nothing be encrypted: a key is missing or wrong."""
+    """A value cannot be encrypted or decrypted: the key is missing or wrong."""
 
 
 class StoreUnavailable(GradientError):
-    """A store (disk, bucket, database) does not answer now; trying again later may work."""
+    """A store (disk, bucket, database) does not answer now; a later retry may succeed."""
 
 
 class StorageFull(GradientError):
-    """A disk or a quota has no room for what was sent; it will have once something is removed."""
+    """A disk or a quota has no room for the request until something is deleted."""
 
 
 class LimitReached(GradientError):
@@ -141,4 +141,4 @@ class ReleaseOutdated(GradientError):
 
 
 class LeaseLost(GradientError):
-    """Somebody else owns the job now: the caller stops and writes nothing more."""
+    """Another worker owns the job now: the caller must stop and write nothing more."""

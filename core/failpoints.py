@@ -1,7 +1,7 @@
-"""Named places where a test may have this process die, to prove that nothing is lost there.
+"""Named places where a test can kill this process, to prove that nothing is lost there.
 
-`failpoint("claimed")` does nothing unless GRADIENT_FAILPOINT names it; then the process is killed on the spot,
-as by a power cut. `claimed:stop` freezes it instead (SIGSTOP), which makes a zombie of its lease.
+`failpoint("claimed")` does nothing unless GRADIENT_FAILPOINT names it; then the process is killed at once,
+without cleanup. `claimed:stop` freezes it instead (SIGSTOP), so that it wakes up with an expired lease.
 """
 
 import os
@@ -22,13 +22,13 @@ FAILPOINTS: dict[str, str] = {
     "collected": "the outputs are completed, the record is not closed",
     "finished": "the record is closed, the scratch directory is still there",
 }
-"""Every fail-point and what is true there; a test kills at each."""
+"""All failpoints, and the state at each of them; a test kills the process at each."""
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def failpoint(name: str) -> None:
-    """Die here if GRADIENT_FAILPOINT says so.
+    """Kill or freeze this process if GRADIENT_FAILPOINT names this failpoint.
 
     Raises:
         KeyError: The name is not in FAILPOINTS.

@@ -1,4 +1,4 @@
-"""Waiting for files to change, without polling: inotify, and a way to be woken from another thread."""
+"""Waits for file changes without polling (inotify); other threads can end the wait."""
 
 import logging
 import os
@@ -16,14 +16,14 @@ _BLIND_SECONDS = 0.25
 
 
 class FileWatch:
-    """Waits until something under the watched paths changes, somebody calls `wake`, or time is up.
+    """Waits until something under the watched paths changes, `wake` is called, or a timeout passes.
 
-    A folder is watched for its own entries, not for those of its sub-folders. A host allows a user only so many
-    inotify instances, and jobs can use them up: without one, `wait` returns after a quarter of a second at most.
+    A folder is watched for its own entries, not for those of its sub-folders. The number of inotify instances
+    per user is limited, and jobs can use them up: without one, `wait` returns after a quarter of a second at most.
     """
 
     def __init__(self, *paths: Path) -> None:
-        self._lock = threading.RLock()  # a signal's handler may call `wake` within `close`
+        self._lock = threading.RLock()  # a signal handler may call `wake` during `close`
         self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inotify = _watching(paths)
         # Not select(): it refuses descriptors above 1023.
@@ -33,20 +33,20 @@ class FileWatch:
             self._poll.register(self._inotify.fileno(), select.POLLIN)
 
     def wake(self) -> None:
-        """Let `wait` return; safe from any thread, also when the watch is closed."""
+        """Make `wait` return; safe from any thread, also when the watch is closed."""
         with self._lock:
             if self._wake is not None:
                 os.eventfd_write(self._wake, 1)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most `seconds`; True if something is seen to have changed or `wake` was called."""
+        """Wait for at most `seconds`; True if a change was seen or `wake` was called."""
         longest = seconds if self._inotify is not None else min(seconds, _BLIND_SECONDS)
         ready = self._poll.poll(1000 * max(0.0, longest))
         self._drain()
         return bool(ready)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         with self._lock:
             if self._wake is not None:
                 os.close(self._wake)
@@ -61,7 +61,7 @@ class FileWatch:
         self.close()
 
     def _drain(self) -> None:
-        """Forget the changes seen so far."""
+        """Discard the events seen so far."""
         if self._inotify is not None:
             self._inotify.read(timeout=0)
         if self._wake is not None:
@@ -72,7 +72,7 @@ class FileWatch:
 
 
 def _watching(paths: tuple[Path, ...]) -> INotify | None:
-    """An inotify instance that watches these paths; None where the host allows no more."""
+    """Create an inotify instance that watches these paths; None if the limit is reached."""
     inotify = None
     try:
         inotify = INotify(nonblocking=True)

@@ -1,4 +1,4 @@
-"""Many folders watched through one inotify instance: a host allows only about a hundred of those per user."""
+"""Watches many folders through one inotify instance; a user may have only about a hundred of them per host."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ class FolderWatch:
         self._called: dict[int, list[Callable[[], None]]] = {}
 
     def fileno(self) -> int:
-        """Descriptor that is readable after a change."""
+        """Return the descriptor, which is readable after a change."""
         return int(self._inotify.fileno())
 
     @contextmanager
     def watching(self, folder: Path, callback: Callable[[], None]) -> Iterator[None]:
-        """Have `callback` called by `deliver` after changes, while the block lasts.
+        """Let `deliver` call `callback` after changes, while the block lasts.
 
         Raises:
             OSError: The folder does not exist, or the host's limit of watches is reached.
@@ -42,7 +42,7 @@ class FolderWatch:
             self._leave(descriptor, callback)
 
     def deliver(self) -> None:
-        """Call whoever watches a folder that changed; never blocks."""
+        """Call the callbacks of the folders that changed; never blocks."""
         changed = {event.wd for event in self._inotify.read(timeout=0)}
         with self._lock:
             callbacks = [callback for descriptor in changed for callback in self._called.get(descriptor, ())]
@@ -50,12 +50,12 @@ class FolderWatch:
             callback()
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._inotify.close()
 
     def _leave(self, descriptor: int, callback: Callable[[], None]) -> None:
         with self._lock:
-            # One entry a watcher: equal callbacks of two watchers are two entries.
+            # One entry per watcher: two watchers with equal callbacks have two entries.
             callbacks = self._called.get(descriptor, [])
             if callback in callbacks:
                 callbacks.remove(callback)
@@ -63,5 +63,5 @@ class FolderWatch:
                 return
             try:
                 self._inotify.rm_watch(descriptor)
-            except (OSError, ValueError):  # the folder is gone, or the watch is closed: nothing is left to remove
+            except (OSError, ValueError):  # the folder was deleted, or this object is closed
                 return

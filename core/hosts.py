@@ -1,4 +1,4 @@
-"""Names of hosts, as browsers compare them when they choose which cookies to send."""
+"""Host names in the form in which browsers compare them when they choose cookies."""
 
 import ipaddress
 import socket
@@ -7,7 +7,7 @@ EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not 
 
 
 def canonical_host(name: str) -> str:
-    """The one spelling of a host name: lower case; `127.1`, `0x7f.1` and `2130706433` are `127.0.0.1`."""
+    """Normalize a host name: lower case; `127.1`, `0x7f.1` and `2130706433` are `127.0.0.1`."""
     name = name.lower().strip("[]").rstrip(".")
     try:
         return socket.inet_ntoa(socket.inet_aton(name))

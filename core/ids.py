@@ -1,4 +1,4 @@
-"""Ids: a prefix that says what it is, and 13 of [a-z0-9]. They never look like a number."""
+"""Ids: a prefix for the kind, and 13 of [a-z0-9]. They never look like a number."""
 
 import secrets
 import string
@@ -8,5 +8,5 @@ _LENGTH = 13
 
 
 def new_id(prefix: str) -> str:
-    """A new random id, for example `j3k9…` with the prefix `j`; 67 bits of chance."""
+    """Make a random id, for example `j3k9…` with the prefix `j`; 67 bits of entropy."""
     return prefix + "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))

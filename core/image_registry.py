@@ -1,4 +1,4 @@
-"""Which registry an image reference leads to, by the rule that Docker goes by, and who signs in there."""
+"""Registries of image references, by Docker's rule, and credentials for them."""
 
 import re
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _MAX_HOST = 255
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How to sign in to a registry."""
+    """Credentials for a registry."""
 
     host: str
     username: str
@@ -21,10 +21,10 @@ class Login:
 
 
 def registry_of(reference: str) -> str:
-    """Host (and port) of the registry that an image comes from.
+    """Return the host (and port) of the registry that an image comes from.
 
-    What stands before the first slash is one if it could be no folder: it has a dot, a colon or a capital, or is
-    localhost.
+    The part before the first slash is a host if it has a dot, a colon or a capital letter, or is localhost; otherwise
+    the image is on Docker Hub.
     """
     first, slash, _ = reference.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost" or first != first.lower()):
@@ -33,10 +33,10 @@ def registry_of(reference: str) -> str:
 
 
 def checked_host(given: str) -> str:
-    """A registry's host as it is stored.
+    """Validate a registry's host and return it as it is stored.
 
     Raises:
-        SpecInvalid: It is none.
+        SpecInvalid: It is not a valid host.
     """
     host = given.removeprefix("https://").removeprefix("http://").rstrip("/").lower()
     if len(host) > _MAX_HOST or not _HOST.match(host):

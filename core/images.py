@@ -1,4 +1,4 @@
-"""What `container` may say: image references, and the short names of `images.toml` beside this file.
+"""Values of `container`: image references, and the short names of `images.toml` beside this file.
 
 An administrator's file of the same layout changes or adds names.
 """
@@ -25,21 +25,21 @@ _REFERENCE = re.compile(
 _IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _HUB = ("docker.io/library/", "index.docker.io/library/", "docker.io/", "index.docker.io/")
 MAX_REFERENCE = 512
-"""Characters of an image reference: more than any registry takes."""
+"""Characters of an image reference; more than any registry accepts."""
 
 
 def is_reference(text: str) -> bool:
-    """Whether the text has the form of an image reference."""
+    """Check whether the text has the form of an image reference."""
     return len(text) <= MAX_REFERENCE and _REFERENCE.match(text) is not None
 
 
 def is_image_id(text: str) -> bool:
-    """Whether the text is the id of an image on some host (`sha256:` and 64 hex digits), which no registry knows."""
+    """Check whether the text is a local image ID (`sha256:` and 64 hex digits), which no registry knows."""
     return _IMAGE_ID.match(text) is not None
 
 
 def canonical(reference: str) -> str:
-    """The reference as engines list it: without Docker Hub's own name, and with a tag or, rather, a digest."""
+    """Return the reference as engines list it: without Docker Hub's host, and with a digest or else a tag."""
     if is_image_id(reference):
         return reference
     for prefix in _HUB:
@@ -55,11 +55,11 @@ def canonical(reference: str) -> str:
 
 
 def pinned(reference: str, digest: str | None) -> str | None:
-    """What names exactly the image that ran, for `container`; None where that cannot be told.
+    """Return the `container` value that names exactly the image that ran; None if it is unknown.
 
     Args:
         reference: The reference that was resolved.
-        digest: As recorded for the attempt: `repository@sha256:…`, or the image's id where no registry knows it.
+        digest: As recorded for the attempt: `repository@sha256:…`, or the image ID if no registry has the image.
     """
     if digest is None:
         return reference if "@" in reference else None
@@ -79,11 +79,11 @@ _LIST = TableList("image name", "images.file", ShortName)
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a `container` means.
+    """A resolved `container`.
 
     Attributes:
         image: The reference, as engines list it; None: the worker's default image.
-        short_name: The name it was resolved from, if it was one.
+        short_name: The short name it was resolved from, if any.
     """
 
     image: str | None
@@ -91,13 +91,13 @@ class Resolved:
 
 
 class ImageCatalogue:
-    """Every short name, in the order of the file.
+    """All short names, in the order of the file.
 
     Args:
-        names: They; names and aliases must all differ.
+        names: The short names; names and aliases must all differ.
 
     Raises:
-        SpecInvalid: Two of them share a name, or one stands for something that is no image reference.
+        SpecInvalid: Two of them share a name, or one stands for something that is not an image reference.
     """
 
     def __init__(self, names: list[ShortName]) -> None:
@@ -113,19 +113,19 @@ class ImageCatalogue:
 
     @classmethod
     def load(cls, path: Path = PACKAGED, override_path: Path | None = None) -> "ImageCatalogue":
-        """Reads the list, and an administrator's changes on top of it.
+        """Read the list, and an administrator's changes on top of it.
 
         Args:
             path: The full list.
             override_path: Tables that change single values of a name, or add names.
 
         Raises:
-            SpecInvalid: A file is missing, is no TOML or has an impossible value; the message says where.
+            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message says where.
         """
         return cls(_LIST.read(path, override_path))
 
     def resolve(self, container: str | None, machine: MachineType) -> Resolved:
-        """What a `container` means on a machine type; a name with a tag is never a short one."""
+        """Resolve a `container` for a machine type; a name with a tag is never a short name."""
         if container is None:
             return Resolved(None)
         short = self._by_name.get(container)

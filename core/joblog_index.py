@@ -1,4 +1,4 @@
-"""The index of a job's log: fixed-size records, each of them a commit point for the raw bytes before it."""
+"""The index of a job's log: fixed-size records, each a commit point for the raw bytes before it."""
 
 import os
 import struct
@@ -6,28 +6,28 @@ import zlib
 from typing import NamedTuple
 
 RECORD_SIZE = 64
-# A record never covers more: finding a line inside one stays a matter of microseconds.
+# Most bytes per record, so that finding a line within one takes microseconds.
 BLOCK_BYTES = 64 * 1024
 BATCH = 64
 
 GROWING = 0
 """Flag of ordinary output: the last record may grow in place while its time window is open."""
 FIXED = 1
-"""Flag of what the service itself wrote (notes, gap markers): never merged with anything."""
+"""Flag of lines that the service wrote (notes, gap markers): never merged with other output."""
 CONTINUED = 2
-"""Flag of a record whose append goes on in the next one, and which is therefore no commit point."""
+"""Flag of a record whose append continues in the next one; it is therefore not a commit point."""
 
-# 64 bytes, a divisor of the sector size: no record lies on two sectors, so a power cut cannot tear one.
+# 64 bytes, a divisor of the sector size: no record spans two sectors, so a power cut cannot tear one.
 _LAYOUT = struct.Struct("<QQQQQIII8x")
 _CHECKSUM = struct.Struct("<I")
 _REREADS = 3
 
 
 class Record(NamedTuple):
-    """One stretch of raw bytes, with the counts that hold at its end.
+    """One range of raw bytes, with the counts at its end.
 
     Offsets and lengths are bytes; `at_ms` is Unix time in milliseconds of the first byte's arrival.
-    `source_end` counts bytes of the attempt's own output, `line_start` is where the line that is open at the
+    `source_end` counts bytes of the attempt's own output; `line_start` is where the line that is open at the
     end begins.
     """
 
@@ -47,7 +47,7 @@ class Record(NamedTuple):
 
     @property
     def open_line(self) -> bool:
-        """Whether there are bytes after the last newline."""
+        """True if there are bytes after the last newline."""
         return self.line_start < self.raw_end
 
 
@@ -55,13 +55,13 @@ EMPTY = Record(0, 0, 0, 0, 0, 0, 0, FIXED)
 
 
 def pack(record: Record) -> bytes:
-    """The record as 64 bytes with a checksum at the end."""
+    """Encode a record as 64 bytes with a checksum at the end."""
     body = _LAYOUT.pack(*record)
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
 def unpack(data: bytes, at: int = 0) -> Record | None:
-    """The record at byte `at` of `data`, or None when it is torn."""
+    """Decode the record at byte `at` of `data`; None if it is torn."""
     body = data[at : at + _LAYOUT.size]
     stored = data[at + _LAYOUT.size : at + RECORD_SIZE]
     if len(stored) < _CHECKSUM.size or _CHECKSUM.unpack(stored)[0] != zlib.crc32(body):
@@ -70,7 +70,7 @@ def unpack(data: bytes, at: int = 0) -> Record | None:
 
 
 def last_commit(index: int, raw: int) -> tuple[int, Record]:
-    """Finds the newest commit point of which every raw byte exists.
+    """Find the newest commit point of which every raw byte exists.
 
     Args:
         index: Descriptor of the index file.
@@ -81,7 +81,7 @@ def last_commit(index: int, raw: int) -> tuple[int, Record]:
     """
     for _ in range(_REREADS):
         count = os.fstat(index).st_size // RECORD_SIZE
-        # A record that is growing in place can be seen half written; a second look finds it whole.
+        # A record that grows in place can be read half written; a second read finds it whole.
         if not count or unpack(os.pread(index, RECORD_SIZE, (count - 1) * RECORD_SIZE)):
             break
     while count:
@@ -97,14 +97,14 @@ def last_commit(index: int, raw: int) -> tuple[int, Record]:
 
 
 class IndexView:
-    """What had been committed when the view was made; what a writer adds later stays out of sight."""
+    """A snapshot of the index: records committed when it was made, without later ones."""
 
     def __init__(self, index: int, raw: int) -> None:
         self._index = index
         self.count, self.last = last_commit(index, raw)
 
     def records(self, first: int, limit: int = BATCH) -> list[Record]:
-        """Up to `limit` records from number `first` on (0-based)."""
+        """Return up to `limit` records from number `first` on (0-based)."""
         stop = min(self.count, first + limit)
         data = os.pread(self._index, (stop - first) * RECORD_SIZE, first * RECORD_SIZE)
         found = [Record(*_LAYOUT.unpack_from(data, at)) for at in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
@@ -113,7 +113,7 @@ class IndexView:
         return found
 
     def find_line(self, line: int) -> int:
-        """Number of the record that holds the newline ending line `line` (1-based), which must exist."""
+        """Return the number of the record with the newline that ends line `line` (1-based), which must exist."""
         low, high = 0, self.count - 1
         while low < high:
             middle = (low + high) // 2

@@ -24,7 +24,7 @@ class LogLine(NamedTuple):
 
 
 class LogReader:
-    """Reads the log of one job, also while it is written; every call opens and closes the files itself."""
+    """Reads the log of one job, also while it is written; every call opens and closes the files."""
 
     def __init__(self, directory: Path) -> None:
         self.raw_path = directory / "raw"
@@ -41,7 +41,7 @@ class LogReader:
         return self._last().lines_end
 
     def tail(self, count: int, *, final: bool) -> int:
-        """The value of `after` that makes `lines` return the last `count` lines."""
+        """Return the value of `after` for which `lines` returns the last `count` lines."""
         last = self._last()
         return max(0, last.lines_end + (final and last.open_line) - count)
 
@@ -54,13 +54,13 @@ class LogReader:
         max_line_bytes: int = DEFAULT_LINE_BYTES,
         max_page_bytes: int = DEFAULT_PAGE_BYTES,
     ) -> list[LogLine]:
-        """Lines after line `after`, in order and without gaps.
+        """Return lines after line `after`, in order and without gaps.
 
         Args:
             after: Number of the last line already known; 0 for none.
             limit: Most lines to return.
             final: The job ended, so an unfinished last line counts as one.
-            max_line_bytes: A longer line is cut, and says so at its end.
+            max_line_bytes: A longer line is truncated, with a note at its end.
             max_page_bytes: No further line is added once the page holds this much text, so a page that is
                 shorter than `limit` need not be the last.
 
@@ -78,16 +78,16 @@ class LogReader:
             return page
 
     def partial(self, *, max_line_bytes: int = DEFAULT_LINE_BYTES) -> str:
-        """The present state of the unfinished last line, e.g. a progress bar; '' if there is none."""
+        """Return the unfinished last line as it is now, e.g. a progress bar; '' if there is none."""
         with self._open() as log:
             return log.unfinished(max_line_bytes) if log else ""
 
     def raw(self, offset: int, length: int) -> bytes:
-        """Up to `length` raw bytes from `offset` on; shorter at the end."""
+        """Return up to `length` raw bytes from `offset` on; fewer at the end."""
         return b"".join(self.raw_blocks(offset, length))
 
     def raw_blocks(self, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The raw bytes in blocks, up to what was committed when the first block was asked for."""
+        """Yield the raw bytes in blocks, up to the bytes committed when the first block was read."""
         with self._open() as log:
             if not log:
                 return
@@ -122,7 +122,7 @@ class LogReader:
 
 
 class _Snapshot:
-    """A log as it was at one moment."""
+    """A snapshot of a log."""
 
     def __init__(self, raw: int, view: IndexView) -> None:
         self._raw = raw
@@ -132,7 +132,7 @@ class _Snapshot:
         return os.pread(self._raw, length, offset)
 
     def page(self, after: int, limit: int, *, max_line_bytes: int, max_page_bytes: int) -> Iterator[LogLine]:
-        """Complete lines after line `after`."""
+        """Yield complete lines after line `after`."""
         end = min(self.view.last.lines_end, after + limit)
         start = self._line_start(after + 1) if after < end else 0
         room = max_page_bytes
@@ -145,12 +145,12 @@ class _Snapshot:
                 return
 
     def unfinished(self, max_line_bytes: int) -> str:
-        """The last line as it stands, if no newline has ended it."""
+        """Return the unfinished last line; '' if there is none."""
         last = self.view.last
         return render(self.read, last.line_start, last.raw_end, max_line_bytes)
 
     def _line_ends(self, line: int, last: int, start: int) -> Iterator[tuple[int, int, int]]:
-        """For the lines from `line` to `last`: number, raw offset of the newline, time."""
+        """Yield number, raw offset of the newline, and time of the lines from `line` to `last`."""
         while line <= last:
             records = self._group(self.view.find_line(line))
             base = max(start, records[0].raw_start)
@@ -166,7 +166,7 @@ class _Snapshot:
                 at = data.find(b"\n", at + 1)
 
     def _group(self, first: int) -> list[Record]:
-        """Records from `first` on, no more of them than make one block of bytes."""
+        """Return records from `first` on, at most one block of bytes."""
         records = self.view.records(first)
         stop = records[0].raw_start + BLOCK_BYTES
         return [record for record in records if record.raw_end <= stop]
@@ -184,7 +184,7 @@ class _Snapshot:
 
 
 def _after_newline(data: bytes, count: int) -> int:
-    """Offset just past the `count`-th newline."""
+    """Return the offset just past the `count`-th newline."""
     at = 0
     while (found := data.count(b"\n", at, at + _SKIP_BYTES)) < count:
         count -= found

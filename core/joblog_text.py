@@ -1,10 +1,10 @@
-"""How a line of raw output is shown: folded like a terminal would, cleaned, cut; the raw bytes stay as they are."""
+"""Renders lines of raw output for display: overwritten text folded, control characters removed, long lines cut."""
 
 import codecs
 import re
 from collections.abc import Callable
 
-# A progress bar's present state is short; looking no further back bounds the work a line can cause.
+# A progress bar's current state is short; this bounds the work for one line.
 FOLD_BYTES = 64 * 1024
 FOLD_STATES = 64
 
@@ -28,23 +28,23 @@ def _clean(text: str) -> str:
 def _shown(head: bytes, length: int, limit: int) -> str:
     if length <= limit:
         return _clean(head.decode("utf-8", "replace"))
-    # final=False leaves out a character that the cut goes through.
+    # final=False leaves out a character that the cut splits.
     text = _utf8("replace").decode(head[:limit], final=False)
     return f"{_clean(text)} … [{length:,} bytes in all; the raw log has them]"
 
 
 def render(read: Callable[[int, int], bytes], start: int, end: int, limit: int) -> str:
-    r"""Shows one line as text.
+    r"""Render one line as text.
 
-    A `\r` starts the line anew: the last state that shows anything is returned. Looked at are the last
-    `FOLD_STATES` states within the last `FOLD_BYTES` bytes. Colours (SGR) and tabs stay; other control
-    characters and sequences go; what is not UTF-8 becomes U+FFFD.
+    A `\r` starts the line over: the last state that is not empty is returned, of the last `FOLD_STATES` states
+    within the last `FOLD_BYTES` bytes. Colours (SGR) and tabs are kept, other control characters and sequences
+    are removed, and invalid UTF-8 becomes U+FFFD.
 
     Args:
         read: Returns the raw bytes at (offset, length).
         start: Raw offset of the line's first byte.
         end: Raw offset just past its last byte, the newline not included.
-        limit: Longest state in bytes that is shown whole; a longer one is cut and says so.
+        limit: Longest state in bytes that is shown whole; a longer one is truncated, with a note.
     """
     tail_start = max(start, end - FOLD_BYTES)
     tail = read(tail_start, end - tail_start)

@@ -17,9 +17,9 @@ _TOKEN_BYTES = 16
 class LogWriter:
     """Appends the output of one attempt; every append is committed when the call returns.
 
-    Committed means: a process killed afterwards loses nothing. To outlast a power cut, `sync` too.
+    Committed data survives the end of this process; to survive a power cut, call `sync` too.
 
-    The writer that was opened last is the only one that can write: every other one's next append raises `LeaseLost`.
+    Only the writer that was opened last can write: the next append of any other raises `LeaseLost`.
     """
 
     def __init__(self, directory: Path, attempt: int, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -46,7 +46,7 @@ class LogWriter:
 
     @property
     def position(self) -> int:
-        """The offset in this attempt's output of the next byte that is wanted."""
+        """The offset in this attempt's output of the next byte to append."""
         return self._last.source_end if self._last.attempt == self._attempt else 0
 
     @property
@@ -56,17 +56,17 @@ class LogWriter:
 
     @property
     def room(self) -> int:
-        """Bytes left before the log passes its limit. It is not enforced: head and tail are the shipper's choice."""
+        """Bytes left before the log passes its limit. Not enforced here: the caller chooses what to leave out."""
         return max(0, self._max_bytes - self._last.raw_end)
 
     def append(self, data: bytes, at_ms: int, *, source_bytes: int | None = None) -> None:
-        """Appends output and moves `position` on.
+        """Append output and advance `position`.
 
         Args:
             data: What to store.
             at_ms: When it arrived, Unix milliseconds.
-            source_bytes: How many bytes of the source `data` stands for, when not `len(data)`, as after secrets
-                were replaced. Such an append is committed as a whole or not at all.
+            source_bytes: Bytes of the source that `data` represents, if not `len(data)`, e.g. after secrets were
+                replaced. Such an append is committed as a whole or not at all.
 
         Raises:
             OSError: It could not be written, e.g. the disk is full; nothing is committed then.
@@ -76,10 +76,10 @@ class LogWriter:
             self._commit(data, at_ms, self.position + moved, GROWING)
 
     def append_gap(self, skipped_bytes: int, resume_source_offset: int, at_ms: int) -> None:
-        """Writes a line that says what was left out, and wants the source from `resume_source_offset` next.
+        """Write a line that says what was left out, and continue at `resume_source_offset` of the source.
 
         Raises:
-            GradientError: The offset lies before what is stored already.
+            GradientError: The offset lies before the end of the stored output.
         """
         if resume_source_offset < self.position:
             raise GradientError(
@@ -92,17 +92,17 @@ class LogWriter:
         self._commit(self._own_line(text), at_ms, resume_source_offset, FIXED)
 
     def note(self, text: str, at_ms: int | None = None) -> None:
-        """Writes a line of the service's own; it counts as a line but not as output of the job."""
+        """Write a line of the service itself; it counts as a line but not as output of the job."""
         now = time.time_ns() // 1_000_000 if at_ms is None else at_ms
         self._commit(self._own_line(" ".join(text.splitlines())), now, self.position, FIXED)
 
     def sync(self) -> None:
-        """Makes what is committed outlast a power cut."""
+        """Flush committed data to disk, so that it survives a power cut."""
         os.fdatasync(self._raw)
         os.fdatasync(self._index)
 
     def close(self, *, sync: bool = True) -> None:
-        """Closes the log; closing twice is harmless."""
+        """Close the log; closing twice is harmless."""
         if self._raw < 0:
             return
         try:
@@ -121,14 +121,14 @@ class LogWriter:
         os.ftruncate(self._index, self._count * RECORD_SIZE)
         os.ftruncate(self._raw, self._last.raw_end)
         if self._last.attempt != self._attempt and self._last.open_line:
-            # The earlier attempt ended in mid-line; ours begins on a line of its own.
+            # The previous attempt ended in mid-line; this one starts on a new line.
             self._commit(b"\n", self._last.at_ms, 0, FIXED)
 
     def _own_line(self, text: str) -> bytes:
         return (b"\n" if self._last.open_line else b"") + text.encode("utf-8", "replace") + b"\n"
 
     def _commit(self, data: bytes, at_ms: int, source_end: int, flags: int) -> None:
-        # A worker that was frozen and wakes up after its job was taken over still believes in its own count.
+        # A worker that was frozen while another took its job over still has its old state.
         if os.pread(self._fence, _TOKEN_BYTES, 0) != self._token:
             raise LeaseLost("another writer has opened this log")
         _write_at(self._raw, data, self._last.raw_end)
@@ -140,7 +140,7 @@ class LogWriter:
         self._last = records[-1]
 
     def _may_grow(self, at_ms: int) -> bool:
-        # A job that prints for weeks gets coarser times rather than an index larger than its log.
+        # Coarser times for a job that prints for weeks, so that the index does not grow larger than the log.
         window = _GROW_MS if self._count < _MANY_RECORDS else 10 * _GROW_MS
         last = self._last
         return (

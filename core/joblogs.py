@@ -1,8 +1,8 @@
-"""What jobs print: one log per job, raw bytes on disk with an index of lines and times beside them.
+"""Job logs: one per job, raw bytes on disk with an index of lines and times.
 
 One writer at a time, in any process, which may be killed at any byte: a record of the index commits the raw
-bytes before it, and whatever lies past the last record is cut off when the log is opened again. Readers only
-see what is committed, so they may be anywhere and need no lock.
+bytes before it, and bytes past the last record are cut off when the log is opened again. Readers only
+see committed bytes, so they may be in any process and need no lock.
 """
 
 import re
@@ -28,19 +28,19 @@ class JobLogs:
         self._max_bytes = max_bytes
 
     def directory(self, job_id: str) -> Path:
-        """Where the log of this job lies; it exists once a writer was opened.
+        """Return the folder of a job's log; it exists once a writer was opened.
 
         Raises:
-            JobNotFound: No job could have this id, e.g. because it leads out of the directory.
+            JobNotFound: The id is not valid, e.g. because it leads out of the directory.
         """
         if not _JOB_ID.fullmatch(job_id):
             raise JobNotFound(job_id)
         return self._root / job_id[:3] / job_id
 
     def open_writer(self, job_id: str, attempt: int) -> LogWriter:
-        """Opens the log for one attempt, from where the last writer committed.
+        """Open the log for one attempt, continuing after the last commit.
 
-        Only one writer may be open for a job; the caller's lease sees to that.
+        Only one writer may be open for a job; the caller's lease ensures that.
 
         Raises:
             LeaseLost: A later attempt has already written.
@@ -48,24 +48,24 @@ class JobLogs:
         return LogWriter(self.directory(job_id), attempt, max_bytes=self._max_bytes)
 
     def reader(self, job_id: str) -> LogReader:
-        """A reader, which holds no open file between calls; a job that printed nothing yet reads as empty."""
+        """Return a reader, which holds no open file between calls; the log of a job without output reads as empty."""
         return LogReader(self.directory(job_id))
 
     def nudge(self, job_id: str) -> None:
-        """Wakes whoever follows the log: the job's row has changed. Where nobody ever followed it does nothing.
+        """Wake the log's followers, because the job's row has changed.
 
-        Followers look now and then anyway, so a nudge that cannot be given (the disk is full) is no failure.
+        Followers also poll, so it is not an error if this fails (the disk is full, or there is no log yet).
         """
         with suppress(OSError), (self.directory(job_id) / _NUDGE).open("wb", buffering=0) as file:
             file.write(b".")
 
     def nudged_at(self, job_id: str) -> int:
-        """When `nudge` was last called, in nanoseconds of the file system's clock; 0 if it never was."""
+        """Return the time of the last `nudge`, in nanoseconds of the file system's clock; 0 if there was none."""
         try:
             return (self.directory(job_id) / _NUDGE).stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def remove(self, job_id: str) -> None:
-        """Deletes the log; deleting a missing one is success."""
+        """Delete the log; it is not an error if there is none."""
         remove_tree(self.directory(job_id))

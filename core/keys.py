@@ -1,7 +1,7 @@
-"""API keys: made, listed, revoked and recognised. Only their SHA-256 is stored.
+"""API keys: creation, listing, revocation and authentication. Only their SHA-256 is stored.
 
-A key reads `gj_<id>_<secret>_<check>`: 8 characters that may be shown, 43 of [A-Za-z0-9] (256 bits of chance,
-which is why a fast hash is enough), and a checksum that tells a typing error from a foreign key without a query.
+A key has the form `gj_<id>_<secret>_<check>`: 8 characters that are not secret, 43 of [A-Za-z0-9] (256 bits of
+entropy, so a fast hash is enough), and a checksum that detects typing errors without a query.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from core.settings.retention import MAX_DAYS
 
 PREFIX = "gj"
 TRUSTED_SECONDS = 5.0
-"""How long a key may still be accepted after it was revoked."""
+"""Longest time for which a key may still be accepted after it was revoked."""
 
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 _SECRET_ALPHABET = string.ascii_letters + string.digits
@@ -37,18 +37,18 @@ _USED_SECONDS = 60
 
 
 def create(session: Session, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
-    """Make a key.
+    """Create a key.
 
     Args:
         session: Writes.
-        name: Whose or what it is for.
-        days: How long it works; None: until it is revoked.
+        name: The owner or use of the key.
+        days: Days until it expires; None: never.
 
     Returns:
         Its row, and the key itself, which is stored nowhere and cannot be shown again.
 
     Raises:
-        SpecInvalid: The name is empty or too long, or the days are none.
+        SpecInvalid: The name is empty, too long or not printable, or the days are out of range.
     """
     if days is not None and not 0 < days <= MAX_DAYS:
         raise SpecInvalid(f"{days:g} days: a key works for more than 0 and up to {MAX_DAYS:,} days.", field="days")
@@ -68,12 +68,12 @@ def create(session: Session, name: str, *, days: float | None = None) -> tuple[A
 
 
 def list_keys(session: Session) -> list[ApiKey]:
-    """Every key, also the revoked ones, oldest first."""
+    """Return all keys, including revoked ones, oldest first."""
     return list(session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)))
 
 
 def revoke(session: Session, key_id: str) -> ApiKey:
-    """Take a key out of use, and end the browser sessions that it opened; a repeat does nothing.
+    """Revoke a key, and end the browser sessions that were opened with it; a repeat does nothing.
 
     Raises:
         NotFound: There is no key of this id.
@@ -90,13 +90,13 @@ def revoke(session: Session, key_id: str) -> ApiKey:
 
 
 def authenticate(session: Session, secret: str) -> ApiKey:
-    """The key whose text this is.
+    """Return the key that this secret belongs to.
 
     Raises:
         Unauthorized: It is misspelt, unknown, revoked or expired.
     """
     key = session.get(ApiKey, _id_in(secret))
-    # An unknown id takes the same way as a wrong secret, so that ids cannot be found by trying.
+    # An unknown id is handled like a wrong secret, so that ids cannot be found by trial.
     stored = key.sha256 if key is not None else bytes(hashlib.sha256().digest_size)
     if not hmac.compare_digest(stored, _digest(secret)) or key is None:
         raise Unauthorized("This API key is not known here. `gradient-server keys create` makes one.")
@@ -104,11 +104,11 @@ def authenticate(session: Session, secret: str) -> ApiKey:
 
 
 class KeyRing:
-    """Recognises keys without a query for each request, and remembers which were used.
+    """Authenticates keys with a cache in front of the database, and collects which were used.
 
     Args:
-        database: Where keys are stored.
-        trusted_seconds: How long an answer is kept; a revoked key is refused after this time at the latest.
+        database: Database with the keys.
+        trusted_seconds: Lifetime of a cache entry; a revoked key is refused after this time at the latest.
     """
 
     def __init__(self, database: Database, *, trusted_seconds: float = TRUSTED_SECONDS) -> None:
@@ -116,11 +116,11 @@ class KeyRing:
         self._known: Recent[bytes | str, ApiKey] = Recent(trusted_seconds)
 
     def known(self, secret: str) -> ApiKey | None:
-        """The key whose text this is, if it was recognised a moment ago; asks no database, so never waits."""
+        """Return the key of this secret if it is cached; never queries the database, so never blocks."""
         return self._known.get(_digest(secret))
 
     def authenticate(self, secret: str) -> ApiKey:
-        """The key whose text this is.
+        """Return the key that this secret belongs to.
 
         Raises:
             Unauthorized: It is misspelt, unknown, revoked or expired.
@@ -134,10 +134,10 @@ class KeyRing:
         return key
 
     def get(self, key_id: str) -> ApiKey:
-        """The key of this id, for what was given out to its holder: a browser session, a link.
+        """Return the key of this id, for credentials derived from it: a browser session, a link.
 
         Raises:
-            Unauthorized: There is none, or it was revoked, or it expired.
+            Unauthorized: The key does not exist, was revoked, or expired.
         """
         key = self._known.get(key_id)
         if key is None:
@@ -149,11 +149,11 @@ class KeyRing:
         return key
 
     def forget(self) -> None:
-        """Ask the database again from now on."""
+        """Clear the cache."""
         self._known.clear()
 
     def flush(self) -> None:
-        """Write down when keys were used; called now and then, apart from any request."""
+        """Store when keys were last used; called periodically, outside of requests."""
         used = self._known.take_used()
         if not used:
             return
@@ -173,7 +173,7 @@ def _in_use(key: ApiKey) -> ApiKey:
 
 
 def state(key: ApiKey) -> str:
-    """`valid`, `revoked` or `expired`."""
+    """Return `valid`, `revoked` or `expired`."""
     if key.revoked_at is not None:
         return "revoked"
     return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else "valid"

@@ -1,4 +1,4 @@
-"""Our own logs: JSON or console lines, with job_id and attempt bound to every line of an attempt."""
+"""Log configuration: JSON or console lines, with job_id and attempt bound to every line of an attempt."""
 
 import logging
 import sys
@@ -14,7 +14,7 @@ _SHARED: list[structlog.types.Processor] = [
 
 
 def configure(log_format: str, level: str) -> None:
-    """Set up the process's logs, once, at its start.
+    """Set up logging, once, at the start of the process.
 
     Args:
         log_format: `console` for people, `json` for machines (in which no field can forge a line).
@@ -28,8 +28,8 @@ def configure(log_format: str, level: str) -> None:
         renderer = structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
             pad_event_to=0,
-            # Where `rich` is installed the default prints the local variables of every frame: keys and passwords,
-            # and seconds of work for each error while the database is away.
+            # With `rich` installed, the default prints the local variables of every frame: keys and passwords leak,
+            # and each error takes seconds while the database is down.
             exception_formatter=structlog.dev.plain_traceback,
         )
         last = [renderer]

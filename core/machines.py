@@ -1,4 +1,4 @@
-"""The machine types jobs can ask for: what they are, what they cost, what runs them.
+"""The catalogue of machine types: devices, prices and backends.
 
 The shipped list is `machines.toml` beside this file; an administrator's file of the same layout changes or adds to it.
 """
@@ -46,7 +46,7 @@ class MachineType(Entry):
 
     @property
     def cards(self) -> int:
-        """Accelerator cards that a job has for itself on the host it runs on; a TPU is no card of the host."""
+        """GPUs that a job gets exclusively on its host; TPUs do not count."""
         return self.count if self.kind == "gpu" else 0
 
 
@@ -58,10 +58,10 @@ _LIST = TableList("machine type", "machines.file", MachineType, _key)
 
 
 class Catalogue:
-    """Every machine type, in the order of the file.
+    """All machine types, in the order of the file.
 
     Args:
-        types: The types; names and aliases must all differ, whatever their case.
+        types: The types; names and aliases must all differ, ignoring case.
 
     Raises:
         SpecInvalid: Two types share a name or alias.
@@ -73,19 +73,19 @@ class Catalogue:
 
     @classmethod
     def load(cls, path: Path = PACKAGED, override_path: Path | None = None) -> "Catalogue":
-        """Reads the list, and an administrator's changes on top of it.
+        """Read the list, and an administrator's changes on top of it.
 
         Args:
             path: The full list.
             override_path: Tables that change single values of a type of the same name, or add types.
 
         Raises:
-            SpecInvalid: A file is missing, is no TOML or has an impossible value; the message says where.
+            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message says where.
         """
         return cls(_LIST.read(path, override_path))
 
     def get(self, name: str) -> MachineType:
-        """The type with this name or alias, whatever the case.
+        """Return the type with this name or alias, ignoring case.
 
         Raises:
             MachineTypeUnknown: There is none; the message names the nearest ones.

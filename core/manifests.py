@@ -1,6 +1,6 @@
-"""Lists of files on disk: JSON lines sorted by path, a header first; pages are found by binary search.
+"""File lists on disk: a header, then JSON lines sorted by path; pages are found by binary search.
 
-A manifest is such a list with a sha256 for every file; it is written last and never changed.
+A manifest is such a list with a sha256 for every file; it is written last, and replaced only when files are deleted.
 """
 
 import json
@@ -22,7 +22,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class ArtifactFile(NamedTuple):
-    """One kept file: public path, size in bytes, modification time in Unix milliseconds, sha256 once closed."""
+    """A stored file: public path, size in bytes, modification time in Unix milliseconds, sha256 once closed."""
 
     path: str
     size: int
@@ -35,10 +35,10 @@ class Manifest:
     """The header of a list.
 
     Args:
-        state: `complete` if all that should be kept is; else `partial`, and `skipped` says what is missing.
+        state: `complete` if everything that should be kept is stored; else `partial`, and `skipped` lists the rest.
         files: Number of files.
-        bytes: Their sizes together.
-        skipped: What is not kept, and why.
+        bytes: Sum of their sizes.
+        skipped: Files that are not kept, and why.
     """
 
     state: ArtifactsState
@@ -48,13 +48,13 @@ class Manifest:
 
 
 def write_list(path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *, durable: bool) -> None:
-    """Writes a list as a whole or not at all.
+    """Write a list atomically.
 
     Args:
         path: The file to replace.
         manifest: Its header.
         files: The files, sorted by path.
-        durable: Let it outlast a power cut.
+        durable: Flush it to disk, so that it survives a power cut.
     """
     header = {
         "format": _FORMAT,
@@ -108,13 +108,13 @@ class FileList:
         self._file.close()
 
     def files(self, start: str = "") -> Iterator[ArtifactFile]:
-        """The files from path `start` on, in order."""
+        """Yield the files from path `start` on, in order."""
         self._file.seek(self._find(start) if start else self._first)
         for line in self._file:
             yield ArtifactFile(**json.loads(line))
 
     def page(self, prefix: str, after: str | None, limit: int) -> tuple[list[ArtifactFile], str | None]:
-        """Files whose path starts with `prefix` and comes after `after`; and where the next page goes on."""
+        """Return files whose path starts with `prefix` and comes after `after`, and the `after` of the next page."""
         start = prefix if after is None else max(prefix, after + "\0")
         found = list(islice((file for file in self._starting(start, prefix)), limit + 1))
         if len(found) <= limit:
@@ -122,7 +122,7 @@ class FileList:
         return found[:limit], found[limit - 1].path if limit > 0 else after
 
     def get(self, path: str) -> ArtifactFile | None:
-        """The file with this path."""
+        """Return the file with this path."""
         found = next(self.files(path), None)
         return found if found and found.path == path else None
 
@@ -133,7 +133,7 @@ class FileList:
             yield file
 
     def _find(self, path: str) -> int:
-        """Offset of the first line whose path is `path` or comes after it."""
+        """Return the offset of the first line whose path is `path` or comes after it."""
         low, high = self._first, self._end
         while low < high:
             middle = (low + high) // 2

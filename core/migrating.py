@@ -1,4 +1,4 @@
-"""This release's migrations: run them on a database, forward and back. `core.schema` tells whether that is needed."""
+"""Runs this release's migrations on a database, forward and back. `core.schema` checks whether that is needed."""
 
 import logging
 import sqlite3
@@ -18,9 +18,9 @@ from core.errors import DatabaseOutdated, ReleaseOutdated, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-_ADVISORY_LOCK = 0x6A6F_6273_0001  # of PostgreSQL: whoever changes the schema has it until it commits
-# While a change waits for a table everybody else waits behind it: it gives up soon, lets them pass, and tries again.
-# Sooner than PostgreSQL looks for deadlocks (1 s), so that the one to give way is it and not a request.
+_ADVISORY_LOCK = 0x6A6F_6273_0001  # a PostgreSQL advisory lock, held by a schema change until it commits
+# While a schema change waits for a table lock, all others queue behind it: so it times out, pauses, and retries.
+# Shorter than PostgreSQL's deadlock_timeout (1 s), so that the schema change gives way and not a request.
 _LOCK_SECONDS = 0.8
 _PAUSE_SECONDS = 1.0
 _TRIES = 60
@@ -28,7 +28,7 @@ _LOCK_NOT_AVAILABLE, _DEADLOCK = "55P03", "40P01"
 
 
 def configuration(connection: Connection | None = None) -> Config:
-    """Alembic's configuration, with the migrations that came with this release."""
+    """Return Alembic's configuration for this release's migrations."""
     config = Config()
     config.set_main_option("script_location", str(schema.MIGRATIONS))
     config.set_main_option("file_template", "%%(year)d_%%(month).2d_%%(day).2d_%%(slug)s")
@@ -37,17 +37,17 @@ def configuration(connection: Connection | None = None) -> Config:
 
 
 def steps() -> list[Script]:
-    """The migrations of this release, the first one first."""
+    """Return the migrations of this release, oldest first."""
     return list(ScriptDirectory.from_config(configuration()).walk_revisions())[::-1]
 
 
 def retired() -> set[str]:
-    """Tables (`table`) and columns (`table.column`) that may still be there, but are of no use to this release."""
+    """Return tables (`table`) and columns (`table.column`) that may still exist, but that this release does not use."""
     return {name for step in steps() for name in getattr(step.module, "retires", ())}
 
 
 def expression_indexes() -> set[str]:
-    """Names of the indexes over expressions: SQLite does not tell the expression, so they cannot be compared there."""
+    """Return the names of indexes over expressions, which cannot be compared on SQLite: it does not report them."""
     return {
         str(index.name)
         for table in Base.metadata.tables.values()
@@ -57,16 +57,16 @@ def expression_indexes() -> set[str]:
 
 
 def upgrade(database: Database, revision: str = "head") -> schema.State:
-    """Bring the schema forward to `revision`; a repeat does nothing, and neither does a release that is behind.
+    """Migrate the schema forward to `revision`; does nothing if it is there already, or newer than this release.
 
-    Several at once take turns: one does it, the others find it done.
+    Concurrent calls take turns: the first one migrates, the others find nothing to do.
 
     Returns:
-        How the database stands now; newer only if it was so before.
+        The schema's state now; newer only if it was so before.
 
     Raises:
         ReleaseOutdated: The database is newer, and this release cannot run on it.
-        StoreUnavailable: Somebody else kept a table locked all the time.
+        StoreUnavailable: Another session kept a table locked all the time.
     """
 
     def forward(connection: Connection) -> schema.State:
@@ -81,15 +81,15 @@ def upgrade(database: Database, revision: str = "head") -> schema.State:
 
 
 def downgrade(database: Database, revision: str) -> schema.State:
-    """Take the schema back to `revision` (`base`: nothing is left), with what later ones keep.
+    """Migrate the schema back to `revision` (`base`: drop everything); data of later revisions is lost.
 
     Returns:
-        How the database stands now.
+        The schema's state now.
 
     Raises:
-        ReleaseOutdated: The database is newer: only that release knows the way back.
-        DatabaseOutdated: The revision is none of this release's, or the database is behind it.
-        StoreUnavailable: Somebody else kept a table locked all the time.
+        ReleaseOutdated: The database is newer: only that release can migrate it back.
+        DatabaseOutdated: The revision is not one of this release's, or the database is behind it.
+        StoreUnavailable: Another session kept a table locked all the time.
     """
 
     def back(connection: Connection) -> schema.State:
@@ -110,7 +110,7 @@ def downgrade(database: Database, revision: str) -> schema.State:
 
 
 def _in_turn(database: Database, change: Callable[[Connection], schema.State]) -> schema.State:
-    """Run `change` in a transaction of its own, one process at a time: all of it happens, or nothing."""
+    """Run `change` in its own transaction, in one process at a time."""
     transaction = _on_sqlite if database.is_sqlite else _on_postgres
     for _ in range(_TRIES):
         try:
@@ -130,7 +130,7 @@ def _in_turn(database: Database, change: Callable[[Connection], schema.State]) -
 @contextmanager
 def _on_postgres(engine: Engine) -> Iterator[Connection]:
     with engine.begin() as connection:
-        # An index over a large table takes longer than our other statements may, and whoever is before us as long.
+        # An index over a large table takes longer than the usual timeouts, and so does waiting for another process.
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
         connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
@@ -140,7 +140,7 @@ def _on_postgres(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def _on_sqlite(engine: Engine) -> Iterator[Connection]:
-    """A table that is changed is built anew and takes the old one's place: foreign keys are checked at the end."""
+    """Open a transaction without foreign key checks until its end: altering a table rebuilds and replaces it."""
     with engine.connect() as connection:
         driver: sqlite3.Connection = connection.connection.driver_connection  # type: ignore[assignment] # a plain one
         driver.execute("PRAGMA foreign_keys=OFF")  # does nothing within a transaction
@@ -155,13 +155,13 @@ def _on_sqlite(engine: Engine) -> Iterator[Connection]:
 
 
 def _until(revision: str | None) -> list[str]:
-    """The revisions up to this one, itself included."""
+    """Return the revisions up to and including this one."""
     known = schema.revisions()
     return known[: known.index(revision) + 1] if revision in known else []
 
 
 def _record(connection: Connection) -> None:
-    """Leave in the database which releases may run on it: once one is shut out, it stays so."""
+    """Record the oldest release that may run on the database: the newest `serves` of the applied migrations."""
     if not inspect(connection).has_table(schema.SchemaInfo.__tablename__):
         return
     known = _until(schema.look(connection).found)

@@ -1,4 +1,4 @@
-"""Tokens that work once, within minutes: tickets that open a browser session, and sign-ins that make an API key."""
+"""One-time tokens, valid for 10 minutes: tickets that open a browser session, and logins that create an API key."""
 
 import hashlib
 import secrets
@@ -19,21 +19,21 @@ _TOKEN_BYTES = 32
 
 
 class Purpose(StrEnum):
-    """What a token is good for."""
+    """Purposes of tokens."""
 
     TICKET = "ticket"
     """Opens a browser session for an API key."""
     LOGIN = "login"
-    """Makes an API key for a user."""
+    """Creates an API key for a user."""
 
 
 def issue(session: Session, purpose: Purpose, subject: str) -> str:
-    """A token that works once, within 10 minutes.
+    """Issue a token that works once, within 10 minutes.
 
     Args:
         session: Writes.
-        purpose: What it is good for.
-        subject: Whom it stands for: id of a key or of a user.
+        purpose: Its purpose.
+        subject: Id of the key or of the user.
     """
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     values = {"sha256": _digest(token), "purpose": purpose, "subject": subject, "expires_at": now(SECONDS)}
@@ -42,19 +42,19 @@ def issue(session: Session, purpose: Purpose, subject: str) -> str:
 
 
 def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Session, str], T]) -> T | None:
-    """Use a token up, in one transaction with what it is used for: of several at once only one succeeds.
+    """Redeem a token, in one transaction with its use: of several concurrent calls only one succeeds.
 
     Args:
         database: Where tokens are stored.
-        purpose: What it has to be good for.
+        purpose: The purpose that it must have.
         token: As `issue` returned it.
-        use: Called with the transaction and the subject; what it raises leaves the token unused.
+        use: Called with the transaction and the subject; if it raises, the token stays valid.
 
     Returns:
-        What `use` returned; None if the token is unknown, used, or too old.
+        What `use` returned; None if the token is unknown, used or expired.
     """
     good = _good(purpose, token)
-    with database.read() as session:  # strangers' guesses must not wait for, or hold, the database's write lock
+    with database.read() as session:  # guesses must not take the database's write lock
         if session.scalar(select(OneTimeToken.subject).where(*good)) is None:
             return None
     with database.write() as session:

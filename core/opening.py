@@ -1,7 +1,7 @@
-"""What an administrator opens to the containers of one machine type, beside what every container may.
+"""Extra privileges that an administrator grants to containers of a machine type.
 
-A table `[NAME.docker]` in the file that GRADIENT_MACHINES__FILE names. What would hand the host itself over (all
-privileges, the container engine's socket, raw disks) is refused whoever asks.
+They are the table `[NAME.docker]` in the file that GRADIENT_MACHINES__FILE names. Privileges that would give control
+of the host (all privileges, the container engine's socket, raw disks) are always refused.
 """
 
 import re
@@ -43,7 +43,7 @@ _REFUSED = {
 
 
 def overlap(path: str, other: str) -> bool:
-    """Whether one of two absolute paths is the other or lies in it."""
+    """Check whether two absolute paths are equal or one contains the other."""
     one, two = PurePosixPath(path), PurePosixPath(other)
     return one.is_relative_to(two) or two.is_relative_to(one)
 
@@ -59,7 +59,7 @@ AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
 class Opening(BaseModel):
-    """What the containers of one machine type may beyond the default; without any of it, the default."""
+    """Extra privileges of the containers of one machine type; none by default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -121,7 +121,7 @@ class Opening(BaseModel):
         return name
 
     def words(self) -> str:
-        """All of it, as a phrase; empty for nothing."""
+        """Describe the privileges in a phrase; empty if there are none."""
         said = [
             f"capabilities {', '.join(self.capabilities)}" if self.capabilities else "",
             f"devices {', '.join(self.devices)}" if self.devices else "",

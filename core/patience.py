@@ -1,7 +1,7 @@
-"""Breaks connections that keep a thread waiting although nothing will come any more.
+"""A watchdog that closes database connections which hang.
 
-A server that died is noticed by TCP's own timers, a slow statement by the server. A server, or something before it,
-that takes what is sent and never answers is noticed by neither: the thread would wait for ever.
+TCP's timers detect a dead server, and the server ends slow statements. Neither detects a server, or a proxy in front
+of it, that accepts data and never answers: the thread would wait forever.
 """
 
 import logging
@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 class Patience:
-    """A thread that breaks connections which were taken from the pool too long ago.
+    """A thread that shuts down connections which have been checked out for too long.
 
-    Whoever waits on one gets an error, and tries again on a new one.
+    The thread that waits on one gets an error, and can retry on a new connection.
 
     Args:
-        database: Over PostgreSQL; SQLite needs none of this.
-        seconds: How long a connection may be out: longer than any of our transactions lasts, whose statements the
-            server ends after 15 s and whose waits for a lock after 5 s.
+        database: A PostgreSQL database; for SQLite nothing is done.
+        seconds: Longest time for which a connection may be checked out: longer than any transaction takes, given
+            that the server ends statements after 15 s and waits for a lock after 5 s.
     """
 
     def __init__(self, database: Database, seconds: float) -> None:
@@ -35,7 +35,7 @@ class Patience:
         self._out: dict[int, tuple[float, Any]] = {}
         self._thread = threading.Thread(target=self._run, name="patience", daemon=True)
         if not database.is_sqlite:
-            # Before the ping that finds out whether the connection lives: that may wait for ever, too.
+            # Inserted before the ping that checks the connection, which may hang as well.
             event.listen(database.engine, "checkout", self._taken, insert=True)
             event.listen(database.engine, "checkin", self._given_back)
             self._thread.start()
@@ -58,7 +58,7 @@ class Patience:
 
 
 def _break(connection: Any) -> None:  # noqa: ANN401 - the driver's own
-    """Shut the connection's socket down under whoever waits on it."""
+    """Shut down the connection's socket, which ends the wait of the thread that uses it."""
     # It may be closed by now.
     with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as ours:
         ours.shutdown(socket.SHUT_RDWR)

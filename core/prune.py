@@ -1,6 +1,6 @@
-"""Removes what policies no longer keep: logs and artifacts of jobs that ended for long, archives that no job needs.
+"""Deletes expired logs and artifacts of ended jobs, and workspace archives that no job needs.
 
-May run anywhere, any number of times, also beside itself.
+Safe to run in any process, repeatedly and concurrently.
 """
 
 import logging
@@ -26,11 +26,11 @@ from core.workspaces import WorkspaceStore
 logger = logging.getLogger(__name__)
 
 BATCH = 100
-"""Jobs whose record is written in one transaction."""
+"""Jobs updated in one transaction."""
 
 
 class Kept(Protocol):
-    """Everything that is kept: what the service and every worker hold open."""
+    """The open stores of a service or worker process."""
 
     @property
     def settings(self) -> Settings:
@@ -38,24 +38,24 @@ class Kept(Protocol):
 
     @property
     def database(self) -> Database:
-        """The truth."""
+        """The database."""
 
     @property
     def logs(self) -> JobLogs:
-        """What jobs print."""
+        """The job logs."""
 
     @property
     def artifacts(self) -> ArtifactStore:
-        """What jobs leave."""
+        """The store of artifacts."""
 
     @property
     def workspaces(self) -> WorkspaceStore:
-        """Uploaded archives."""
+        """The store of uploaded archives."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """How many jobs (or archives) something is removed of, its bytes, and when the oldest ended (or was last used)."""
+    """Number of jobs (or archives) with deletions, the bytes, and the oldest time of end (or of last use)."""
 
     count: int = 0
     bytes: int = 0
@@ -70,7 +70,7 @@ class Tally:
 
 @dataclass(slots=True)
 class ProjectTally:
-    """What goes of one project, by kind; and the policies it goes by, of those kinds that are not kept for good."""
+    """Deletions for one project by kind, and the finite policies behind them."""
 
     id: str
     name: str
@@ -80,14 +80,14 @@ class ProjectTally:
 
 @dataclass(slots=True)
 class Report:
-    """What was removed, or what would be.
+    """The deletions that were made, or that would be.
 
     Attributes:
-        projects: Those whose policies do not keep everything for good.
-        workspaces_days: How long an archive is kept that no job needs; 0: for good.
-        workspaces: The archives.
-        unfinished: Removals of an earlier time whose files were still there.
-        failed: Removals whose files could not be removed; they are tried again next time.
+        projects: Projects with at least one finite policy.
+        workspaces_days: Days that archives are kept which no job needs; 0: forever.
+        workspaces: Deletions of archives.
+        unfinished: Deletions of earlier runs whose files still existed.
+        failed: Deletions that failed; the next run retries them.
         more: Whether time ran out before everything was done.
     """
 
@@ -100,7 +100,7 @@ class Report:
 
     @property
     def total(self) -> Tally:
-        """All of it together."""
+        """The sum over all projects and archives."""
         tallies = [tally for project in self.projects for tally in project.removed.values()] + [self.workspaces]
         ends = [tally.oldest for tally in tallies if tally.oldest is not None]
         counted, size = sum(tally.count for tally in tallies), sum(tally.bytes for tally in tallies)
@@ -114,16 +114,16 @@ def prune(
     seconds: float | None = None,
     progress: Callable[[Report], None] | None = None,
 ) -> Report:
-    """Remove what no policy keeps any longer: the record says so first, then the files go.
+    """Delete what no policy keeps any longer: the database is updated first, then the files are deleted.
 
     Args:
         kept: The open stores.
-        dry_run: Only say what would go; nothing is changed.
-        seconds: Begin no further batch after this time.
-        progress: Told what was removed so far, after each batch.
+        dry_run: Only report what would be deleted; nothing is changed.
+        seconds: Start no further batch after this time.
+        progress: Called with the report so far, after each batch.
 
     Raises:
-        StoreUnavailable: The database does not answer; what is not done is done by the next call.
+        StoreUnavailable: The database does not answer; the next call does the rest.
     """
     until = None if seconds is None else time.monotonic() + seconds
     run = _Run(kept, dry_run=dry_run, until=until, progress=progress or (lambda _: None))
@@ -143,7 +143,7 @@ class _Run:
         self.report = Report(workspaces_days=self._settings.workspaces_days)
 
     def whole(self) -> None:
-        """Everything that is due."""
+        """Delete everything that is due."""
         if not self._dry:
             with self._kept.database.write() as session:
                 sessions.remove_expired(session, self._kept.settings.sign_in)
@@ -166,7 +166,7 @@ class _Run:
         return self.report.more
 
     def _finish_earlier(self) -> None:
-        """Remove files that the record has already given up: whoever wrote that did not come to it."""
+        """Delete files left by an interrupted run."""
         after = ("", "")
         while not self._time_is_up():
             with self._kept.database.read() as session:
@@ -196,18 +196,18 @@ class _Run:
     def _expire_batch(self, page: Sequence[Due], kind: Kind, policy: Policy, left: dict[str, int]) -> set[str]:
         with self._kept.database.write() as session:
             marked = retention.expire(session, kind, [job.id for job in page], policy.sentence, left=left)
-        # The record stands. Whoever dies from here on leaves files that the next pass finds by `removals`.
+        # Committed. If this process dies from here on, the next run finds the files by `removals`.
         self._remove_files([(job_id, kind) for job_id in marked])
         return set(marked)
 
     def _left(self, job: Due, kind: Kind) -> int | None:
-        """Bytes that the job printed, or left in all its attempts; None if that is nothing."""
+        """Return the bytes of the job's log, or of the artifacts of all attempts; None if there are none."""
         try:
             if kind is Kind.LOGS:
                 return self._kept.logs.reader(job.id).size or None
             pages = [self._kept.artifacts.list(job.id, attempt, limit=0) for attempt in range(1, job.attempt + 1)]
         except (OSError, ValueError, KeyError, TypeError, StoreUnavailable):
-            # What cannot be read any more (a damaged disk) is removed like everything else.
+            # Unreadable output (a damaged disk) is deleted as well.
             logger.warning("output_not_measured", extra={"job_id": job.id, "what": kind.value}, exc_info=True)
             return 0
         return (
@@ -232,7 +232,7 @@ class _Run:
 
     def _discard_workspaces(self, days: int) -> None:
         unused_since = time.time() - days * DAY_SECONDS
-        # Listed before the record is asked: a job that comes after that uses its archive, which keeps it.
+        # Listed before the database query: a job submitted later marks its archive as used, which protects it.
         unused = [archive for archive in self._kept.workspaces.archives() if archive.used_at < unused_since]
         if not unused or self._time_is_up():
             return

@@ -1,6 +1,6 @@
-"""The Celery app and its queues: the doorbell between hosts. The database is the truth; a message says "look".
+"""The Celery app and its queues, which wake workers on other hosts. All state is in the database, none in messages.
 
-Nothing here is imported where no broker is set.
+Not imported unless a broker is configured.
 """
 
 from collections.abc import Sequence
@@ -16,33 +16,33 @@ from core.rings import Ring
 RING = "gradient.ring"
 PING = "gradient.ping"
 ENOUGH = 100
-"""Messages that may wait in one queue. Whoever hears one of them looks for everything, so more say nothing more."""
+"""Most messages in one queue. Any one of them makes a worker check for all due work, so more add nothing."""
 
 _WORKER_SOCKET_SECONDS = 10.0
 _SENDER_SOCKET_SECONDS = 1.0
 
 
 _SETTINGS = {
-    # Pickles would run whatever the sender likes.
+    # Pickle would let senders execute code.
     "task_serializer": "json",
     "result_serializer": "json",
     "accept_content": ["json"],
     # No result backend: the job's row is the only record of it.
     "task_ignore_result": True,
-    # A worker that dies while it handles a message leaves it to others ...
+    # If a worker dies while it handles a message, others get it ...
     "task_acks_late": True,
-    # ... but a message that kills its worker is not tried again: its job is found by looking.
+    # ... but a message that kills its worker is not redelivered: its job is found by polling.
     "task_reject_on_worker_lost": False,
     "task_publish_retry": False,
     "worker_prefetch_multiplier": 1,
-    # Celery would take less after a reconnection, in case earlier tasks still run; ours take a moment.
+    # Celery would prefetch less after a reconnection, in case earlier tasks still run; ours are short.
     "worker_enable_prefetch_count_reduction": False,
-    # To run a task twice is harmless, to end it within a commit is not.
+    # Running a task twice is harmless; ending it during a commit is not.
     "worker_cancel_long_running_tasks_on_connection_loss": False,
-    # A broadcast message, sent again by whoever, could stop workers or have them listen no more.
+    # A forged or replayed broadcast message could stop workers or make them stop consuming.
     "worker_enable_remote_control": False,
     "worker_send_task_events": False,
-    # However long the broker is away: workers do their work meanwhile, and come back to it.
+    # Workers work without the broker and reconnect, however long it is down.
     "broker_connection_retry": True,
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
@@ -52,18 +52,17 @@ _SETTINGS = {
 
 
 def make_app(broker_url: str, *, socket_seconds: float = _WORKER_SOCKET_SECONDS) -> Celery:
-    """The Celery app on this broker, with settings under which losing or doubling a message does no harm.
+    """Create the Celery app for this broker, with settings under which a lost or doubled message does no harm.
 
-    Limits on a task's time and memory (task_time_limit, worker_max_tasks_per_child and their like) are not among
-    them: they act on the processes of a prefork pool, and our tasks run in threads. That no task takes longer than a
-    moment is a matter of what the tasks are.
+    Limits on a task's time and memory (task_time_limit, worker_max_tasks_per_child etc.) are not set: they act on the
+    processes of a prefork pool, and our tasks run in threads. The tasks themselves are short.
 
     Args:
-        broker_url: Where the broker is.
-        socket_seconds: How long one command to Redis may take; it is tried a few times. More than the second that
-            an idle worker's wait for messages takes.
+        broker_url: URL of the broker.
+        socket_seconds: Timeout of one command to Redis, which is tried a few times. Must exceed the 1 s for which an
+            idle worker blocks waiting for messages.
     """
-    # Not "current": which app that is would depend on who made one last.
+    # Not "current", which would depend on the order in which apps are created.
     app = Celery("gradient", broker=broker_url, set_as_current=False)
     app.conf.update(_SETTINGS)
     if broker_url.startswith("redis"):
@@ -73,43 +72,43 @@ def make_app(broker_url: str, *, socket_seconds: float = _WORKER_SOCKET_SECONDS)
 
 def _redis_options(socket_seconds: float) -> dict[str, object]:
     return {
-        # Far above what any task takes: never delivered again while it runs.
+        # Far longer than any task: a message is not redelivered while its task runs.
         "visibility_timeout": 600,
-        # Messages that a dead worker took: looked for every 10 s. By default kombu does at each tenth time only.
+        # Restore the messages of a dead worker every 10 s; by default kombu does so only at every tenth interval.
         "unacked_restore_interval": 10,
         "unacked_restore_throttle": 1,
-        # A worker killed while it looks keeps the others from it for so long.
+        # A worker killed while it restores messages blocks the others for this long.
         "unacked_mutex_expire": 60,
-        # Without these a Redis that hangs held its callers for over 90 seconds.
+        # Without these timeouts, a hung Redis blocked callers for over 90 seconds.
         "socket_timeout": socket_seconds,
         "socket_connect_timeout": min(3.0, socket_seconds),
         "socket_keepalive": True,
-        # A connection of which the other end is gone is seen after so long.
+        # Seconds after which a dead connection is detected.
         "health_check_interval": 10,
-        # One list a queue, not four: each wait names all of them, and rings have no priorities.
+        # One list per queue instead of four, because messages have no priorities.
         "priority_steps": [0],
         "global_keyprefix": "gradient:",
     }
 
 
 def queue(name: str) -> Queue:
-    """The queue of this name: sender, listener and whoever counts must declare the same."""
+    """Return the queue of this name; all users must declare it with the same arguments."""
     exchange = Exchange(name, type="direct")  # type: ignore[no-untyped-call]  # kombu is typed in part
     return Queue(name, exchange, routing_key=name)  # type: ignore[no-untyped-call]  # the same
 
 
 def reach(broker_url: str, *, seconds: float = 3.0) -> None:
-    """Ask the broker for a sign of life.
+    """Check that the broker answers.
 
     Raises:
-        OSError: It gives none in this time.
+        OSError: It does not answer within `seconds`.
     """
     with _connected(broker_url, seconds):
         pass
 
 
 def waiting(broker_url: str, name: str, *, seconds: float = 3.0) -> int:
-    """How many messages wait in this queue.
+    """Count the messages that wait in this queue.
 
     Raises:
         OSError: The broker does not answer.
@@ -141,15 +140,15 @@ def _count(name: str, channel: Any) -> int:  # noqa: ANN401 - any transport's
 
 
 class Ringer:
-    """Sends messages, for whoever has a broker: the dispatcher's rings and a worker's pings.
+    """Sends messages to the broker: the dispatcher's wake messages and a worker's pings.
 
-    One worker hears each message; where it has no room, the others find the job at their next look.
+    One worker receives each message; if it has no free slot, the others find the job at their next poll.
     """
 
     def __init__(self, broker_url: str) -> None:
         self._app = make_app(broker_url, socket_seconds=_SENDER_SOCKET_SECONDS)
-        with self._app.connection_for_write() as unused:  # none is opened
-            # What this broker's library throws when the broker is away, or full.
+        with self._app.connection_for_write() as unused:  # opens no connection
+            # Exceptions of the broker's client library when the broker is down or full.
             errors: tuple[Any, ...] = (*unused.connection_errors, *unused.channel_errors, OperationalError)
             self._errors: tuple[type[Exception], ...] = errors
 
@@ -157,14 +156,14 @@ class Ringer:
         """Send these messages, each to its queue, unless enough wait there already.
 
         Raises:
-            OSError: The broker does not answer, or not in a few seconds. Some may have been sent: sending all of them
-                again does no harm, and who waits finds the job by looking, a little later.
+            OSError: The broker does not answer within a few seconds. Some messages may have been sent: sending all of
+                them again does no harm, and workers also find jobs by polling.
         """
         for ring in rings:
             self._send(RING, ring.queue, [ring.job_id, ring.request_id])
 
     def ping(self, name: str) -> None:
-        """Send a message that says nothing at all: who hears it knows that messages arrive.
+        """Send an empty message, by which the receiver knows that messages arrive.
 
         Raises:
             OSError: The broker does not answer.
@@ -175,7 +174,7 @@ class Ringer:
         try:
             with self._app.producer_pool.acquire(block=True) as producer:
                 if _count(name, producer.channel) < ENOUGH:
-                    # By the task's name: the sender imports none.
+                    # By the task's name, because the sender does not import the tasks.
                     self._app.send_task(
                         task, args, queue=queue(name), producer=producer, ignore_result=True, retry=False
                     )

@@ -1,4 +1,4 @@
-"""Answers of the database that are trusted for some seconds, so that not every request asks it again."""
+"""A short-lived cache of database lookups."""
 
 import threading
 import time
@@ -12,11 +12,11 @@ _MOST = 4096
 
 
 class Recent(Generic[K, V]):
-    """Keeps answers for some seconds, the last used ones if there are too many, and notes which were used.
+    """Caches values for some seconds, evicts the oldest if there are too many, and collects which rows were used.
 
     Args:
-        seconds: How long an answer is trusted.
-        most: Answers kept at once.
+        seconds: Lifetime of an entry.
+        most: Most entries at once.
     """
 
     def __init__(self, seconds: float, most: int = _MOST) -> None:
@@ -27,7 +27,7 @@ class Recent(Generic[K, V]):
         self._used: set[str] = set()
 
     def get(self, by: K) -> V | None:
-        """The answer of a moment ago; None if there is none."""
+        """Return the cached value; None if there is none or it has expired."""
         with self._lock:
             found = self._answers.get(by)
             if found is None or time.monotonic() >= found[0]:
@@ -36,12 +36,12 @@ class Recent(Generic[K, V]):
             return found[2]
 
     def put(self, by: K, row_id: str, answer: V) -> None:
-        """Keep an answer.
+        """Cache a value.
 
         Args:
-            by: What was asked for.
-            row_id: The row that it was found in, which counts as used.
-            answer: What was found.
+            by: The cache key.
+            row_id: Id of the row that it comes from, which counts as used.
+            answer: The value.
         """
         with self._lock:
             self._answers[by] = (time.monotonic() + self._seconds, row_id, answer)
@@ -51,17 +51,17 @@ class Recent(Generic[K, V]):
                 self._answers.popitem(last=False)
 
     def drop(self, by: K) -> None:
-        """Forget an answer."""
+        """Drop an entry."""
         with self._lock:
             self._answers.pop(by, None)
 
     def clear(self) -> None:
-        """Forget every answer."""
+        """Drop all entries."""
         with self._lock:
             self._answers.clear()
 
     def take_used(self) -> set[str]:
-        """Ids of the rows that were used since the last call."""
+        """Return the ids of the rows used since the last call."""
         with self._lock:
             used, self._used = self._used, set()
         return used

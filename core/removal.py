@@ -1,4 +1,4 @@
-"""Removes what a job left because somebody asked for it, before any policy does."""
+"""Deletes a job's artifacts on request."""
 
 from collections.abc import Callable
 
@@ -15,11 +15,11 @@ def remove_artifacts(kept: Kept, job: Job, meant: Callable[[str], bool] | None) 
 
     Args:
         kept: The open stores.
-        job: Whose.
-        meant: Says by its public path whether a file of the latest attempt goes; None: all that any attempt left.
+        job: The job.
+        meant: Returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
 
     Raises:
-        SpecInvalid: The job is not over: it would write them again.
+        SpecInvalid: The job has not ended and would write them again.
         OSError: The store cannot be written.
     """
     if not job.ended:
@@ -32,7 +32,7 @@ def remove_artifacts(kept: Kept, job: Job, meant: Callable[[str], bool] | None) 
         return
     with kept.database.write() as session:
         retention.expire(session, Kind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])
-    # The record stands. If this process dies here, the next pruning finds the files by `removals`.
+    # Committed. If this process dies here, the next pruning finds the files by `removals`.
     kept.artifacts.remove(job.id)
     with kept.database.write() as session:
         retention.done(session, [(job.id, Kind.ARTIFACTS)])

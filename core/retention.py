@@ -1,7 +1,7 @@
-"""How long things are kept: whose policy says what, which jobs are due by it, and what their record says then.
+"""Retention policies: the policy of a project, the jobs due by it, and the database side of a deletion.
 
-The record is written first, files are removed after: no page names a file that is gone. What is still to be removed
-stands in `removals` until it is, so that whoever dies in between leaves nothing behind for ever.
+The database is updated before files are deleted, so that no page names a deleted file. Pending deletions are in
+`removals` until their files are deleted, so that a crash in between leaves no files forever.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,19 +20,19 @@ from core.jobs.states import TERMINAL, JobState
 from core.settings.retention import RetentionSettings
 
 FOR_GOOD = 0
-"""In a project's record: kept for good, whatever the settings say."""
+"""Value in a project's row: keep forever, whatever the settings say."""
 DAY_SECONDS = 86_400.0
 
 
 class Kind(StrEnum):
-    """What of a job a policy removes."""
+    """Kinds of output that a policy can delete."""
 
     LOGS = "logs"
     ARTIFACTS = "artifacts"
 
 
 EVENT = "retention"
-"""Kind of the event that says that something was removed; its reason says what."""
+"""Kind of the event that records a deletion; its reason names the output."""
 _REASONS = {Kind.LOGS: "logs_removed", Kind.ARTIFACTS: "artifacts_removed"}
 _REMOVED_AT = {Kind.LOGS: Job.logs_removed_at, Kind.ARTIFACTS: Job.artifacts_removed_at}
 _OWN = {Kind.LOGS: Project.keep_logs_days, Kind.ARTIFACTS: Project.keep_artifacts_days}
@@ -43,11 +43,11 @@ _ALIVE = [state for state in JobState if state not in TERMINAL]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How long one kind of output is kept.
+    """The retention policy for one kind of output.
 
     Attributes:
-        days: After the end of the job; None: for good.
-        own: Whether the project says so itself, and not the service's settings.
+        days: Days after the end of the job; None: forever.
+        own: True if it is the project's own, False if it comes from the service's settings.
     """
 
     days: int | None
@@ -62,7 +62,7 @@ class Policy:
 
 
 class Due(NamedTuple):
-    """A job whose log or artifacts are due to go: ended for long, by its project's policy."""
+    """A job whose log or artifacts are due for deletion."""
 
     id: str
     seq: int
@@ -71,7 +71,7 @@ class Due(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """What a policy removed of a job, when, and a sentence about it."""
+    """A deletion of a job's output: kind, time, and a sentence about it."""
 
     kind: Kind
     at: datetime
@@ -79,7 +79,7 @@ class Removed(NamedTuple):
 
 
 def policy(project: Project, kind: Kind, settings: RetentionSettings) -> Policy:
-    """What holds for a project: its own word, else the service's settings."""
+    """Return the policy for a project: its own, else that of the service's settings."""
     own: int | None = getattr(project, _OWN[kind].key)
     if own is None:
         return Policy(settings.logs_days if kind is Kind.LOGS else settings.artifacts_days, own=False)
@@ -87,14 +87,14 @@ def policy(project: Project, kind: Kind, settings: RetentionSettings) -> Policy:
 
 
 def due(session: Session, project_id: str, kind: Kind, days: int, *, after: Due | None, limit: int) -> list[Due]:
-    """Jobs of a project whose logs or artifacts have been kept for long enough, the longest ended first.
+    """Return jobs of a project whose logs or artifacts are due for deletion, the earliest ended first.
 
     Args:
         session: Reads.
         project_id: The project.
-        kind: What would be removed.
-        days: How long it is kept.
-        after: The last job of the page before.
+        kind: Kind of output.
+        days: Days that it is kept.
+        after: The last job of the previous page.
         limit: Most jobs to return.
     """
     query = (
@@ -117,21 +117,21 @@ def due(session: Session, project_id: str, kind: Kind, days: int, *, after: Due 
 
 
 def expire(session: Session, kind: Kind, jobs: Collection[str], why: str, *, left: Collection[str]) -> list[str]:
-    """Say in the record that the logs or artifacts of these jobs are removed; their files go once this is committed.
+    """Mark the logs or artifacts of these jobs as removed; the caller deletes the files after the commit.
 
     Args:
         session: Writes.
-        kind: What is removed.
+        kind: Kind of output.
         jobs: Their ids.
-        why: What it goes by, such as a policy's sentence.
-        left: Those among the jobs that printed or left anything: only of these there is something to tell.
+        why: The reason, such as a policy's sentence.
+        left: Those among the jobs that have such output: only these get an event.
 
     Returns:
-        Those that were not removed already: their files are for the caller to remove.
+        Ids of the jobs marked now, without those marked earlier or by another process.
     """
     column = _REMOVED_AT[kind]
     ours = select(Job).where(Job.id.in_(jobs), Job.state.in_(TERMINAL), column.is_(None)).order_by(Job.seq)
-    # Those that somebody else removes at this moment are left to them.
+    # Rows locked by a concurrent deletion are left to it.
     marked = list(session.scalars(ours.with_for_update(skip_locked=True)))
     told = [job for job in marked if job.id in left]
     _set(session, marked, {column.key: now()})
@@ -153,14 +153,14 @@ def _set(session: Session, jobs: Sequence[Job], values: dict[str, object]) -> No
 
 
 def unfinished(session: Session, *, after: tuple[str, str] = ("", ""), limit: int) -> list[tuple[str, Kind]]:
-    """Removals whose files are still to go, in order of job."""
+    """Return pending deletions, whose files may still exist, in order of job."""
     query = select(Removal.job_id, Removal.what).where(tuple_(Removal.job_id, Removal.what) > tuple_(*after))
     rows = session.execute(query.order_by(Removal.job_id, Removal.what).limit(limit))
     return [(row.job_id, Kind(row.what)) for row in rows]
 
 
 def done(session: Session, removals: Sequence[tuple[str, Kind]]) -> None:
-    """The files of these removals are gone."""
+    """Remove these from the pending deletions, after their files are deleted."""
     for kind in Kind:
         jobs = [job_id for job_id, what in removals if what is kind]
         if jobs:
@@ -168,7 +168,7 @@ def done(session: Session, removals: Sequence[tuple[str, Kind]]) -> None:
 
 
 def removed(session: Session, jobs: Collection[Job]) -> dict[str, list[Removed]]:
-    """What policies removed of these jobs, by job id; asks nothing where nothing was removed."""
+    """Return the recorded deletions of these jobs, by job id; no query if there are none."""
     touched = {job.id: job for job in jobs if job.logs_removed_at or job.artifacts_removed_at}
     if not touched:
         return {}
@@ -182,11 +182,11 @@ def removed(session: Session, jobs: Collection[Job]) -> dict[str, list[Removed]]
 
 
 def needed_workspaces(session: Session, days: int) -> set[str]:
-    """Digests of the archives that jobs need: those that are not over, and those that ended within so many days."""
+    """Return digests of archives needed by jobs that have not ended, or that ended within `days`."""
     named = Job.spec_json["workspace_sha256"].as_string()
     recent = (Job.finished_at >= now(-days * DAY_SECONDS)) & Job.deleted_at.is_(None)
     found: set[str | None] = set()
-    # Two statements: each is a search in an index of its own.
+    # Two statements, because each one uses an index of its own.
     for which in (Job.state.in_(_ALIVE), recent):
         found.update(session.scalars(select(named).where(which).distinct()))
     return {sha256 for sha256 in found if sha256 is not None}

@@ -1,4 +1,4 @@
-"""A ring between hosts: which queue it goes to, and what it says. Without Celery, so that anybody may ask."""
+"""Wake messages between hosts and the names of their queues. Does not import Celery."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ _KEPT_OF_LONGER = 100
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One message: there is something to look at.
+    """A message that makes a worker check for work.
 
     Attributes:
-        queue: Where it goes.
-        job_id: The job that it was first sent for; others may be meant as well.
-        request_id: Of the request that made this job.
+        queue: Name of its queue.
+        job_id: The first job that it was sent for; it may stand for others as well.
+        request_id: Id of the request that submitted this job.
     """
 
     queue: str
@@ -24,19 +24,19 @@ class Ring:
 
 
 def pool_queue(machine_type: str) -> str:
-    """The queue of all workers that take jobs for this machine type."""
+    """Return the queue shared by all workers that take jobs of this machine type."""
     return f"gradient.pool.{_slug(machine_type)}"
 
 
 def host_queue(worker: str) -> str:
-    """The queue of one worker alone. It is named for its host, unless several run on one."""
+    """Return the queue of one worker."""
     return f"gradient.host.{_slug(worker)}"
 
 
 def _slug(name: str) -> str:
-    """The name in letters, digits, `.`, `-` and `_`, of limited length: brokers differ in what else they take.
+    """Encode a name in letters, digits, `.`, `-` and `_`, of limited length: brokers differ in what else they accept.
 
-    Every name has a slug of its own: of whatever else is in it, `_` and the hexadecimal digits of its bytes are kept.
+    Different names have different slugs: other bytes become `_` and their hexadecimal digits.
     """
     slug = quote(name, safe="").replace("_", "_5F").replace("~", "_7E").replace("%", "_")
     if len(slug) <= _LONGEST_SLUG:

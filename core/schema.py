@@ -1,10 +1,10 @@
-"""The database's schema: tell whether this release can run on what is there.
+"""Checks whether this release can run on the schema of a database.
 
-Every process asks at its start, so this knows the migrations by their text alone; `core.migrating` runs them, with
-Alembic, which takes a while to load.
+Every process checks at its start, so migrations are parsed as text here; `core.migrating` runs them, with Alembic,
+which is slow to import.
 
-Old and new processes run side by side during an upgrade, so a database may be ahead of a process. Which revisions'
-code still runs on it only the newer release knows: it leaves the answer in the database, where the older one reads it.
+Old and new processes run side by side during an upgrade, so a database may be ahead of a process. Only the newer
+release knows which older ones can still run on it: it records that in the database, where they read it.
 """
 
 import logging
@@ -23,7 +23,7 @@ from core.errors import DatabaseOutdated, ReleaseOutdated
 logger = logging.getLogger(__name__)
 
 MIGRATIONS = Path(str(files("migrations")))
-"""Those that came with this release."""
+"""The folder of this release's migrations."""
 
 SERVES = "serves"
 """The row of `SchemaInfo` that older releases read."""
@@ -32,7 +32,7 @@ _NAMED = re.compile(r"^(revision|down_revision) = ['\"](.+)['\"]$", re.MULTILINE
 
 
 class SchemaInfo(Base):
-    """What the schema says of itself. Older releases read it: this table is never changed."""
+    """Values about the schema. Older releases read this table, so it must never change."""
 
     __tablename__ = "schema_info"
 
@@ -42,20 +42,20 @@ class SchemaInfo(Base):
 
 
 class Standing(StrEnum):
-    """How a database stands to this release."""
+    """Schema of a database compared to this release."""
 
     CURRENT = "current"
     EMPTY = "empty"
     OLDER = "older"
     NEWER = "newer"
-    """Of a later release, which says that this one may still run on it."""
+    """Of a later release, on which this one can still run."""
     UNSERVED = "unserved"
-    """Of a later release, which does not."""
+    """Of a later release, on which this one cannot run."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The schema that is there, beside the one of this release."""
+    """The schema's revision compared to that of this release."""
 
     standing: Standing
     found: str | None
@@ -65,7 +65,7 @@ class State:
 
     @property
     def message(self) -> str:
-        """What is so, as a sentence."""
+        """The state as a sentence."""
         return {
             Standing.CURRENT: "The schema is this release's.",
             Standing.EMPTY: f"The database's schema is empty, this release needs {self.needed}.",
@@ -78,7 +78,7 @@ class State:
 
     @property
     def fix(self) -> str | None:
-        """What to do about it, as sentences; None if there is nothing to do."""
+        """Instructions for the operator; None if nothing needs to be done."""
         migrate = "Make a backup, then run `gradient-server migrate`."
         return {
             Standing.CURRENT: None,
@@ -91,7 +91,7 @@ class State:
 
 
 def revisions() -> list[str]:
-    """Those of this release's migrations, the first one first."""
+    """Return the revisions of this release's migrations, oldest first."""
     texts = [file.read_text("utf-8") for file in (MIGRATIONS / "versions").glob("*.py")]
     named = [dict(_NAMED.findall(text)) for text in texts]
     after = {one.get("down_revision"): one["revision"] for one in named if one}
@@ -102,25 +102,25 @@ def revisions() -> list[str]:
 
 
 def check(database: Database) -> State:
-    """Make sure that this release can run on the database.
+    """Check that this release can run on the database.
 
     A newer database that still serves this release is accepted, with a warning in the log.
 
     Raises:
-        DatabaseOutdated: It has to be migrated first.
-        ReleaseOutdated: It is newer, and this release cannot run on it.
+        DatabaseOutdated: The database must be migrated first.
+        ReleaseOutdated: The database is newer, and this release cannot run on it.
     """
     return accept(examine(database))
 
 
 def examine(database: Database) -> State:
-    """How the database stands; nothing is raised and nothing changed."""
+    """Return the schema's state; never raises for it, and changes nothing."""
     with database.engine.connect() as connection:
         return look(connection)
 
 
 def look(connection: Connection) -> State:
-    """How the database stands, within a transaction."""
+    """Return the schema's state, within a transaction."""
     known, found = revisions(), _found(connection)
     if found is None:
         standing = Standing.EMPTY
@@ -132,7 +132,7 @@ def look(connection: Connection) -> State:
 
 
 def accept(state: State) -> State:
-    """The state, if this release can run on it; raises as `check` does."""
+    """Return the state if this release can run on it; raises as `check` does."""
     if state.standing is Standing.UNSERVED:
         raise ReleaseOutdated(f"{state.message} {state.fix}")
     if state.standing in {Standing.EMPTY, Standing.OLDER}:
@@ -150,7 +150,7 @@ def _found(connection: Connection) -> str | None:
 
 
 def served(connection: Connection) -> str | None:
-    """The oldest revision whose code may still run on the database, as it says itself."""
+    """Return the oldest revision whose code can still run on the database, as recorded there."""
     if not inspect(connection).has_table(SchemaInfo.__tablename__):
         return None
     value: str | None = connection.scalar(select(SchemaInfo.value).where(SchemaInfo.name == SERVES))

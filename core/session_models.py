@@ -1,4 +1,4 @@
-"""The tables of signing in: browser sessions, and tokens that work once."""
+"""Tables for login: browser sessions and one-time tokens."""
 
 from datetime import datetime
 
@@ -9,30 +9,30 @@ from core.db import Base, UtcDateTime
 
 
 class BrowserSession(Base):
-    """A browser that is signed in; the row goes when it signs out."""
+    """A browser session; the row is deleted at logout."""
 
     __tablename__ = "sessions"
 
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """`s` and 13 of [a-z0-9]: may be shown, opens nothing."""
+    """`s` and 13 of [a-z0-9]: not secret."""
     sha256: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
-    """Of the token in the cookie; it is random enough to need no slow hash."""
+    """Hash of the token in the cookie, which is random enough to need no slow hash."""
     key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"), index=True)
-    """The API key that it was opened with, and ends with."""
+    """The API key that it was opened with; revoking the key ends the session."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
-    """However much it is used."""
+    """Absolute expiry, regardless of use."""
 
 
 class OneTimeToken(Base):
-    """A token that works once; the row goes when it is used."""
+    """A one-time token; the row is deleted when it is used."""
 
     __tablename__ = "one_time_tokens"
 
     sha256: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
     purpose: Mapped[str] = mapped_column(String(16))
-    """ticket: opens a browser session; login: makes an API key."""
+    """ticket: opens a browser session; login: creates an API key."""
     subject: Mapped[str] = mapped_column(String(16))
     """Id of the key (ticket) or of the user (login)."""
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)

@@ -1,4 +1,4 @@
-"""Browser sessions: opened with an API key, ended by signing out, by time, or with their key.
+"""Browser sessions: opened with an API key; ended by logout, by expiry, or with their key.
 
 The cookie holds a random token, the database its SHA-256.
 """
@@ -24,7 +24,7 @@ _USED_SECONDS = 60
 
 
 def open_session(session: Session, key_id: str, settings: SignInSettings) -> str:
-    """Open a session for a key that is good; the token that its cookie holds."""
+    """Open a session for a valid key; returns the token for its cookie."""
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     values = {
         "id": new_id("s"),
@@ -39,29 +39,29 @@ def open_session(session: Session, key_id: str, settings: SignInSettings) -> str
 
 
 def list_sessions(session: Session, settings: SignInSettings) -> list[tuple[BrowserSession, ApiKey]]:
-    """The sessions that are open, oldest first, each with its key."""
+    """Return the open sessions, oldest first, each with its key."""
     query = select(BrowserSession, ApiKey).join(ApiKey, ApiKey.id == BrowserSession.key_id)
     rows = session.execute(query.where(*_open(settings)).order_by(BrowserSession.created_at, BrowserSession.id))
     return [(row[0], row[1]) for row in rows]
 
 
 def end_session(session: Session, session_id: str) -> None:
-    """End one session, by the id that lists show.
+    """End one session, by the id shown in lists.
 
     Raises:
-        NotFound: There is none.
+        NotFound: There is no such session.
     """
     if not _delete(session, BrowserSession.id == session_id):
         raise NotFound(f"No such session: {session_id!r}. `gradient-server sessions list` shows them.", field="id")
 
 
 def end_all(session: Session) -> int:
-    """End every session; how many there were."""
+    """End all sessions; returns their number."""
     return _delete(session, BrowserSession.id.is_not(None))
 
 
 def remove_expired(session: Session, settings: SignInSettings) -> None:
-    """Remove sessions and one-time tokens whose time is over."""
+    """Delete expired sessions and one-time tokens."""
     idle = BrowserSession.last_used_at <= now(-settings.session_idle_days * DAY_SECONDS)
     _delete(session, or_(BrowserSession.expires_at <= now(), idle))
     session.execute(
@@ -71,12 +71,12 @@ def remove_expired(session: Session, settings: SignInSettings) -> None:
 
 
 class Sessions:
-    """Recognises sessions without a query for each request, and remembers which were used.
+    """Authenticates sessions with a cache in front of the database, and collects which were used.
 
     Args:
-        database: Where sessions are stored.
-        keys: The API keys that they were opened with.
-        settings: How long they last.
+        database: Database with the sessions.
+        keys: Cache of the API keys.
+        settings: Lifetimes of sessions.
         trusted_seconds: A session that another process ended is refused after this time at the latest.
     """
 
@@ -94,15 +94,15 @@ class Sessions:
         self._known: Recent[bytes, str] = Recent(trusted_seconds)
 
     def open(self, key_id: str) -> str:
-        """Open a session for a key that is good; the token that its cookie holds."""
+        """Open a session for a valid key; returns the token for its cookie."""
         with self._database.write() as session:
             return open_session(session, key_id, self._settings)
 
     def key(self, token: str) -> ApiKey:
-        """The key that a session was opened with.
+        """Return the key that a session was opened with.
 
         Raises:
-            Unauthorized: The session is unknown, over or ended, or its key is no longer good.
+            Unauthorized: The session is unknown, expired or ended, or its key is no longer valid.
         """
         digest = _digest(token)
         key_id = self._known.get(digest)
@@ -125,7 +125,7 @@ class Sessions:
         self._known.drop(digest)
 
     def flush(self) -> None:
-        """Write down when sessions were used; called now and then, apart from any request."""
+        """Store when sessions were last used; called periodically, outside of requests."""
         used = self._known.take_used()
         if not used:
             return

@@ -1,4 +1,4 @@
-"""Lists that an administrator may change: a shipped TOML file of one table per entry, and a file of changes to it."""
+"""TOML catalogues: a packaged file with one table per entry, and an administrator's file of changes."""
 
 import tomllib
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from core.errors import SpecInvalid
 
 
 class Entry(BaseModel):
-    """An entry of such a list; unknown values in its table are refused."""
+    """An entry of a catalogue; unknown keys in its table are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,13 +34,13 @@ def _as_written(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableList(Generic[E]):
-    """What one kind of list is called and what its entries are.
+    """Definition of one catalogue.
 
     Attributes:
-        what: An entry, in words.
-        setting: Where the file of changes is set, as `group.field`.
-        entry: What a table must be; the table's name is its `name`.
-        key: What of a name tells it from others.
+        what: Noun for an entry, in messages.
+        setting: Setting for the file of changes, as `group.field`.
+        entry: Model of an entry; the table's name is its `name`.
+        key: Normalizes a name for comparison.
     """
 
     what: str
@@ -49,14 +49,14 @@ class TableList(Generic[E]):
     key: Callable[[str], str] = _as_written
 
     def read(self, path: Path, changes: Path | None) -> list[E]:
-        """The entries, in the order of the files.
+        """Read the entries, in the order of the files.
 
         Args:
             path: The full list.
             changes: Tables that change single values of an entry of the same name, or add entries.
 
         Raises:
-            SpecInvalid: A file is missing, is no TOML or has an impossible value; the message says where.
+            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message says where.
         """
         tables = self._tables(path)
         for name, table in self._tables(changes).items() if changes else ():
@@ -66,10 +66,10 @@ class TableList(Generic[E]):
         return [self._checked(name, table, where) for name, table in tables.items()]
 
     def by_name(self, entries: Iterable[E]) -> dict[str, E]:
-        """The entries by every name and alias of theirs, as `key` has it.
+        """Index the entries by all their names and aliases, normalized by `key`.
 
         Raises:
-            SpecInvalid: Two of them share one.
+            SpecInvalid: Two of them share a name.
         """
         found: dict[str, E] = {}
         for entry in entries:

@@ -1,8 +1,9 @@
-"""Traces, by OpenTelemetry's API alone.
+"""Tracing with the OpenTelemetry API.
 
-Nothing of this has an effect until its SDK is set up, which is the composition root's to do.
+It has no effect until the composition root sets up the SDK.
 
-What users wrote stays out of spans: they may be sent to a service that others run. An error is told by its type.
+Spans must not contain users' data, because they may be sent to a third-party service; an error is recorded by its
+type only.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 TRACER = trace.get_tracer("gradient-jobs")
-"""Becomes a real one when the SDK is set up, also after this was imported."""
+"""A proxy, which uses the SDK even if that is set up after this import."""
 TRACE_PARENT = "traceparent"
 TRACE_STATE = "tracestate"
 
@@ -26,11 +27,11 @@ _chosen: ContextVar["Ids | None"] = ContextVar("chosen_ids", default=None)
 
 
 class Ids:
-    """Ids of a span that follow from what it is of: whoever knows that can emit the span, or others beneath it.
+    """Deterministic ids of a span: any process that knows its names can emit the span or children of it.
 
     Args:
-        parent: The span it continues, from `continued`.
-        names: What the span is of; the first one names its trace, if `parent` holds no trace.
+        parent: Context of the parent span, from `continued`.
+        names: Names that identify the span; the first one determines the trace id if `parent` has no trace.
     """
 
     def __init__(self, parent: Context, *names: str) -> None:
@@ -42,21 +43,21 @@ class Ids:
 
     @property
     def within(self) -> Context:
-        """The place of spans beneath this one, which need not be there yet."""
+        """Context for child spans; this span need not be emitted yet."""
         here = SpanContext(self.trace_id, self.span_id, is_remote=True, trace_flags=self._flags)
         return trace.set_span_in_context(NonRecordingSpan(here), Context())
 
     def emit(
         self, name: str, began: datetime, ended: datetime, attributes: Mapping[str, str | int], error: str | None
     ) -> None:
-        """Emit this span, all of it at once. A repeat emits the same span.
+        """Emit this span when it has ended. A repeat emits the same span.
 
         Args:
-            name: Of the span.
-            began: When it began.
-            ended: When it ended.
+            name: Name of the span.
+            began: Start time.
+            ended: End time.
             attributes: Its attributes.
-            error: What went wrong, as a code; None: nothing.
+            error: Error code; None: no error.
         """
         token = _chosen.set(self)
         try:
@@ -69,24 +70,24 @@ class Ids:
 
 
 def chosen_ids() -> Ids | None:
-    """The ids that the span being started must have; None: any. For the SDK's generator of ids."""
+    """Return the ids for the span being started, for the SDK's id generator; None: any."""
     return _chosen.get()
 
 
 def continued(headers: Mapping[str, str]) -> Context:
-    """The trace that W3C headers (`traceparent`, `tracestate`) tell of; an empty one if they do not."""
+    """Extract the trace context from W3C headers (`traceparent`, `tracestate`); empty if there is none."""
     return _W3C.extract(headers, Context())
 
 
 def trace_parent() -> str | None:
-    """W3C traceparent of the span we are in; None outside of any."""
+    """Return the W3C traceparent of the current span; None if there is none."""
     headers: dict[str, str] = {}
     _W3C.inject(headers)
     return headers.get(TRACE_PARENT)
 
 
 def inside(entered: Span) -> AbstractContextManager[Span]:
-    """Be in this span, and end it; an exception passes through untold."""
+    """Make this span current and end it afterwards; exceptions are not recorded."""
     return trace.use_span(entered, end_on_exit=True, record_exception=False, set_status_on_exception=False)
 
 
@@ -94,7 +95,7 @@ def inside(entered: Span) -> AbstractContextManager[Span]:
 def span(
     name: str, context: Context | None = None, attributes: Mapping[str, str | int] | None = None
 ) -> Iterator[Span]:
-    """Be in a span; one that is left by an exception says its type, and not what it says."""
+    """Start a span and make it current; an exception is recorded by its type, without its message."""
     with TRACER.start_as_current_span(
         name, context, attributes=attributes, record_exception=False, set_status_on_exception=False
     ) as entered:
@@ -106,12 +107,12 @@ def span(
 
 
 def note(attributes: Mapping[str, str | int]) -> None:
-    """Add attributes to the span we are in."""
+    """Add attributes to the current span."""
     trace.get_current_span().set_attributes(attributes)
 
 
 def fail(failed: Span, code: str) -> None:
-    """Mark a span as one in which something went wrong."""
+    """Mark a span as failed."""
     failed.set_attribute("error.type", code)
     failed.set_status(Status(StatusCode.ERROR, code))
 

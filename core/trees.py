@@ -1,4 +1,4 @@
-"""Folders as a whole."""
+"""Operations on folder trees."""
 
 import os
 import shutil
@@ -12,26 +12,26 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes a folder with all that is in it, also while others remove it as well; removing the missing is success.
+    """Delete a folder recursively, also while other processes delete it; it is not an error if it is missing.
 
     Raises:
-        OSError: Something in it cannot be removed.
+        OSError: Something in it cannot be deleted.
     """
     while True:
         try:
             shutil.rmtree(folder)
         except FileNotFoundError:
-            # Either it is gone, or something in it went before we came to it: then the rest is still there.
+            # Either it is gone, or an entry vanished during the deletion and the rest still exists.
             if folder.exists():
                 continue
         return
 
 
 def flatten(folder: Path) -> None:
-    """Bring the folders that lie deep in this one up to its top, under other names.
+    """Move deeply nested folders up to the top of this one, under new names.
 
-    Whoever walks through a folder takes a call and a file descriptor for each level, and has an end of both. Links
-    are not followed, and what cannot be opened stays where it is.
+    Walking a tree needs a stack frame and a file descriptor per level, and both are limited. Links are not followed,
+    and folders that cannot be opened stay where they are.
     """
     top = os.open(folder, _FOLDER)
     try:
@@ -44,7 +44,7 @@ def flatten(folder: Path) -> None:
 
 
 def _raised(parent: int, name: str, top: int, level: int) -> list[str]:
-    """New names of the folders that lay too deep in this one."""
+    """Move up folders that are nested too deep in this one; returns their new names."""
     if level > _DEEPEST:
         os.rename(name, raised := new_id("deep"), src_dir_fd=parent, dst_dir_fd=top)
         return [raised]

@@ -1,6 +1,6 @@
-"""People who sign in with e-mail and password. Of the password only a slow hash is stored (scrypt).
+"""Users who sign in with e-mail and password. Only a slow hash of the password (scrypt) is stored.
 
-Signing in gives an API key of one's own; removing somebody revokes the keys they got.
+Login issues an API key; removing a user revokes the keys issued to them.
 """
 
 import base64
@@ -24,17 +24,17 @@ MIN_PASSWORD = 10
 MAX_PASSWORD = 1024
 _MAX_EMAIL = 254
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\Z")
-# N, r and p: 16 MiB and a tenth of a second or more, one of the settings that OWASP's cheat sheet lists for scrypt.
+# N, r and p: 16 MiB and at least 0.1 s; one of the parameter sets for scrypt in OWASP's cheat sheet.
 _COST = (2**14, 8, 5)
 _SALT_BYTES = 16
 _FIELDS = 6
 
 
 def create(session: Session, email: str, password: str) -> User:
-    """Make somebody who may sign in.
+    """Create a user.
 
     Raises:
-        SpecInvalid: The address is none or taken, or the password is too short or too long.
+        SpecInvalid: The address is not valid or taken, or the password is too short or too long.
     """
     address = _address(email)
     if not (_EMAIL.match(address) and address.isprintable() and len(address) <= _MAX_EMAIL):
@@ -52,18 +52,18 @@ def create(session: Session, email: str, password: str) -> User:
 
 
 def list_users(session: Session) -> list[User]:
-    """Everybody, by address."""
+    """Return all users, ordered by address."""
     return list(session.scalars(select(User).order_by(User.email)))
 
 
 def remove(session: Session, email: str) -> Sequence[ApiKey]:
-    """Take somebody out, and with them the keys that they got by signing in.
+    """Delete a user and revoke the keys issued to them at login.
 
     Returns:
-        The keys that are revoked now.
+        The revoked keys.
 
     Raises:
-        NotFound: There is nobody of this address.
+        NotFound: There is no user with this address.
     """
     user = session.scalar(select(User).where(User.email == _address(email)))
     if user is None:
@@ -75,13 +75,13 @@ def remove(session: Session, email: str) -> Sequence[ApiKey]:
 
 
 def sign_in(session: Session, email: str, password: str) -> User:
-    """Who has this address and this password.
+    """Authenticate a user by address and password.
 
     Raises:
-        Unauthorized: Nobody has.
+        Unauthorized: The address or the password is wrong.
     """
     user = session.scalar(select(User).where(User.email == _address(email)))
-    # Somebody who is not there takes as long, so that addresses cannot be found by trying.
+    # An unknown address takes as long to check, so that addresses cannot be found by timing.
     stored = user.password if user is not None else _NOBODY
     if not _matches(password, stored) or user is None:
         raise Unauthorized("The e-mail address or the password is wrong.")
@@ -89,20 +89,20 @@ def sign_in(session: Session, email: str, password: str) -> User:
 
 
 def give_key(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
-    """Make an API key for somebody who has signed in.
+    """Create an API key for a user who has signed in.
 
     Args:
         session: Writes.
-        user_id: Who has signed in.
-        name: What the key is for.
-        days: How long it works; None: until it is revoked.
+        user_id: Id of the user.
+        name: Name of the key.
+        days: Days until it expires; None: never.
 
     Returns:
         Its row, and the key itself, which cannot be shown again.
 
     Raises:
-        Unauthorized: They were taken out meanwhile.
-        SpecInvalid: The name cannot be one.
+        Unauthorized: The user was deleted meanwhile.
+        SpecInvalid: The name or the days are not valid.
     """
     user = session.get(User, user_id)
     if user is None:
@@ -131,7 +131,7 @@ def _matches(password: str, stored: str) -> bool:
 
 
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
-    # Room for the algorithm's table and as much again.
+    # Twice the size of the algorithm's table.
     return hashlib.scrypt(password.encode(errors="replace"), salt=salt, n=n, r=r, p=p, maxmem=256 * n * r)
 
 

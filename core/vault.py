@@ -1,6 +1,6 @@
-"""Encryption at rest of what only jobs may read: Fernet (AES-128-CBC and HMAC-SHA256), with keys outside the database.
+"""Encryption at rest of secrets: Fernet (AES-128-CBC and HMAC-SHA256), with keys outside the database.
 
-What is sealed names the key it was sealed with, and is bound to its purpose: moved to another row it is refused.
+An encrypted value names its key and is bound to its purpose: it cannot be decrypted if copied to another row.
 """
 
 import base64
@@ -18,14 +18,14 @@ from core.settings import Settings
 KEY_FILE = "secrets.key"
 _BY_OTHERS = 0o007
 _KEYS_KEPT = 2
-"""After a rotation: who read the file just before may still write with the key that was the first."""
+"""After a rotation, processes that read the file just before may still encrypt with the previous key."""
 
 
 class Vault:
-    """Seals and opens texts. Its keys are looked up at each use: a rotation needs no restart.
+    """Encrypts and decrypts texts. Keys are read at each use, so that a rotation needs no restart.
 
     Args:
-        settings: They name the keys, or the folder of the file with them: one a line, the first for new values.
+        settings: Contain the keys, or the folder of the key file: one key per line, the first for new values.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -34,16 +34,16 @@ class Vault:
 
     @property
     def where(self) -> str:
-        """Where the keys are, for people."""
+        """The source of the keys, for messages."""
         return "GRADIENT_SECRETS__KEYS" if self._given else str(self._path)
 
     @property
     def of_settings(self) -> bool:
-        """Whether the keys are named by the settings, and not in a file of ours."""
+        """True if the keys come from the settings, not from the key file."""
         return bool(self._given)
 
     def seal(self, purpose: str, text: str) -> str:
-        """The text, encrypted; the first key ever is made here.
+        """Encrypt a text; creates the first key if there is none.
 
         Raises:
             SecretUnreadable: The keys cannot be read.
@@ -52,10 +52,10 @@ class Vault:
         return f"{key_id(key)}:{Fernet(key).encrypt(_bound(purpose, text)).decode()}"
 
     def open(self, purpose: str, sealed: str) -> str:
-        """The text that was sealed for this purpose.
+        """Decrypt a text that was encrypted for this purpose.
 
         Raises:
-            SecretUnreadable: Its key is not here, or it is not what was sealed.
+            SecretUnreadable: Its key is missing, or the value was changed or has another purpose.
         """
         wanted, _, token = sealed.partition(":")
         keys = {key_id(key): key for key in self._keys()}
@@ -75,19 +75,19 @@ class Vault:
         return bound[len(start) :].decode()
 
     def sealed_anew(self, purpose: str, sealed: str) -> str:
-        """The same, encrypted with the first key.
+        """Re-encrypt a value with the first key.
 
         Raises:
-            SecretUnreadable: It cannot be opened.
+            SecretUnreadable: It cannot be decrypted.
         """
         return self.seal(purpose, self.open(purpose, sealed))
 
     def add_key(self) -> None:
-        """Put a new key before those in the file."""
+        """Add a new key at the start of the file."""
         self._write([Fernet.generate_key().decode(), *self._keys()])
 
     def forget_old_keys(self) -> None:
-        """Keep the first key of the file and the one before it; nothing must be sealed with another."""
+        """Keep only the first key of the file and the previous one; no value may be encrypted with another."""
         self._write(self._keys()[:_KEYS_KEPT])
 
     def _keys(self) -> list[str]:
@@ -104,14 +104,14 @@ class Vault:
         return self._checked(keys)
 
     def _checked(self, keys: list[str]) -> list[str]:
-        # An empty file is none without keys: a new first key would not open what is there.
+        # An empty file is an error: a new first key could not decrypt existing values.
         if not keys or not all(_is_key(key) for key in keys):
             raise SecretUnreadable(f"{self.where} holds something that is no key (32 bytes in URL-safe Base64).")
         return keys
 
     def _first(self) -> list[str]:
         new = self._new_file([Fernet.generate_key().decode()])
-        with suppress(FileExistsError):  # another process was first: its key it is
+        with suppress(FileExistsError):  # another process was first; its key is used
             self._path.hardlink_to(new)
         new.unlink()
         return self._keys()
@@ -131,7 +131,7 @@ class Vault:
 
 
 def key_id(key: str) -> str:
-    """What may be shown of a key."""
+    """Return the public id of a key."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 

@@ -1,10 +1,10 @@
-"""Figures as people read them."""
+"""Human-readable numbers."""
 
 _KILO = 1000
 
 
 def size(count: int) -> str:
-    """A number of bytes, in powers of 1000."""
+    """Format a number of bytes, in powers of 1000."""
     amount = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < _KILO:

@@ -1,11 +1,11 @@
-"""The workspace archives users uploaded, each kept once under the sha256 of its bytes.
+"""Uploaded workspace archives, each stored once under the sha256 of its bytes.
 
-    <root>/incoming/<random>          an upload on its way in
+    <root>/incoming/<random>          an upload in progress
     <root>/<sha[:2]>/<sha>            the archive as it was sent
-    <root>/<sha[:2]>/<sha>.json       what was found in it
+    <root>/<sha[:2]>/<sha>.json       its metadata
 
-An archive counts as stored once both files are in place; the facts go first, so a crash between the two leaves an
-archive that is simply uploaded again.
+An archive counts as stored once both files exist. The metadata is written first; after a crash between the two the
+archive is simply uploaded again.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ class StoredWorkspace:
     """One stored archive.
 
     Attributes:
-        sha256: Of the archive's bytes, 64 lower-case hexadecimal digits.
+        sha256: Digest of the archive's bytes, 64 lower-case hexadecimal digits.
         size: Bytes as sent.
         kind: Its format.
         files: Regular files and links in it.
-        unpacked_bytes: Bytes its files take when unpacked.
+        unpacked_bytes: Bytes of its files, unpacked.
     """
 
     sha256: str
@@ -70,15 +70,15 @@ class WorkspaceStore:
         self._incoming = root / _INCOMING
 
     def add(self, stream: BinaryIO, limits: ArchiveLimits, *, expected_sha256: str | None = None) -> StoredWorkspace:
-        """Stores an upload after reading all of it, or returns the facts of the equal one already stored.
+        """Store an upload after reading all of it; if an equal one is stored already, return its metadata.
 
         Args:
             stream: The archive's bytes, read to the end in blocks.
-            limits: What the archive may cost; `max_upload_bytes` is enforced while reading.
+            limits: Limits on the archive; `max_upload_bytes` is enforced while reading.
             expected_sha256: The digest the sender computed, if it sent one.
 
         Raises:
-            WorkspaceInvalid: The upload is too large, damaged on its way, or no archive that can be accepted.
+            WorkspaceInvalid: The upload is too large, damaged in transit, or not an acceptable archive.
             OSError: The disk is full or the stream broke; nothing is kept.
         """
         if expected_sha256 is not None:
@@ -101,27 +101,27 @@ class WorkspaceStore:
             upload.unlink(missing_ok=True)
 
     def has(self, sha256: str) -> bool:
-        """Whether this archive is stored.
+        """Return whether this archive is stored.
 
         Raises:
-            WorkspaceInvalid: `sha256` is no sha256.
+            WorkspaceInvalid: `sha256` is not a valid digest.
         """
         return self.stat(sha256) is not None
 
     def path(self, sha256: str) -> Path:
-        """Where this archive is, or would be.
+        """Return the path of this archive, stored or not.
 
         Raises:
-            WorkspaceInvalid: `sha256` is no sha256.
+            WorkspaceInvalid: `sha256` is not a valid digest.
         """
         _check_sha256(sha256)
         return self._root / sha256[:2] / sha256
 
     def stat(self, sha256: str) -> StoredWorkspace | None:
-        """The facts of a stored archive, or None when it is not stored.
+        """Return the metadata of a stored archive; None if it is not stored.
 
         Raises:
-            WorkspaceInvalid: `sha256` is no sha256.
+            WorkspaceInvalid: `sha256` is not a valid digest.
         """
         archive = self.path(sha256)
         try:
@@ -132,17 +132,17 @@ class WorkspaceStore:
             )
         except (FileNotFoundError, KeyError, TypeError, ValueError):
             return None
-        # A file system that lost an archive's end (power cut) must not serve it for ever after.
+        # An archive that was truncated by a power cut must not count as stored.
         return stored if stored.size == size else None
 
     def use(self, sha256: str) -> bool:
-        """Notes that a job is about to name this archive, which keeps `discard` from it from now on.
+        """Mark an archive as used, because a new job will name it; protects it from `discard`.
 
         Returns:
             Whether it is stored.
 
         Raises:
-            WorkspaceInvalid: `sha256` is no sha256.
+            WorkspaceInvalid: `sha256` is not a valid digest.
         """
         try:
             os.utime(self.path(sha256))
@@ -151,7 +151,7 @@ class WorkspaceStore:
         return self.has(sha256)
 
     def archives(self) -> Iterator[UsedArchive]:
-        """Every archive there is, in no order."""
+        """Yield all archives, in no particular order."""
         for folder in self._root.glob("[0-9a-f][0-9a-f]"):
             for archive in folder.iterdir():
                 if _SHA256.fullmatch(archive.name):
@@ -160,14 +160,14 @@ class WorkspaceStore:
                         yield UsedArchive(archive.name, status.st_size, status.st_mtime)
 
     def discard(self, sha256: str, *, unused_since: float) -> bool:
-        """Removes an archive that nobody has stored or used since a time (Unix seconds); whether it is gone.
+        """Delete an archive that was not stored or used since a time (Unix seconds); returns whether it was deleted.
 
-        The caller knows that no job needs it. One that is used at this very moment stays.
+        The caller must know that no job needs it. An archive that is used concurrently is kept.
         """
         archive = self.path(sha256)
         gone = self._withdraw(archive, unused_since)
         if gone:
-            # Written anew by an upload of the same: then it belongs to that.
+            # Kept if an upload of the same archive has just rewritten it.
             self._withdraw(_facts_path(archive), unused_since)
         return gone
 
@@ -180,8 +180,8 @@ class WorkspaceStore:
             path.rename(aside)
         except FileNotFoundError:
             return False
-        # Looked at again where nobody finds it any more: it may have been used between the look and the rename.
-        with suppress(FileNotFoundError):  # what is aside, and old, `sweep_temporary` may remove as well
+        # Checked again after the rename: the archive may have been used between the check and the rename.
+        with suppress(FileNotFoundError):  # `sweep_temporary` may delete the renamed file too
             if aside.stat().st_mtime >= unused_since:
                 aside.rename(path)
                 return False
@@ -189,30 +189,30 @@ class WorkspaceStore:
         return True
 
     def remove(self, sha256: str) -> None:
-        """Forgets an archive; no error when it is not stored. The caller knows that no job needs it.
+        """Delete an archive; it is not an error if there is none. The caller must know that no job needs it.
 
         Raises:
-            WorkspaceInvalid: `sha256` is no sha256.
+            WorkspaceInvalid: `sha256` is not a valid digest.
         """
         archive = self.path(sha256)
         archive.unlink(missing_ok=True)
         _facts_path(archive).unlink(missing_ok=True)
 
     def sweep_temporary(self, older_than_s: float) -> int:
-        """Removes what uploads left behind when their process died.
+        """Delete temporary files of uploads whose process died.
 
         Args:
             older_than_s: Seconds without a write after which an upload counts as dead.
 
         Returns:
-            How many files were removed.
+            Number of deleted files.
         """
         if not self._incoming.is_dir():
             return 0
         removed = 0
         oldest = time.time() - older_than_s
         for upload in self._incoming.iterdir():
-            # The upload may end, and its file go, between the listing and now.
+            # The upload may end and delete its file after the listing.
             with suppress(FileNotFoundError):
                 if upload.stat().st_mtime < oldest:
                     upload.unlink()

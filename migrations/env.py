@@ -1,4 +1,4 @@
-"""How Alembic reaches the database; `core.schema` passes the connection in."""
+"""Alembic's environment; `core.migrating` passes the connection in."""
 
 from alembic import context
 from sqlalchemy import Column
@@ -13,14 +13,14 @@ from core.db import Base, UtcDateTime
 
 
 def _render(kind: str, item: object, _context: object) -> str | bool:
-    """Write our column types in a migration as the plain ones they are made of."""
+    """Write our column types in a migration as the plain SQLAlchemy types that they wrap."""
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
     return False
 
 
 def _include(item: SchemaItem, name: str | None, kind: str, *_: object) -> bool:
-    """Leave out what was retired, and the indexes that SQLite cannot describe, which would be made anew each time."""
+    """Leave out retired names, and indexes that SQLite cannot describe, which would be created again each time."""
     if kind == "index":
         return connection.dialect.name != "sqlite" or name not in migrating.expression_indexes()
     full = f"{item.table.name}.{name}" if isinstance(item, Column) else name

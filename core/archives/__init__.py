@@ -1,4 +1,4 @@
-"""Reads the archives that workspaces come in, without trusting anything they say.
+"""Reads workspace archives, which are untrusted input.
 
 The standard library's unpackers write outside their folder, lose Unix modes or unpack bombs, depending on the format
 and the Python release, so both formats are read here by hand: names are made safe, every byte is counted as it comes
@@ -37,8 +37,8 @@ def inspect(path: Path, limits: ArchiveLimits) -> ArchiveSummary:
     """Reads a whole archive as `extract` would, but writes nothing.
 
     Args:
-        path: A zip, tar.gz or tar file, told apart by content and not by name.
-        limits: What it may cost.
+        path: A zip, tar.gz or tar file, recognized by content, not by name.
+        limits: Bounds on its size.
 
     Raises:
         WorkspaceInvalid: The archive is damaged, hostile or too large; the message says which entry and what to do.
@@ -49,14 +49,14 @@ def inspect(path: Path, limits: ArchiveLimits) -> ArchiveSummary:
 def extract(path: Path, destination: Path, limits: ArchiveLimits) -> ArchiveSummary:
     """Unpacks an archive into a folder, all of it or nothing.
 
-    Files go to a hidden folder beside the destination (`.NAME.unpacking-…`) which takes its place at the end; when the
-    archive is refused that folder is removed. Only a crash leaves it behind. Unix permissions and times are restored;
-    owners and setuid bits are not.
+    Files go to a hidden folder beside the destination (`.NAME.unpacking-…`) which is renamed to the destination at
+    the end. It is removed if the archive is refused; only a crash leaves it behind. Unix permissions and times are
+    restored; owners and setuid bits are not.
 
     Args:
         path: A zip, tar.gz or tar file.
         destination: Where its entries go: an empty folder or a free name, in a folder that exists.
-        limits: What it may cost.
+        limits: Bounds on its size.
 
     Raises:
         WorkspaceInvalid: As `inspect`.
@@ -111,7 +111,7 @@ def _fill(entry: Entry, parts: Parts, writer: FolderWriter | None) -> None:
 
 
 def _open(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> tuple[ArchiveKind, Iterator[Entry]]:
-    """Tells formats apart by their first bytes: clients send the wrong content type and name."""
+    """Detect the format by the first bytes: the content type and name that clients send are unreliable."""
     start = file.read(_MAGIC_BYTES)
     file.seek(0)
     if start.startswith(_ZIP_STARTS):

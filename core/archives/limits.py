@@ -1,4 +1,4 @@
-"""What an archive may cost, what it turned out to hold, and how a refusal is worded."""
+"""Limits on archives, the summary of one that was read, and the error for one that is refused."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,12 +23,12 @@ class ArchiveKind(StrEnum):
 
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """Bounds within which an archive is read.
+    """Bounds within which an archive is accepted.
 
     Attributes:
         max_upload_bytes: Largest archive as sent.
         max_bytes: Largest sum of file contents, unpacked.
-        max_files: Most files, links and folders together, folders that are only implied included.
+        max_files: Most files, links and folders together, including folders that are only implied by a path.
         max_ratio: Most unpacked bytes per packed byte.
         ratio_after: Unpacked bytes up to which the ratio does not matter.
         max_depth: Most names in one path.
@@ -48,7 +48,7 @@ class ArchiveLimits:
 
 @dataclass(frozen=True)
 class ArchiveSummary:
-    """What an archive holds.
+    """Summary of an archive that was read to the end.
 
     Attributes:
         kind: Its format.
@@ -62,7 +62,7 @@ class ArchiveSummary:
 
 
 def invalid(message: str) -> WorkspaceInvalid:
-    """The error for an archive that is refused, naming the field it came in."""
+    """Build the error for a refused archive; its field is `workspace`."""
     return WorkspaceInvalid(f"workspace: {message}", field="workspace")
 
 
@@ -75,7 +75,7 @@ def shown(name: str) -> str:
 
 
 class Budget:
-    """Counts the bytes that entries hold, and stops the reading once they are too many."""
+    """Counts the entries' bytes and extended attributes, and raises once there are too many."""
 
     def __init__(self, limits: ArchiveLimits) -> None:
         self._limits = limits

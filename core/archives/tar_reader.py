@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 512
 _READ = 256 * 1024
-# Small, since what follows the end of a gzip member is copied at each end: an archive of empty members must stay cheap.
+# Small, because the rest of the buffer is copied at the end of each gzip member: many empty members must stay cheap.
 _READ_PACKED = 16 * 1024
 _MAX_MEMBERS = 100_000
 _GZIP = zlib.MAX_WBITS | 16
@@ -44,9 +44,9 @@ _NO_TAR = "it is a compressed file without a tar archive in it; send a zip or a 
 
 
 class GzipStream(io.RawIOBase):
-    """The bytes inside a gzip file, checked by its checksums, for as long as they keep to the ratio.
+    """The unpacked bytes of a gzip file; verifies its checksums and limits the compression ratio.
 
-    The ratio is held against what was read so far, so that a bomb is found before it went off.
+    The ratio is checked on what was read so far, so that a decompression bomb is stopped early.
     """
 
     def __init__(self, file: BinaryIO, budget: Budget) -> None:
@@ -86,7 +86,7 @@ class GzipStream(io.RawIOBase):
         return 0
 
     def _next_member(self) -> bool:
-        """Gzip files may be put one after the other; zeros after the last one are padding."""
+        """Start the next gzip member, if there is one; zeros after the last member are padding."""
         while not (rest := self._pending.lstrip(b"\0")):
             if not (rest := self._file.read(_READ_PACKED)):
                 return False
@@ -100,7 +100,7 @@ class GzipStream(io.RawIOBase):
 
 
 def read_tar(stream: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[Entry]:
-    """The entries of a tar archive, in its order.
+    """Yield the entries of a tar archive, in the archive's order.
 
     Raises:
         WorkspaceInvalid: The archive is damaged, hostile or too large.
@@ -121,7 +121,7 @@ def read_tar(stream: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterato
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Whether a file that starts with these bytes can be a tar archive: a header, or the end of an empty one."""
+    """Check whether these first bytes of a file can be a tar archive: a header, or the end mark of an empty archive."""
     return len(block) >= _BLOCK and (_has_checksum(block[:_BLOCK]) or not any(block[: 2 * _BLOCK]))
 
 
@@ -141,7 +141,7 @@ def _read_exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def _next_header(stream: BinaryIO, *, first: bool) -> bytes | None:
-    """The next header block, or None at the end mark."""
+    """Read the next header block; None at the end mark."""
     block = stream.read(_BLOCK)
     if len(block) == _BLOCK and not any(block):
         return None
@@ -151,14 +151,14 @@ def _next_header(stream: BinaryIO, *, first: bool) -> bytes | None:
 
 
 def _check_end(stream: BinaryIO) -> None:
-    """Reads what is left, so that gzip's checksum is verified and nothing is hidden behind the end."""
+    """Read to the end of the stream, so that gzip's checksum is verified and no data hides after the end mark."""
     while rest := stream.read(_READ):
         if rest.strip(b"\0"):
             raise invalid("the tar archive goes on after its end mark; pack the folder into one archive")
 
 
 def _number(field: bytes) -> int:
-    """A header's number: octal digits, or base 256 when the first bit is set (GNU)."""
+    """Parse a number in a header: octal digits, or base 256 if the first bit is set (GNU)."""
     if field[0] & _BASE_256:
         if field[0] & (_NEGATIVE - _BASE_256):
             raise ValueError("negative")
@@ -189,7 +189,7 @@ def _skip_padding(stream: BinaryIO, size: int) -> None:
 
 
 def _extended(stream: BinaryIO, block: bytes, kind: bytes, budget: Budget) -> dict[str, str]:
-    """What an extended header says about the next entry."""
+    """Read an extended header; returns the fields that it sets for the next entry."""
     size = _size(block)
     if size > _MAX_EXTENDED:
         raise invalid(f"the tar archive has an extended header of {size} bytes; pack without extended attributes")
@@ -211,7 +211,7 @@ def _extended(stream: BinaryIO, block: bytes, kind: bytes, budget: Budget) -> di
 
 
 def _pax_records(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bytes]]:
-    """Records of the form `LENGTH KEY=VALUE` and a newline, where LENGTH counts the whole record."""
+    """Yield records of the form `LENGTH KEY=VALUE` and a newline, where LENGTH counts the whole record."""
     at = 0
     while at < len(data):
         head = _PAX_RECORD.match(data, at)
@@ -244,7 +244,7 @@ def _entry(stream: BinaryIO, block: bytes, extended: dict[str, str], budget: Bud
 
 def _header_name(block: bytes) -> str:
     name = _text(block[:100])
-    # GNU's variant of the magic has no NUL here and keeps other things where POSIX keeps the prefix.
+    # GNU's variant of the magic has no NUL here, and other fields where POSIX has the prefix.
     prefix = _text(block[345:500]) if block[257:263] == b"ustar\0" else ""
     return f"{prefix}/{name}" if prefix else name
 

@@ -1,4 +1,4 @@
-"""The folder an archive describes: names made safe, clashes found, links kept inside.
+"""The folder tree an archive describes: normalizes names, detects clashes, rejects links that lead outside.
 
 Names are checked before anything is written, and symbolic links only after every entry is known: whether a link stays
 inside depends on the other links, in whatever order they come.
@@ -17,12 +17,12 @@ Parts = tuple[str, ...]
 _DRIVE = re.compile(r"^[A-Za-z]:")
 _SEPARATORS = re.compile(r"[/\\]")
 
-# What Linux itself follows before it gives up (ELOOP).
+# Linux's own limit (ELOOP).
 _MAX_LINK_CHAIN = 40
 
 
 class EntryKind(StrEnum):
-    """What an entry becomes on disk."""
+    """File types of archive entries."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -32,11 +32,11 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One member of an archive, as its reader found it.
+    """One member of an archive, as read.
 
     Attributes:
         name: Path as the archive spells it.
-        kind: What it becomes.
+        kind: Its file type.
         mode: Unix permission bits, or None when the archive has none.
         mtime_ns: Modification time in nanoseconds since 1970, or None.
         target: Where a link points.
@@ -70,7 +70,7 @@ class _File:
 
 
 _Node = _Folder | _Link | _File
-# What a path leads through, from the root down; None where nothing exists (yet) under a name.
+# The nodes along a path, from the root down; None where no node of that name exists (yet).
 _Stack = list[_Node | None]
 _FILE = _File()
 
@@ -80,7 +80,7 @@ def _child(node: _Node | None, name: str) -> _Node | None:
 
 
 def _split(text: str, what: str) -> list[str]:
-    """Path segments of `text` in NFC, without empty ones and dots; `..` is left in."""
+    """Split `text` into path segments in NFC, without empty ones and dots; `..` is kept."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     if text[:1] in ("/", "\\") or _DRIVE.match(text):
@@ -91,7 +91,7 @@ def _split(text: str, what: str) -> list[str]:
 
 
 def split_name(name: str, limits: ArchiveLimits) -> Parts:
-    """The safe path of an entry: names below the workspace, in NFC; empty for the workspace itself.
+    """Validate an entry's name; returns its path below the workspace in NFC, empty for the workspace itself.
 
     Raises:
         WorkspaceInvalid: The name leaves the folder, or is too long, too deep or unprintable.
@@ -111,7 +111,7 @@ def split_name(name: str, limits: ArchiveLimits) -> Parts:
 
 
 class Tree:
-    """Every entry seen so far, by place.
+    """All entries seen so far, by path.
 
     Attributes:
         files: Regular files and links.
@@ -125,13 +125,13 @@ class Tree:
         self.files = 0
 
     def add(self, entry: Entry) -> Parts:
-        """Finds an entry's place and takes it.
+        """Add an entry to the tree.
 
         Returns:
             Its path below the workspace.
 
         Raises:
-            WorkspaceInvalid: The name is unsafe, or the place is taken, or there are too many entries.
+            WorkspaceInvalid: The name is unsafe, or its path is taken, or there are too many entries.
         """
         parts = split_name(entry.name, self._limits)
         if not parts:
@@ -152,7 +152,7 @@ class Tree:
         return parts
 
     def hard_link_target(self, entry: Entry) -> Parts:
-        """The path of the earlier regular file that a hard link names.
+        """Return the path of the earlier regular file that a hard link names.
 
         Raises:
             WorkspaceInvalid: No earlier regular file has that path.
@@ -169,10 +169,10 @@ class Tree:
         return parts
 
     def symlinks(self) -> Iterator[tuple[Parts, str]]:
-        """Every symbolic link with its target, once all of them are known to stay inside.
+        """Check that all symbolic links stay inside, and return each with its target.
 
         Raises:
-            WorkspaceInvalid: A link leaves the folder or goes round in a circle.
+            WorkspaceInvalid: A link leaves the folder or is circular.
         """
         for link in self._links:
             self._follow(link)
@@ -219,14 +219,14 @@ class Tree:
         return link
 
     def _follow(self, link: _Link, chain: int = 0) -> "_Stack":
-        """Where a link leads; remembered, so that each link is walked once."""
+        """Resolve a symbolic link; cached, so that each link is walked once."""
         if link.stack is not None:
             return link.stack
         what = f"entry {shown(link.name)} is a symbolic link to {shown(link.target)}, which"
         if link.following or chain > _MAX_LINK_CHAIN:
             raise invalid(f"{what} goes round in a circle or through too many links; leave it out")
         segments = _split(link.target, what)
-        # Bounds the work: a long target in each of 100,000 links would keep a processor busy for minutes.
+        # Bounds the work: long targets in 100,000 links would take minutes of CPU time.
         deepest = 2 * self._limits.max_depth
         if not link.target or len(segments) > deepest:
             raise invalid(f"{what} is empty or too deep; leave it out")

@@ -10,12 +10,12 @@ from typing import Self
 from core.archives.tree import Entry, Parts
 
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
-# The owner can always read what was unpacked, and clean it up.
+# The owner must be able to read and delete what was unpacked.
 _FOLDER_AT_LEAST, _FILE_AT_LEAST = 0o700, 0o400
 _PERMISSIONS = 0o777
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# File systems disagree on times outside these, and archives hold nonsense at times.
+# File systems disagree on times outside this range, and archives can hold any value.
 _MAX_MTIME_NS = (2**32 - 1) * 10**9
 
 
@@ -41,12 +41,12 @@ class FolderWriter:
         os.close(self._root)
 
     def folder(self, parts: Parts, entry: Entry) -> None:
-        """Makes a folder; its mode and time are set by `finish`, since files still have to go in."""
+        """Make a folder; `finish` sets its mode and time, because files are still written to it."""
         self._enter(parts)
         self._folders[parts] = entry
 
     def file(self, parts: Parts, entry: Entry) -> None:
-        """Writes a regular file with its mode and time."""
+        """Write a regular file with its mode and time."""
         descriptor = os.open(parts[-1], _CREATE, 0o600, dir_fd=self._enter(parts[:-1]))
         try:
             for chunk in entry.chunks:
@@ -57,7 +57,7 @@ class FolderWriter:
             os.close(descriptor)
 
     def hard_link(self, parts: Parts, target: Parts) -> None:
-        """Gives a file written before a second name."""
+        """Give a file that was written earlier a second name."""
         source = os.dup(self._enter(target[:-1]))
         try:
             folder = self._enter(parts[:-1])
@@ -66,11 +66,11 @@ class FolderWriter:
             os.close(source)
 
     def symlink(self, parts: Parts, target: str) -> None:
-        """Makes a symbolic link; only once everything else is written, so that nothing is written through it."""
+        """Make a symbolic link; only after everything else is written, so that nothing is written through it."""
         os.symlink(target, parts[-1], dir_fd=self._enter(parts[:-1]))
 
     def finish(self) -> None:
-        """Gives folders their modes and times, the innermost first."""
+        """Set the modes and times of folders, innermost first."""
         for parts in sorted(self._folders, key=len, reverse=True):
             entry = self._folders[parts]
             descriptor = self._enter(parts)
@@ -83,7 +83,7 @@ class FolderWriter:
         self._open_folder, self._open_parts = self._root, ()
 
     def _enter(self, parts: Parts) -> int:
-        """Descriptor of a folder, which is made if it is missing; valid until the next call."""
+        """Return a descriptor of a folder, which is made if missing; valid until the next call."""
         if parts == self._open_parts:
             return self._open_folder
         self._close_folder()

@@ -1,7 +1,7 @@
 """Zip archives, read by their central directory and checked against their local headers.
 
-Entries are read in the order they lie in the file, each inside its own bytes: two entries cannot share data, and
-data that the directory does not mention is never read.
+Entries are read in the order of their data in the file, each within its own byte range: two entries cannot share
+data, and data that the directory does not mention is never read.
 """
 
 import os
@@ -60,10 +60,10 @@ class _Directory(NamedTuple):
 
 
 def read_zip(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[Entry]:
-    """The entries of a zip archive, in the order their data lies in the file.
+    """Yield the entries of a zip archive, in the order of their data in the file.
 
-    What the archive claims is held against the limits before anything is unpacked, and unpacking stops where an entry
-    turns out larger than it claimed.
+    The sizes that the archive declares are checked against the limits before anything is unpacked; unpacking stops
+    where an entry is larger than declared.
 
     Raises:
         WorkspaceInvalid: The archive is damaged, hostile, encrypted or too large.
@@ -98,13 +98,13 @@ def _unpack(layout: struct.Struct, file: BinaryIO, magic: bytes) -> tuple[int, .
 
 
 def _find_directory(file: BinaryIO) -> _Directory:
-    """Reads the record at the end of the file, and its 64-bit form where there is one."""
+    """Read the end-of-central-directory record, and its ZIP64 form if there is one."""
     size = file.seek(0, os.SEEK_END)
     tail_at = max(0, size - _END.size - _MAX_COMMENT)
     file.seek(tail_at)
     tail = file.read()
     at = tail.rfind(_END_MAGIC)
-    # The comment is the user's text and may hold the magic bytes too: only a record that ends the file counts.
+    # The comment may contain the magic bytes too: only a record that ends the file counts.
     while at >= 0 and not _ends_file(tail, at):
         at = tail.rfind(_END_MAGIC, 0, at)
     if at < 0:
@@ -174,7 +174,7 @@ def _member(fields: tuple[int, ...], raw_name: bytes, extra: dict[int, bytes]) -
 
 
 def _wide(field: bytes, narrow: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The 64-bit field holds, in this order, only those of the three that did not fit in 32 bits."""
+    """Take from the ZIP64 field the sizes that did not fit in 32 bits; it holds only those, in this order."""
     missing = narrow.count(_IN_ZIP64)
     if len(field) < 8 * missing:
         raise invalid(_DAMAGED)
@@ -194,12 +194,12 @@ def _name(raw_name: bytes, flags: int, extra: dict[int, bytes]) -> str:
     except UnicodeDecodeError:
         if flags & _FLAG_UTF8:
             raise invalid(f"entry {raw_name[:30]!r} has a name that is not valid UTF-8; rename the file") from None
-    # Several programs write UTF-8 without saying so, so the format's old code page comes second.
+    # Several programs write UTF-8 without setting its flag, so the format's old code page is tried second.
     return raw_name.decode("cp437")
 
 
 def _mtime_ns(dos_date: int, dos_time: int, timestamp: bytes) -> int | None:
-    """Modification time; the old field has no time zone and is read as UTC."""
+    """Return the modification time; the DOS field has no time zone and is read as UTC."""
     if len(timestamp) >= 1 + 4 and timestamp[0] & _TIMESTAMP_HAS_MTIME:
         return int(struct.unpack_from("<l", timestamp, 1)[0]) * 10**9
     try:
@@ -257,9 +257,9 @@ def _kind(member: _Member, what: str) -> EntryKind:
 
 
 def _check_local_header(file: BinaryIO, member: _Member, what: str) -> None:
-    """Leaves the file at the entry's data.
+    """Check that the local header matches the directory, and leave the file positioned at the entry's data.
 
-    Readers that trust one header and readers that trust the other must not see two different archives.
+    Otherwise programs that trust one header would see another archive than programs that trust the other.
     """
     file.seek(member.offset)
     _, flags, method, _, _, crc, packed, size, name_size, extra_size = _unpack(_LOCAL, file, _LOCAL_MAGIC)

@@ -1,4 +1,4 @@
-"""What a job may say about its image and about building its own, by the names that the original jobs had."""
+"""A job's options for its image and for building one, with the names of the original API."""
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -13,10 +13,10 @@ _MAX_PATH = 500
 
 @dataclass(frozen=True, slots=True)
 class ImageWishes:
-    """What a job says about its image; the fields are those of JobSpec.
+    """Image options of a job; the fields are those of JobSpec.
 
     Raises:
-        SpecInvalid: By `check`, with the field and the fix.
+        SpecInvalid: Raised by `check`, with the field and the fix.
     """
 
     container: str | None
@@ -27,7 +27,7 @@ class ImageWishes:
     registry_target: str | None
 
     def check(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse invalid options and combinations."""
         if self.container is not None and not is_reference(self.container):
             raise SpecInvalid(
                 f"{shortened(self.container)} is not an image reference. Write it as name:tag or host/name:tag, "
@@ -83,5 +83,5 @@ def _check_path(path: str) -> None:
 
 
 def shortened(value: str) -> str:
-    """A value as an error quotes it: on one line of a terminal."""
+    """Quote a value for an error message, on one line of a terminal."""
     return repr(value if len(value) <= 80 else value[:77] + "…")  # noqa: PLR2004 - a line of a terminal

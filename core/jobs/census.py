@@ -1,7 +1,7 @@
-"""What there is now, in numbers, for whoever watches over the service.
+"""A snapshot of jobs, queues and workers for monitoring.
 
-Everything here is read from the record and costs the same however many jobs have ended: jobs that are not over are
-found by the index on their state. What ended is counted by `core.jobs.following`.
+Everything is read from the database, at a cost that does not depend on the number of ended jobs: the others are found
+by the index on the state. Jobs that end are counted by `core.jobs.following`.
 """
 
 from collections import Counter
@@ -17,11 +17,11 @@ from core.jobs.queries import WORKER_SILENT_SECONDS
 from core.jobs.states import TERMINAL, JobState
 
 WORKER_FORGOTTEN_SECONDS = 24 * 3600
-"""A worker that was not seen for this long was taken away; until then it is missed."""
+"""A worker not seen for this long counts as removed; until then, as missing."""
 DEAF_SECONDS = 180
-"""A worker with a broker sends itself messages far more often, and restarts sooner if it hears none."""
+"""A worker with a broker pings itself far more often, and restarts earlier if no ping arrives."""
 
-# Named one by one: "not ended" would be no search in the index on the state.
+# Listed: with "NOT IN (ended states)" the index on the state would not be used.
 _LIVE = [state for state in JobState if state not in TERMINAL]
 _waits_since = func.coalesce(Job.run_after, Job.created_at)
 _is_silent = (Job.state != JobState.QUEUED) & (Job.heartbeat_at < now(-WORKER_SILENT_SECONDS))
@@ -42,21 +42,21 @@ _CARDS = select(HeldCard.host, func.count().label("cards")).group_by(HeldCard.ho
 _REPAIRS = select(Repair).order_by(Repair.kind)
 
 Pool = tuple[str, str]
-"""Backend and machine type: jobs that wait for the same machines."""
+"""Backend and machine type; jobs of one pool wait for the same machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A worker.
+    """The state of a worker.
 
     Attributes:
-        slots: Jobs it takes at once.
+        slots: Jobs it runs at once, at most.
         held: Jobs it holds now.
-        machine_types: Those it takes; None: all that its backends run.
-        cards: Its host's cards; None: they are not counted.
-        seen: Seconds since it was last seen.
-        heard: Seconds since a message last reached it through the broker; None: none ever did.
-        drained: Since how many seconds it claims nothing, by an administrator's wish; None: it claims.
+        machine_types: Machine types it takes; None: all that its backends run.
+        cards: GPUs of its host; None: not counted.
+        seen: Seconds since its last heartbeat.
+        heard: Seconds since the last message through the broker reached it; None: none ever did.
+        drained: Seconds since an administrator drained it; None: it is not drained.
     """
 
     name: str
@@ -72,16 +72,16 @@ class Presence:
 
     @property
     def silent(self) -> bool:
-        """Whether it should have been seen since."""
+        """True if its last heartbeat is too old."""
         return self.seen > WORKER_SILENT_SECONDS
 
     @property
     def deaf(self) -> bool:
-        """Whether messages no longer reach it, though it is there."""
+        """True if broker messages no longer reach it although it sends heartbeats."""
         return not self.silent and self.heard is not None and self.heard > DEAF_SECONDS
 
     def takes(self, pool: Pool) -> bool:
-        """Whether it takes new jobs of this pool, when it has room."""
+        """Return whether it takes new jobs of this pool, given free capacity."""
         backend, machine_type = pool
         able = backend in self.backends and (self.machine_types is None or machine_type in self.machine_types)
         return able and not self.silent and self.drained is None
@@ -89,7 +89,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """How often the sweep repaired one kind of damage; when it last did, in seconds before now, and which worker's."""
+    """Repairs of one kind by the sweep: their number, seconds since the last one, and the worker that made it."""
 
     kind: str
     total: int
@@ -99,18 +99,18 @@ class Repaired:
 
 @dataclass(slots=True)
 class Census:
-    """What there is at one moment.
+    """A snapshot of the service.
 
     Attributes:
         jobs: Jobs that are not over, by state, backend and machine type.
-        silent: Jobs that a worker holds whose heart does not beat, by backend and machine type.
-        oldest_queued: How long the job has waited that has waited longest, by backend and machine type, in seconds.
-            One that is tried again has waited since it was due.
-        workers: Those that were seen lately.
-        missed: Those that were not, but in the last day.
-        cards: Cards that jobs hold, by host.
-        repairs: What the sweeps repaired.
-        outbox: Messages that are not sent yet.
+        silent: Jobs held by a worker without recent heartbeats, by backend and machine type.
+        oldest_queued: Longest wait of a queued job in seconds, by backend and machine type. A retry waits from the
+            time it is due.
+        workers: Workers with recent heartbeats.
+        missed: Workers without, that had one in the last day.
+        cards: Number of GPUs held by jobs, by host.
+        repairs: Repairs by the sweep.
+        outbox: Messages not sent yet.
         oldest_message: Age of the oldest of them, in seconds; 0 if there is none.
     """
 
@@ -126,7 +126,7 @@ class Census:
 
     @property
     def pools(self) -> list[Pool]:
-        """Those that jobs are in which are not over, and those that workers name."""
+        """The pools of jobs that have not ended, and those that workers name."""
         named = {
             (backend, name)
             for worker in self.workers
@@ -136,16 +136,16 @@ class Census:
         return sorted(named | {(backend, machine_type) for _, backend, machine_type in self.jobs})
 
     def waiting(self, pool: Pool) -> int:
-        """Jobs that wait in a pool."""
+        """Count the jobs that wait in a pool."""
         return self.jobs[(JobState.QUEUED, *pool)]
 
     def takers(self, pool: Pool) -> int:
-        """Workers that take jobs of a pool."""
+        """Count the workers that take jobs of a pool."""
         return sum(worker.takes(pool) for worker in self.workers)
 
 
 def take(session: Session) -> Census:
-    """Count what there is, in five queries."""
+    """Take a snapshot, in five queries."""
     outbox = session.execute(_OUTBOX).one()
     census = Census(outbox=outbox.messages, oldest_message=_age(outbox.at, outbox.since))
     held: Counter[str] = Counter()

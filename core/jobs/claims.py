@@ -1,7 +1,7 @@
-"""Who gets a machine next: the claim, by what a host has free, and by the jobs' priority and their projects' shares.
+"""Claims: choose the next job for a worker by the host's free capacity, priority and the projects' shares.
 
-Claims are made one after another, on every database: the order, the shares and the quotas are then exact, and no two
-workers look at the same job. A claim takes a few milliseconds, an attempt seconds at least.
+Claims are serialized on every database: the order, the shares and the quotas are then exact, and no two workers
+consider the same job. A claim takes a few milliseconds, an attempt seconds at least.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from core.jobs.moves import one_row, record
 from core.jobs.states import OWNED, JobState
 
 _NO_PORTS = PortRange(1, 0, "")
-_CLAIM_LOCK = 0x6772_6164  # any number that nothing else on this database locks
+_CLAIM_LOCK = 0x6772_6164  # arbitrary, but not used by other locks of this database
 _PLENTY = 2**31 - 1
 _MOST_GOES = 3
 _OF_ONE_ATTEMPT = (
@@ -32,7 +32,7 @@ _OF_ONE_ATTEMPT = (
     "reason_detail",
     "phase_detail",
 )
-"""Columns that an attempt begins without."""
+"""Columns of a job that each claim resets to NULL."""
 _NEW_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
 _NEW_HOLD = insert(Base.metadata.tables[HeldCard.__tablename__])
 _HELD = select(func.sum(Job.cpus).label("cpus"), func.sum(Job.memory_mb).label("memory_mb")).where(
@@ -44,18 +44,18 @@ _SERVED = update(Project).where(Project.id == bindparam("served")).values(last_c
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a worker has for jobs.
+    """The capacity that a worker offers to jobs.
 
     Attributes:
         worker: Its name.
-        host: Its machine's name; workers of one host share what it has.
+        host: Its machine's name; workers of one host share its capacity.
         backends: Names of the backends that it runs.
         machine_types: Machine types that it takes; None: all that its backends run.
-        cards: The host's accelerator cards; None: cards are not counted.
+        cards: The host's GPUs; None: not counted.
         cpus: The host's CPUs; None: not counted.
         memory_mb: The host's memory in MiB; None: not counted.
-        image_wait_seconds: How long a job is left to a host that has its image, and room for it.
-        ports: The host's ports for jobs that name none, and where they are reached.
+        image_wait_seconds: How long a job is left to another host that has its image and room for it.
+        ports: The host's port range for jobs that name no port, and the address for links to them.
     """
 
     worker: str
@@ -71,7 +71,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Free:
-    """What a host has left; each card by its name."""
+    """The free capacity of a host; GPUs by name."""
 
     cards: tuple[str, ...] | None
     cpus: float
@@ -80,22 +80,22 @@ class _Free:
 
 
 def anything_waits(session: Session, offer: Offer) -> bool:
-    """Whether a claim would succeed: asked first, because a claim takes the write lock."""
+    """Check whether a claim would succeed, without the write lock that a claim takes."""
     return _next(session, offer, _free(session, offer)) is not None
 
 
 def claim(session: Session, offer: Offer) -> Job | None:
-    """Take the next job that fits: `queued → starting`, attempt and lease + 1, its cards held.
+    """Take the next job that fits: `queued → starting`, attempt and lease + 1, its GPUs allocated.
 
-    Next is, among the jobs whose needs the host can meet now and whose project is below its quota, the one of the
-    highest priority; among those, one of the project with the fewest jobs on machines; among those, of the project
-    that was served longest ago; among those, the oldest. A job that does not fit is passed over, never waited for; so,
-    for its first moment, is one whose image another host with room for it has, and this one has not.
+    Among the jobs that fit on the host now and whose project is below its quota, the next one has the highest priority;
+    among those, its project has the fewest running jobs; among those, its project was served longest ago; among those,
+    it is the oldest. A job that does not fit is skipped, never waited for. For the first seconds a job is also skipped
+    if another host with room for it has its image and this one does not.
 
     Returns:
-        The job, or None: nothing fits, or the worker is drained.
+        The job; None if nothing fits or the worker is drained.
     """
-    if session.get_bind().dialect.name == "postgresql":  # SQLite has one writer at a time in any case
+    if session.get_bind().dialect.name == "postgresql":  # SQLite has only one writer at a time anyway
         session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CLAIM_LOCK})
     free = _free(session, offer)
     for _ in range(_MOST_GOES):
@@ -103,19 +103,19 @@ def claim(session: Session, offer: Offer) -> Job | None:
         if seq is None:
             return None
         job = one_row(session, _CLAIM, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host})
-        if job is not None:  # else it was cancelled between the two statements
+        if job is not None:  # None: it was cancelled between the two statements
             _note(session, job, offer, free)
             return job
     return None
 
 
 def free_cards(session: Session, offer: Offer) -> tuple[str, ...]:
-    """The offer's cards that no job holds; none where cards are not counted."""
+    """Return the offer's GPUs that no job holds; empty if GPUs are not counted."""
     return _free(session, offer).cards or ()
 
 
 def cards_of(session: Session, job: Job) -> tuple[str, ...]:
-    """The cards that the job has for itself."""
+    """Return the GPUs allocated to the job's current attempt."""
     held = select(HeldCard.card).where(HeldCard.job_id == job.id, HeldCard.attempt == job.attempt)
     return tuple(session.scalars(held.order_by(HeldCard.card)))
 
@@ -156,7 +156,7 @@ def _free(session: Session, offer: Offer) -> _Free:
 
 
 def _next(session: Session, offer: Offer, free: _Free) -> int | None:
-    """Place in the record (`Job.seq`) of the job that is next for this offer."""
+    """Return the `Job.seq` of the next job for this offer."""
     params: dict[str, Any] = {
         "worker": offer.worker,
         "backends": offer.backends,
@@ -177,7 +177,7 @@ def _next(session: Session, offer: Offer, free: _Free) -> int | None:
     return seq
 
 
-# Put together once: that costs as much as running it, and a job that waits for its claim waits for both.
+# Cached: building the statement takes as long as running it, and delays the job's start as much.
 @cache
 def _following(*, some_types: bool, image_wait: float) -> Select[int]:
     fits = [
@@ -206,8 +206,8 @@ def _following(*, some_types: bool, image_wait: float) -> Select[int]:
 
 
 def _heads(fits: list[ColumnElement[bool]]) -> Subquery:
-    """The next job of each project that may run one more, beside what the project has running."""
-    # Found by the index; only these are compared.
+    """Build a subquery: each project's next job, with its running jobs, for projects below their quota."""
+    # One index lookup per project; only these jobs are compared.
     head = (
         select(Job.seq)
         .where(Job.project_id == Project.id, *fits)

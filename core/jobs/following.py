@@ -1,6 +1,6 @@
-"""Counts what happens to jobs as it happens, by following the record's events.
+"""Counts job events incrementally, for monitoring.
 
-What this costs goes by the events since the last look, not by the jobs that have ended.
+The cost depends on the events since the last poll, not on the number of jobs that have ended.
 """
 
 from collections import Counter
@@ -17,9 +17,9 @@ from core.jobs.census import Pool
 from core.jobs.models import Attempt, Event, Job
 
 SETTLED_SECONDS = 60
-"""After this time no transaction that took an earlier event's number is still open: statements end after 15 s."""
+"""After this time no transaction with a lower event id is still open: statements end after 15 s."""
 MOST_EVENTS = 100_000
-"""Events looked through at once; a reader that was away for long catches up over several looks."""
+"""Events read per poll; a reader that is far behind catches up over several polls."""
 
 _CLAIMED, _REQUEUED, _FINISHED = "claimed", "requeued", "finished"
 _NEWEST_EVENT = select(func.coalesce(func.max(Event.id), 0))
@@ -41,18 +41,18 @@ _HAPPENED = (
     .outerjoin(Attempt, _of_event)
     .where(_STRETCH, Event.kind.in_([_CLAIMED, _REQUEUED, _FINISHED]))
 )
-# From the newest on, so that what is read ends at the first one that is old enough.
+# Newest first, so that reading ends at the first one that is old enough.
 _SETTLED = select(Event.id).where(_STRETCH, Event.at < now(-SETTLED_SECONDS)).order_by(Event.id.desc()).limit(1)
 
 
 @dataclass(slots=True)
 class Happened:
-    """What happened between two looks.
+    """Event counts between two polls.
 
     Attributes:
         ended: Jobs that ended, by state, backend and machine type.
-        claims: Of each claim its backend, machine type, and the seconds since its job was due.
-        log_bytes: Bytes of output kept of attempts that ended.
+        claims: For each claim its pool (backend, machine type), and the seconds since the job was due.
+        log_bytes: Bytes of logs kept of attempts that ended.
         artifact_bytes: Bytes of artifacts kept of them.
     """
 
@@ -63,10 +63,10 @@ class Happened:
 
 
 class Following:
-    """Tells what happened since it was last asked; it begins with the first look.
+    """Counts events since the previous poll; counting starts with the first poll.
 
-    Numbers of events are given out before their transactions are committed, so the newest events are looked at again
-    until nothing can come before them; each is told once.
+    Event ids are assigned before their transactions commit, so the newest events are read again until no lower id can
+    appear; each event is counted once.
     """
 
     def __init__(self) -> None:
@@ -75,13 +75,13 @@ class Following:
         self._told: set[int] = set()
 
     def look(self, session: Session) -> Happened:
-        """What happened since the last look."""
+        """Count the events since the last poll."""
         with self._lock:
             if self._settled is None:
                 self._begin(session)
                 return Happened()
             stretch = {"first": self._settled + 1, "last": self._settled + MOST_EVENTS}
-            # Asked first: what is settled now cannot gain an event before it while the rest is read.
+            # Queried first: below an id that is settled now, no event can appear while the rest is read.
             settled = session.scalar(_SETTLED, stretch)
             found = [row for row in session.execute(_HAPPENED, stretch) if row.id not in self._told]
             self._settled = settled or self._settled
@@ -89,7 +89,7 @@ class Following:
             return _summed(found)
 
     def _begin(self, session: Session) -> None:
-        """Take what there is as told."""
+        """Start counting from the newest event."""
         newest = session.scalar(_NEWEST_EVENT) or 0
         self._settled = session.scalar(_SETTLED, {"first": 0, "last": newest}) or 0
         stretch = {"first": self._settled + 1, "last": newest}
@@ -110,6 +110,6 @@ def _summed(rows: Iterable[Row[*tuple[Any, ...]]]) -> Happened:
 
 
 def _waited(row: Row[*tuple[Any, ...]]) -> Iterator[tuple[Pool, float]]:
-    # A claim by the release before this one notes no due time.
+    # The previous release does not record due_at.
     if row.due_at is not None and row.claimed_at is not None:
         yield (row.backend, row.machine_type), max(0.0, (row.claimed_at - row.due_at).total_seconds())

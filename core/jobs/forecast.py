@@ -1,7 +1,7 @@
-"""When a waiting job may start, from how long earlier jobs ran. Numbers in, numbers out: nothing is read here.
+"""Estimates when waiting jobs start, from the durations of earlier jobs. Pure functions without I/O.
 
-What is not known is left out: jobs of other machine types that compete for the same workers, jobs that are yet to be
-submitted, and how much a job differs from those before it.
+Not taken into account: jobs of other machine types that compete for the same workers, jobs that are submitted later,
+and how much a job differs from earlier ones.
 """
 
 import math
@@ -10,31 +10,31 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 LEAST_HISTORY = 3
-"""Jobs that must have ended before anything is said."""
+"""Ended jobs needed for an estimate."""
 LEAST_LEFT = 0.1
-"""Of the median: what a job that has outlived it is taken to need still."""
+"""Fraction of the median that a job running longer than it is assumed to need still."""
 _SHORTEST = 0.001
-"""Seconds; jobs that last no longer keep nobody waiting."""
+"""Seconds; shorter jobs do not delay others."""
 
 
 def typical(durations: Sequence[float]) -> float | None:
-    """How long a job lasts, in seconds: the median of `durations`; None of fewer than three."""
+    """Return the median of `durations`, in seconds; None if there are fewer than LEAST_HISTORY."""
     return statistics.median(durations) if len(durations) >= LEAST_HISTORY else None
 
 
 def left(lasts: float, elapsed: float) -> float:
-    """Seconds that a job is taken to need still, of `lasts` in all, after `elapsed`."""
+    """Estimate the remaining seconds of a job that lasts `lasts` in all, after `elapsed`."""
     return max(lasts - max(0.0, elapsed), LEAST_LEFT * lasts)
 
 
 def slots(idle: int, busy: Iterable[float], room: int) -> list[float]:
-    """In how many seconds each of `room` slots is free.
+    """Return the seconds until each of `room` slots is free.
 
     Args:
         idle: Slots that are free now.
         busy: Seconds until each running job ends.
-        room: Jobs that can run at once. Where more run than fit in, as when a job needs the room of several, the
-            last of them to end decide.
+        room: Jobs that can run at once. If more are running, because the new job needs the room of several, those
+            that end last count.
     """
     idle = min(idle, room)
     ends = sorted(busy)
@@ -42,13 +42,13 @@ def slots(idle: int, busy: Iterable[float], room: int) -> list[float]:
 
 
 def starts(free_in: Sequence[float], lasts: float, places: Iterable[int]) -> dict[int, float]:
-    """Seconds until the jobs at some places of a queue start; empty if there is no slot.
+    """Estimate the seconds until the jobs at some places of a queue start; empty if there is no slot.
 
-    Each job takes the slot that is free first and keeps it for as long as a job lasts.
+    Each job takes the slot that is free first and occupies it for `lasts` seconds.
 
     Args:
-        free_in: In how many seconds each slot is free.
-        lasts: How long each job keeps its slot, in seconds.
+        free_in: Seconds until each slot is free.
+        lasts: Seconds that each job occupies its slot.
         places: Places in the queue; 1 is next.
 
     Returns:
@@ -63,19 +63,19 @@ def starts(free_in: Sequence[float], lasts: float, places: Iterable[int]) -> dic
     found: dict[int, float] = {}
     earliest = 0.0
     for place in wanted:
-        # Sums of the same numbers in another order differ in their last digit.
+        # Rounding depends on the order of summation; later places must not start earlier.
         earliest = found[place] = max(earliest, line.start(place))
     return found
 
 
 class _Line:
-    """The slots as places are served, moved on by whole rounds: the thousandth place costs no more than the first.
+    """The schedule of the slots, advanced by whole rounds: the thousandth place costs no more than the first.
 
-    Slots that are free within a job's length of each other are taken in turn, round after round.
+    Slots that become free within one job's duration of each other are used in turn, round after round.
 
     Args:
-        free_in: In how many seconds each slot is free.
-        lasts: How long each job keeps its slot, in seconds; more than 0.
+        free_in: Seconds until each slot is free.
+        lasts: Seconds that each job occupies its slot; more than 0.
     """
 
     def __init__(self, free_in: Sequence[float], lasts: float) -> None:
@@ -86,7 +86,7 @@ class _Line:
         self._join()
 
     def start(self, place: int) -> float:
-        """When a place is served. Places are asked in their order."""
+        """Return the seconds until a place is served. Must be called with ascending places."""
         while self._later:
             rounds = [max(0, math.ceil((self._later[0] - free) / self._lasts)) for free in self._turns]
             if self._served + sum(rounds) >= place:
@@ -98,7 +98,7 @@ class _Line:
         return self._turns[turn] + round_ * self._lasts
 
     def _join(self) -> None:
-        """Let the slot that is free next take part, and those that are free soon after."""
+        """Add the slot that is free next, and those that are free within one job's duration after it."""
         first = self._later.popleft()
         self._turns.append(first)
         while self._later and self._later[0] <= first + self._lasts:

@@ -1,4 +1,4 @@
-"""Whether messages through the broker reach a worker."""
+"""Records when broker messages last reached a worker."""
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -8,10 +8,10 @@ from core.jobs.models import Worker
 
 
 def note_heard(session: Session, worker: str) -> None:
-    """A message came to this worker."""
+    """Record that a message reached this worker."""
     session.execute(update(Worker).where(Worker.name == worker).values(heard_at=now()))
 
 
 def heard_lately(session: Session, worker: str, seconds: float) -> bool | None:
-    """Whether a message came to this worker in so many seconds; None if none ever did, or there is no such worker."""
+    """Return whether a message reached this worker within `seconds`; None if none ever did or the worker is unknown."""
     return session.scalar(select(Worker.heard_at >= now(-seconds)).where(Worker.name == worker))

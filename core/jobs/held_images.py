@@ -1,4 +1,4 @@
-"""Which images the hosts have, as their workers report it."""
+"""Images present on each host, as reported by workers, and the preference for hosts that have a job's image."""
 
 from collections.abc import Collection
 
@@ -13,26 +13,26 @@ from core.jobs.queries import WORKER_SILENT_SECONDS
 from core.jobs.states import OWNED
 
 MAX_REPORTED = 500
-"""Images of one host that are noted: one with more is a build machine, and its jobs wait no longer for it."""
+"""Images recorded per host. A host with more is a build machine; jobs do not wait for its other images."""
 
 
 def report(session: Session, host: str, references: Collection[str]) -> None:
-    """Note what a host has now, in place of what it had.
+    """Replace the recorded images of a host.
 
     Args:
         session: Writes.
         host: The machine's name.
-        references: As its engine lists them; of more than MAX_REPORTED the first are noted.
+        references: Images as its engine lists them; only the first MAX_REPORTED are recorded.
     """
     session.execute(delete(HeldImage).where(HeldImage.host == host))
     noted = [one for one in dict.fromkeys(references) if len(one) <= MAX_REFERENCE][:MAX_REPORTED]
     rows = [{"host": host, "reference": reference} for reference in noted]
-    if rows:  # another worker of the host may say the same just now
+    if rows:  # another worker of the host may report the same concurrently
         session.execute(insert_once(session.get_bind().dialect.name, HeldImage), rows)
 
 
 def hosts_with(session: Session, images: Collection[str]) -> int:
-    """How many hosts with a living worker have one of these images."""
+    """Count the hosts with a live worker that have one of these images."""
     living = select(Worker.host).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS))
     count = select(func.count(HeldImage.host.distinct())).where(
         HeldImage.reference.in_([canonical(image) for image in images]), HeldImage.host.in_(living)
@@ -41,15 +41,15 @@ def hosts_with(session: Session, images: Collection[str]) -> int:
 
 
 def others_hold(session: Session, host: str) -> bool:
-    """Whether any other host has reported images; where none has, nothing is ever left to it."""
+    """Check whether any other host has reported images; if none has, no job is left to another host."""
     return session.scalar(select(HeldImage.host).where(HeldImage.host != host).limit(1)) is not None
 
 
 def left_to_holder(seconds: float) -> ColumnElement[bool]:
-    """Whether a queued job is better left to another host that has its image, and has room for it.
+    """Build the condition that a queued job is left to another host that has its image and room for it.
 
-    Only in the first `seconds` after it was due: it never waits longer for that. The host that asks is the parameter
-    `on_host`.
+    It holds only for `seconds` after the job is due, so that the job waits no longer for an image. The claiming host
+    is the parameter `on_host`.
     """
     here = exists().where(HeldImage.host == bindparam("on_host"), HeldImage.reference == Job.image)
     recent = func.coalesce(Job.run_after, Job.created_at) > now(-seconds)
@@ -70,7 +70,7 @@ def left_to_holder(seconds: float) -> ColumnElement[bool]:
 
 
 def _takes() -> list[ColumnElement[bool]]:
-    """The worker runs the job's backend and takes its machine type: both are lists, read as the text they are."""
+    """Build the conditions that the worker takes the job's backend and machine type; JSON lists, searched as text."""
     return [
         cast(Worker.backends, String).contains(literal('"') + Job.backend + '"'),
         or_(
@@ -81,7 +81,7 @@ def _takes() -> list[ColumnElement[bool]]:
 
 
 def _has_room() -> list[ColumnElement[bool]]:
-    """The worker has a slot, and its host what else the job needs."""
+    """Build the conditions that the worker has a free slot, and its host the GPUs, CPUs and memory for the job."""
     held = aliased(Job)
     on_worker = select(func.count()).where(held.worker == Worker.name, held.state.in_(OWNED))
     on_host = (held.host == Worker.host, held.state.in_(OWNED))

@@ -1,4 +1,4 @@
-"""What a job has for itself while it is on a host, and lets go of: cards, ports, a password that came with it."""
+"""GPU and port allocations of a running job, and its registry password."""
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -22,17 +22,17 @@ KEPT_FROM = (
     .join(HeldPort, HeldPort.port == WantedPort.port)
     .where(HeldPort.host == bindparam("on_host"))
 )
-"""Jobs that want a port which another one has on the host; read from the few that are held there."""
+"""Jobs that need a port which another job has on the host; joined from the few ports allocated there."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """The ports of a host that jobs get which name none.
+    """The ports of a host for jobs that name no port.
 
     Attributes:
-        first: The first of them.
-        last: The last of them.
-        address: Where people reach the host.
+        first: First port.
+        last: Last port; below `first`: the range is empty.
+        address: Address for links to the host's ports.
     """
 
     first: int
@@ -40,30 +40,30 @@ class PortRange:
     address: str
 
     def free(self, taken: Collection[int]) -> int:
-        """How many are left."""
+        """Count the ports of the range that are not in `taken`."""
         return max(0, self.last - self.first + 1) - sum(self.first <= port <= self.last for port in taken)
 
 
 def want_ports(session: Session, job: Job) -> None:
-    """Note which ports a new job needs by number."""
+    """Record the ports that a new job names."""
     wanted = [port.external for port in job.spec.asked_ports() if port.external]
     if wanted:
         session.execute(_WANTED, [{"port": port, "job_id": job.id} for port in wanted])
 
 
 def any_ports(spec: JobSpec) -> int:
-    """How many ports a host must have left for a job that leaves some to it: one it names may be one of those left."""
+    """Count the free range ports that a job needs; 0 if it names all. Named ones count: they may lie in the range."""
     asked = spec.asked_ports()
     return len(asked) if any(not port.external for port in asked) else 0
 
 
 def taken_ports(session: Session, host: str) -> frozenset[int]:
-    """The ports of a host that jobs have."""
+    """Return the ports of a host that are allocated to jobs."""
     return frozenset(session.scalars(_TAKEN, {"on_host": host}))
 
 
 def take_ports(session: Session, job: Job, host: str, among: PortRange, taken: Collection[int]) -> None:
-    """Give a job its ports: those it named, and free ones for the others."""
+    """Allocate a job's ports: those it named, and free ones from the range for the others."""
     asked = job.spec.asked_ports()
     if not asked:
         return
@@ -77,14 +77,14 @@ def take_ports(session: Session, job: Job, host: str, among: PortRange, taken: C
 
 
 def _free(among: PortRange, taken: Collection[int], start: int) -> Sequence[int]:
-    # Each attempt begins elsewhere: where another program has a port, the next attempt gets another one.
+    # Each attempt starts at another port, so that a retry avoids one that another program uses.
     size = among.last - among.first + 1
     numbers = (among.first + (start + step) % size for step in range(size))
     return [port for port in numbers if port not in taken]
 
 
 def ports_of(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[HeldPort]]:
-    """The ports that jobs have now, by job id; asks nothing where none of them wants any."""
+    """Return the ports allocated to jobs, by job id; no query if none of them asks for ports."""
     wanting = [job.id for job in jobs if job.spec_json.get("ports") and job.state in OWNED]
     found: dict[str, list[HeldPort]] = {}
     if wanting:
@@ -95,7 +95,7 @@ def ports_of(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[HeldPor
 
 
 def held_ports(session: Session) -> dict[str, dict[int, str]]:
-    """Who has which port, by host."""
+    """Return all allocated ports: job id by port, by host."""
     found: dict[str, dict[int, str]] = {}
     for port in session.scalars(select(HeldPort)):
         found.setdefault(port.host, {})[port.port] = port.job_id
@@ -103,7 +103,7 @@ def held_ports(session: Session) -> dict[str, dict[int, str]]:
 
 
 def let_go(session: Session, job: Job) -> None:
-    """Free what a job had on its host; once it has ended, forget also what it wanted, and a password it came with."""
+    """Free a job's GPUs and ports; once it has ended, also delete its port requests and registry password."""
     if job.cards:
         session.execute(delete(HeldCard).where(HeldCard.job_id == job.id))
     wants_ports = bool(job.spec_json.get("ports"))
@@ -118,7 +118,7 @@ def let_go(session: Session, job: Job) -> None:
 
 
 def free_ports(session: Session) -> int:
-    """Free what `let_go` would have, of jobs that an earlier release ended: it knew nothing of ports and passwords."""
+    """Do the work of `let_go` for jobs ended by an earlier release, which did not know ports and passwords."""
     here = exists().where(Job.id == HeldPort.job_id, Job.attempt == HeldPort.attempt, Job.state.in_(OWNED))
     count = len(_removed(session, HeldPort, ~here))
     for table in (WantedPort, JobLogin):

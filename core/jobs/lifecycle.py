@@ -1,8 +1,8 @@
-"""Every write to a job.
+"""State transitions of jobs. Claims, heartbeats and retention write jobs in their own modules.
 
-Each move is one guarded statement: it names the lease and the states the job may be in, and writes its event in
-the same transaction. No row back means that somebody else moved the job: `LeaseLost`. The caller's session
-commits (`Database.write`); nothing here does.
+Each transition is one guarded statement: it names the lease and the states the job may be in, and its event is
+written in the same transaction. If no row comes back, another process moved the job: `LeaseLost`. The caller's
+session commits (`Database.write`); nothing here does.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from core.machines import MachineType
 RETRY_FIRST_SECONDS = 5
 RETRY_LONGEST_SECONDS = 600
 MAX_MACHINE_FAULTS = 3
-"""A job that machines fail so often has a part in it."""
+"""After so many machine faults the job itself is a likely cause."""
 _PROJECT = select(Project).where(Project.name == bindparam("name"))
 _FINISHING = frozenset({JobState.FINISHING})
 _COUNTING = frozenset({"pulling", "building", "pushing"})
@@ -38,7 +38,7 @@ _COUNTING = frozenset({"pulling", "building", "pushing"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """One job to be made: what, on which machine, for whom."""
+    """The data of a new job."""
 
     spec: JobSpec
     machine: MachineType
@@ -59,7 +59,7 @@ def _new_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no c
 
 
 def ensure_project(session: Session, name: str) -> tuple[Project, bool]:
-    """The project of this name, made if it is missing, and whether it was made now."""
+    """Return the project of this name, created if missing, and whether it was created now."""
     existing = session.scalar(_PROJECT, {"name": name})
     if existing is not None:
         return existing, False
@@ -72,7 +72,7 @@ def ensure_project(session: Session, name: str) -> tuple[Project, bool]:
 
 
 def _row(submission: Submission) -> dict[str, Any]:
-    """What a new job's row begins with."""
+    """Build the initial values of a new job's row."""
     spec = submission.spec
     return {
         "id": new_id("j"),
@@ -103,10 +103,10 @@ def _row(submission: Submission) -> dict[str, Any]:
 
 
 def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
-    """Make the job: its row, its first event and its outbox message, in one transaction.
+    """Create a job: its row, its first event and its outbox message, in one transaction.
 
     Returns:
-        The job, and whether it was made now: the same Idempotency-Key gives the same job.
+        The job, and whether it was created now: the same Idempotency-Key gives the same job.
 
     Raises:
         IdempotencyMismatch: The key was used with another request.
@@ -135,7 +135,7 @@ def _submitted_before(session: Session, submission: Submission) -> Job:
 
 
 def request_digest(*parts: bytes) -> str:
-    """Digest of a request, to tell a repeat from another request under the same key."""
+    """Compute the digest of a request, to tell a repeat from another request with the same key."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -153,9 +153,9 @@ def adopt(
 ) -> list[Job]:
     """Take over jobs of this host whose worker is gone: lease + 1, same state, same attempt.
 
-    Jobs of a worker of the same name are taken at once: its name is locked by the process that holds it, so
-    the earlier holder is dead. Others only when their heart has been silent for `stale_seconds`. Jobs that the
-    caller holds (`held`) are left alone.
+    Jobs of a worker of the same name are taken at once: a process locks its worker name, so the earlier holder
+    is dead. Others are taken only after `stale_seconds` without a heartbeat. Jobs that the caller holds (`held`)
+    are skipped.
     """
     gone = or_(Job.worker == worker, Job.heartbeat_at < now(-stale_seconds))
     statement = (
@@ -170,24 +170,24 @@ def adopt(
 
 
 def confirm(session: Session, job: Job) -> Job:
-    """Check at the last moment that the job is still ours and nobody wants it stopped.
+    """Check the lease once more, renew the heartbeat, and return the current row with any stop request.
 
     Raises:
-        LeaseLost: It is not.
+        LeaseLost: The job is no longer ours.
     """
     statement = guarded(job, frozenset({JobState.STARTING})).values(heartbeat_at=now())
     return moved_by(session, job, statement)
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:
-    """Say what is being done for the job now.
+    """Record the job's current phase.
 
     Raises:
         LeaseLost: The job is no longer ours.
     """
     statement = guarded(job, OWNED).values(phase=phase, phase_detail=detail)
     moved = moved_by(session, job, statement)
-    # Of a phase that counts bytes or steps its beginning is an event, not each of its figures.
+    # A phase that reports progress gets one event at its start, not one for each update.
     counts = phase == job.phase and phase in _COUNTING
     if (phase, detail) != (job.phase, job.phase_detail) and not counts:
         record(session, moved, "phase", phase=phase, detail=detail)
@@ -195,9 +195,9 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
 
 
 def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
-    """The command runs: `starting → running`, with the handle that finds it again.
+    """Record that the command runs: `starting → running`, with the handle by which it is found again.
 
-    What the handle tells of its image, its cards and its TPU (`image`, `cards`, `tpu`) is kept with the attempt.
+    The image, GPUs and TPU in the handle (`image`, `cards`, `tpu`) are stored with the attempt.
 
     Raises:
         LeaseLost: The job is no longer ours.
@@ -226,7 +226,7 @@ def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
 
 
 def note_image(session: Session, job: Job, digest: str | None) -> Job:
-    """Record the image of an attempt that builds one and runs nothing.
+    """Record the image digest of an attempt that only builds an image.
 
     Raises:
         LeaseLost: The job is no longer ours.
@@ -237,7 +237,7 @@ def note_image(session: Session, job: Job, digest: str | None) -> Job:
 
 
 def ended(session: Session, job: Job, reason: str, *, detail: str | None = None, exit_code: int | None = None) -> Job:
-    """The command ended or could not be started: `→ finishing`, with the reason.
+    """Record that the command ended or could not be started: `→ finishing`, with the reason.
 
     Raises:
         LeaseLost: The job is no longer ours.
@@ -267,7 +267,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     """
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
-    # The caller's row may be older than a wish to stop.
+    # The caller's row may be older than a stop request.
     if may_retry(job, reason) and not _stop_wished(session, job):
         return _retry(session, job, reason, _FINISHING, artifacts_state=artifacts_state)
     target = reason.final or JobState.FAILED
@@ -295,10 +295,10 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
 
 
 def give_up(session: Session, job: Job, reason: str, detail: str | None = None) -> Job:
-    """Close a job whose machine is lost: nobody is left to finish it.
+    """Close or requeue a job whose machine is lost, so that no worker can finish it.
 
     Raises:
-        LeaseLost: Somebody moved it meanwhile.
+        LeaseLost: Another process moved the job meanwhile.
     """
     source = job.state
     marking = guarded(job, frozenset({job.state})).values(reason=reason, reason_detail=detail, ended_at=now())
@@ -313,10 +313,10 @@ def give_up(session: Session, job: Job, reason: str, detail: str | None = None) 
 
 
 def may_retry(job: Job, reason: Reason) -> bool:
-    """Whether another attempt follows one that ended like this.
+    """Return whether another attempt follows one that ended with this reason.
 
-    A fault of the machine or the service uses up none of the job's attempts. Where the command had begun, it is
-    run again only if the user allowed more than one attempt at all: what it did outside cannot be undone.
+    A fault of the machine or the service does not count as an attempt. If the command had started, it is run
+    again only if the user allowed more than one attempt: its external effects cannot be undone.
     """
     if not reason.retry or job.stop_requested_at is not None:
         return False
@@ -327,7 +327,7 @@ def may_retry(job: Job, reason: Reason) -> bool:
 
 
 def _stop_wished(session: Session, job: Job) -> bool:
-    """Whether the job should stop; the row is locked, so that no wish comes between this and the move."""
+    """Check for a stop request; locks the row, so that none can arrive before the transition."""
     wished = select(Job.stop_requested_at).where(Job.id == job.id).with_for_update()
     return session.scalar(wished) is not None
 
@@ -365,14 +365,14 @@ def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobSta
 
 
 def request_stop(session: Session, job_id: str) -> Job:
-    """Wish that the job stops. A waiting job is cancelled at once; stopping an ended one does nothing.
+    """Request that the job stop. A waiting job is cancelled at once; stopping an ended one does nothing.
 
-    Once its command has ended, the wish is that its outputs are left at what is kept by then.
+    Once its command has ended, the request stops the collection of outputs; what is stored by then is kept.
 
     Raises:
         JobNotFound: No such job.
     """
-    # The row is locked: a job that goes back to the queue between two looks must not miss the wish.
+    # Locked: a job that is requeued between the read and the update must not miss the request.
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:
         raise JobNotFound(job_id)
@@ -387,7 +387,7 @@ def request_stop(session: Session, job_id: str) -> Job:
 
 
 def _stops_collecting(job: Job) -> bool:
-    """Whether the wish is a new one: the job was stopped before, and its outputs are being collected now."""
+    """Check whether a repeated request is to end the collection of outputs: the first one came before that."""
     before = job.stop_requested_at is not None and job.ended_at is not None and job.stop_requested_at < job.ended_at
     return job.state is JobState.FINISHING and before
 
@@ -409,7 +409,7 @@ def _cancel_waiting(session: Session, job: Job) -> Job:
 
 
 def delete(session: Session, job_id: str) -> Job:
-    """Hide the job and have it stopped if it runs; its record and outputs go when it has ended.
+    """Hide the job and stop it if it runs; its outputs are removed once it has ended, its row stays.
 
     Raises:
         JobNotFound: No such job.
@@ -422,11 +422,11 @@ def delete(session: Session, job_id: str) -> Job:
 
 
 def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
-    """Give a job these tags instead of those it has.
+    """Replace the tags of a job.
 
     Raises:
         JobNotFound: No such job.
-        SpecInvalid: Too many, or one that cannot be a tag.
+        SpecInvalid: There are too many tags, or one is not valid.
     """
     check_tags(tags)
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
@@ -438,6 +438,6 @@ def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
 
 
 def mark_emptied(session: Session, job_id: str) -> None:
-    """Say that what a deleted job printed and left is removed."""
+    """Mark the logs and artifacts of a deleted job as removed."""
     gone = {"logs_removed_at": now(), "artifacts_removed_at": now()}
     session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed", **gone))

@@ -1,4 +1,4 @@
-"""A job's metrics in the database: stored, counted, read within bounds, and removed."""
+"""Stores, counts, samples and deletes a job's metrics in the database."""
 
 import math
 from array import array
@@ -15,9 +15,9 @@ from core.jobs.models import Event, Job, Metric
 from core.jobs.moves import insert_once, record
 
 EVENT = "metrics"
-"""Kind of the event that says that values of a job are left out."""
+"""Kind of the event that records that metric values were dropped."""
 MAX_SERIES = 1000
-"""Series that one answer holds."""
+"""Most series in one response."""
 _LEAST_ROWS = 500
 _SAMPLES = 16
 _FETCHED = 500
@@ -35,7 +35,7 @@ class Series:
 
 
 class Extent(NamedTuple):
-    """How many rows of metrics an attempt has from a source, and the place of the last one."""
+    """Number of metric rows of an attempt from one source, and the offset of the last one."""
 
     source: str
     attempt: int
@@ -45,10 +45,10 @@ class Extent(NamedTuple):
 
 @dataclass(slots=True)
 class Stored:
-    """What a job's earlier lines of metrics left in the database.
+    """Summary of the stored metrics that a job wrote itself.
 
     Attributes:
-        offset: Where the attempt's last stored line begins; 0 if none is stored.
+        offset: Offset of the attempt's last stored line; 0 if none is stored.
         values: Values stored of the job, of all attempts.
         names: Names of its metrics.
     """
@@ -59,26 +59,26 @@ class Stored:
 
 
 def add(session: Session, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of metrics; those that are there already (a repeat after a crash) are left as they are."""
+    """Store rows of metrics; rows that exist already (a repeat after a crash) are left as they are."""
     if rows:
         session.execute(insert_once(session.get_bind().dialect.name, Metric), rows)
 
 
 def limited(session: Session, job: Job, reason: str, detail: str) -> None:
-    """Say once in the job's events that values are left out, and by which limit."""
+    """Record once in the job's events that values are dropped, and by which limit."""
     said = select(Event.id).where(Event.job_id == job.id, Event.kind == EVENT, Event.reason == reason)
     if session.scalar(said.limit(1)) is None:
         record(session, job, EVENT, reason=reason, detail=detail)
 
 
 def left_out(session: Session, job_id: str) -> list[str]:
-    """The sentences by which `limited` said what is left out."""
+    """Return the sentences that `limited` recorded."""
     query = select(Event.detail).where(Event.job_id == job_id, Event.kind == EVENT).order_by(Event.id)
     return [detail for detail in session.scalars(query) if detail]
 
 
 def stored(session: Session, job_id: str, attempt: int) -> Stored:
-    """What is stored of the lines that a job wrote."""
+    """Summarize the stored metrics that a job wrote itself."""
     found = Stored()
     query = select(Metric.attempt, Metric.offset, Metric.values).where(Metric.job_id == job_id, Metric.source == "job")
     for number, offset, values in session.execute(query.execution_options(yield_per=_FETCHED)):
@@ -90,7 +90,7 @@ def stored(session: Session, job_id: str, attempt: int) -> Stored:
 
 
 def extents(session: Session, job_id: str) -> list[Extent]:
-    """How many rows there are, by source and attempt. Read from the key's index alone."""
+    """Count the rows by source and attempt, from the primary key's index alone."""
     query = (
         select(Metric.source, Metric.attempt, func.count(), func.max(Metric.offset))
         .where(Metric.job_id == job_id)
@@ -103,15 +103,15 @@ def extents(session: Session, job_id: str) -> list[Extent]:
 def read(
     session: Session, job_id: str, found: Iterable[Extent], *, most_values: int, name: str | None = None
 ) -> "Columns":
-    """A job's metrics as series, each in the order in which it was written.
+    """Read a job's metrics as series, each in the order in which it was written.
 
-    Of very many rows evenly chosen ones are read, the last one always.
+    Samples evenly spaced rows when there are too many; always includes the last.
 
     Args:
         session: Reads.
         job_id: The job.
         found: Its `extents`.
-        most_values: About how many values are read of each source.
+        most_values: Approximate limit of values read per source.
         name: Only this metric.
     """
     rows: dict[str, int] = {}
@@ -126,9 +126,9 @@ def read(
 
 
 class Columns:
-    """Series by column: a value takes some 16 bytes, where a point in a list takes 130.
+    """Series stored by column: a value takes about 16 bytes, a point in a list 130.
 
-    Points are made of one series at a time, when it is iterated over.
+    Iteration builds the points of one series at a time.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Columns:
         self._times: list[float] = []
         self._read: dict[tuple[str, str], tuple[array[int], array[float]]] = {}
         self.full = False
-        """Whether series are left out because there are more than MAX_SERIES."""
+        """True if series were dropped because there are more than MAX_SERIES."""
 
     def __len__(self) -> int:
         return len(self._read)
@@ -170,7 +170,7 @@ def _only(values: dict[str, float | None], name: str) -> dict[str, float | None]
 
 
 def _stride(session: Session, job_id: str, source: str, rows: int, most_values: int) -> int:
-    """Every how many rows one is read, so that about `most_values` are; by the width of a few rows."""
+    """Return the sampling stride for about `most_values` values; the values per row are estimated from a few rows."""
     if rows <= _LEAST_ROWS:
         return 1
     sampled = _chosen(session, job_id, source, rows, max(1, rows // _SAMPLES))
@@ -179,13 +179,13 @@ def _stride(session: Session, job_id: str, source: str, rows: int, most_values: 
 
 
 def _chosen(session: Session, job_id: str, source: str, rows: int, stride: int) -> Iterator[Any]:
-    """Every so many rows of a source as (step, at, values), in order, the first and the last always."""
+    """Yield every `stride`-th row of a source as (step, at, values), in order; always the first and the last."""
     owned = (Metric.job_id == job_id, Metric.source == source)
     query = select(Metric.step, Metric.at, Metric.values).where(*owned).order_by(Metric.attempt, Metric.offset)
     if stride == 1:
         yield from session.execute(query.execution_options(yield_per=_FETCHED))
         return
-    # Numbered by the key's index alone: rows that are not chosen are not read. No join: without statistics
+    # Row numbers come from the key's index alone, so other rows are not read. No join: without statistics
     # PostgreSQL compares each chosen key with each row.
     order = (Metric.attempt, Metric.offset)
     keys = select(*order, func.row_number().over(order_by=order).label("number")).where(*owned).subquery()
@@ -199,7 +199,7 @@ def _chosen(session: Session, job_id: str, source: str, rows: int, stride: int) 
 
 
 def remove(database: Database, job_id: str) -> None:
-    """Remove a job's metrics, some thousand rows at a time."""
+    """Delete a job's metrics in batches."""
     key = tuple_(Metric.attempt, Metric.source, Metric.offset)
     some = select(Metric.attempt, Metric.source, Metric.offset).where(Metric.job_id == job_id).limit(_REMOVED)
     statement = delete(Metric).where(Metric.job_id == job_id, key.in_(some))

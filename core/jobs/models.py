@@ -1,4 +1,4 @@
-"""The tables."""
+"""The database tables of projects, users, keys, jobs and workers."""
 
 from datetime import datetime
 from typing import Any
@@ -14,21 +14,21 @@ from core.jobs.states import TERMINAL, JobState
 _QUEUED = text("state = 'queued'")
 _OWNED = text("state IN ('starting', 'running', 'finishing')")
 _ENDED = text("finished_at IS NOT NULL")
-# What was removed leaves its index: looking for what is due costs what is due.
+# Partial indexes without removed outputs: the cost of finding due jobs depends only on how many are due.
 _KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_removed_at IS NULL")
 _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 
 MAX_DIGEST = MAX_REFERENCE + 80
-"""Characters of a repository's name with a digest behind it."""
-BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in INTEGER PRIMARY KEY
+"""Characters of a repository's name with a digest."""
+BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements only INTEGER PRIMARY KEY
 
 
 StateColumn = Enum(JobState, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])
 
 
 class Project(Base):
-    """Jobs that belong together."""
+    """A named group of jobs, with limits and policies."""
 
     __tablename__ = "projects"
 
@@ -37,24 +37,24 @@ class Project(Base):
     name: Mapped[str] = mapped_column(String(200), unique=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     max_running: Mapped[int | None]
-    """Jobs of it that run at once, at most; None: no limit of its own."""
+    """Most jobs that run at once; None: no limit."""
     max_stored_mb: Mapped[int | None]
-    """MiB of its jobs' logs and artifacts that are kept; 0: no limit; None: as the service's settings say."""
+    """MiB of logs and artifacts kept at most; 0: no limit; None: as the service's settings say."""
     last_claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When a job of it was last given a machine: among projects that run equally many, the longest unserved is next."""
+    """Time of its last claim: among projects with equally many running jobs, the longest unserved is next."""
     keep_logs_days: Mapped[int | None]
-    """How long the logs of its ended jobs are kept; 0: for good; None: as the service's settings say."""
+    """Days that logs are kept after the end of a job; 0: forever; None: as the service's settings say."""
     keep_artifacts_days: Mapped[int | None]
-    """How long the artifacts of its ended jobs are kept; 0: for good; None: as the service's settings say."""
+    """Days that artifacts are kept after the end of a job; 0: forever; None: as the service's settings say."""
     tags: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     repo_name: Mapped[str | None] = mapped_column(String(200))
-    """Of the repository that its code is in, for people."""
+    """Name of the code repository, for display."""
     repo_url: Mapped[str | None] = mapped_column(String(2000))
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class User(Base):
-    """Somebody who may sign in with a password, to get an API key."""
+    """A user who can sign in with a password to get an API key."""
 
     __tablename__ = "users"
 
@@ -63,12 +63,12 @@ class User(Base):
     email: Mapped[str] = mapped_column(String(254), unique=True)
     """In lower case."""
     password: Mapped[str] = mapped_column(String(255))
-    """Its slow hash, with its salt and its costs."""
+    """Slow hash (scrypt), with salt and cost parameters."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class UserKey(Base):
-    """Whose an API key is that somebody got by signing in."""
+    """The user an API key was issued to at login."""
 
     __tablename__ = "user_keys"
 
@@ -77,64 +77,64 @@ class UserKey(Base):
 
 
 class ApiKey(Base):
-    """A key, stored as a hash."""
+    """An API key, stored as a hash."""
 
     __tablename__ = "api_keys"
 
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """The part of the key that may be shown."""
+    """The part of the key that is not secret."""
     name: Mapped[str] = mapped_column(String(200))
     sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
-    """Of the whole key; it is random enough to need no slow hash."""
+    """Hash of the whole key, which is random enough to need no slow hash."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When it stops working; None: never."""
+    """Time of expiry; None: never."""
 
 
 class Job(Base):
-    """One job: what was asked, where it is, who holds it, how it ended."""
+    """A job: its specification, state, holder and outcome."""
 
     __tablename__ = "jobs"
 
     seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
-    """Order of submission; the key of pages and of the queue."""
+    """Order of submission; key for pagination and for the queue."""
     id: Mapped[str] = mapped_column(String(16), unique=True)
     """`j` and 13 of [a-z0-9]: never looks like a number."""
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     submitted_by: Mapped[str] = mapped_column(String(16))
-    """Id of the API key."""
+    """Id of an API key."""
     parent_id: Mapped[str | None] = mapped_column(String(16))
-    """The job it is a clone of."""
+    """Id of the job that this one is a clone of."""
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     request_sha256: Mapped[str | None] = mapped_column(String(64))
-    """Of the request that carried the key; another request with the same key is refused."""
+    """Digest of the request with the idempotency key; a different request with the same key is refused."""
 
     spec_json: Mapped[dict[str, Any]] = mapped_column("spec", JSON)
     name: Mapped[str | None] = mapped_column(String(200))
     machine_type: Mapped[str] = mapped_column(String(64))
     backend: Mapped[str] = mapped_column(String(32))
     simulated: Mapped[bool]
-    """Whether a backend stands in for the machine that was asked for."""
+    """True if another backend simulates the requested machine."""
     price_per_hour: Mapped[float]
     """US dollars, at the time of submission."""
     priority: Mapped[int]
     max_attempts: Mapped[int]
     cards: Mapped[int] = mapped_column(default=0, server_default="0")
-    """Accelerator cards it needs of its host, for itself alone."""
+    """GPUs that it needs exclusively on its host."""
     cpus: Mapped[float | None]
-    """CPUs it asks for; None: what its slot gives."""
+    """Requested CPUs; None: as its slot provides."""
     memory_mb: Mapped[int | None]
-    """MiB of memory it asks for; None: what its slot gives."""
+    """Requested memory in MiB; None: as its slot provides."""
     image: Mapped[str | None] = mapped_column(String(MAX_REFERENCE))
-    """What its `container` stands for, as engines list it; None: the host's default image, or one that is built."""
+    """Image that `container` resolves to, as engines list it; None: the host's default image, or one that is built."""
     any_ports: Mapped[int] = mapped_column(default=0, server_default="0")
-    """Ports that its host must have left, of those it gives to jobs; what the job names itself is in WantedPort."""
+    """Free ports that it needs from its host's range (`holds.any_ports`); ports it names are in WantedPort."""
     request_id: Mapped[str | None] = mapped_column(String(64))
-    """Of the request that made it: our own logs carry it on the service's side and on the worker's."""
+    """Id of the submitting request, for log lines of the service and the worker."""
     trace_parent: Mapped[str | None] = mapped_column(String(64))
-    """W3C traceparent of the submission in that request, which the attempts' traces continue."""
+    """W3C traceparent of the submission; the attempts' spans continue that trace."""
 
     state: Mapped[JobState] = mapped_column(StateColumn)
     reason: Mapped[str | None] = mapped_column(String(32))
@@ -143,38 +143,38 @@ class Job(Base):
     phase_detail: Mapped[str | None] = mapped_column(Text)
     exit_code: Mapped[int | None]
     image_digest: Mapped[str | None] = mapped_column(String(MAX_DIGEST))
-    """The image that this attempt runs: `repository@sha256:…`, or its id where no registry knows it."""
+    """Image of the current attempt: `repository@sha256:…`, or its image ID if no registry has it."""
     artifacts_state: Mapped[str] = mapped_column(String(16), default="none")
-    """none, partial, complete, failed or removed; apart from the state: a failed upload fails no job."""
+    """none, partial, complete, failed or removed; separate from the state, as a failed upload does not fail a job."""
 
     attempt: Mapped[int] = mapped_column(default=0)
-    """How often it ran."""
+    """Number of attempts so far."""
     machine_faults: Mapped[int] = mapped_column(default=0, server_default="0")
-    """How many of its attempts ended by a fault of the machine or the service: those use up none of `max_attempts`."""
+    """Attempts that ended by a fault of the machine or the service; they do not count against `max_attempts`."""
     lease: Mapped[int] = mapped_column(default=0)
-    """Who may write: counts up with every claim, adoption and requeue."""
+    """Fencing token: increases with every claim, adoption and requeue; writes with an older value fail."""
     worker: Mapped[str | None] = mapped_column(String(255))
     host: Mapped[str | None] = mapped_column(String(255))
     handle: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     heartbeat_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     stop_requested_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """A wish, not a state."""
+    """A request, not a state."""
     run_after: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Not claimed before: the pause before a retry."""
+    """Earliest time of the next claim, after the pause before a retry."""
 
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When this attempt's command began."""
+    """Start of the current attempt's command."""
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When this attempt's command ended."""
+    """End of the current attempt's command."""
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When the record was closed."""
+    """Time at which the job entered a final state."""
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     logs_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When its logs went, by its project's policy or because it was deleted."""
+    """Time at which its logs were removed, by policy or because the job was deleted."""
     artifacts_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """The same of its artifacts."""
+    """The same for its artifacts."""
 
     __table_args__ = (
         Index("ix_jobs_queue", text("priority DESC"), "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
@@ -223,21 +223,21 @@ class Job(Base):
 
     @property
     def spec(self) -> JobSpec:
-        """What the user asked for."""
+        """The submitted specification."""
         return JobSpec.from_json(self.spec_json)
 
     @property
     def ended(self) -> bool:
-        """Whether the record is closed."""
+        """True in a final state."""
         return self.state in TERMINAL
 
     @property
     def shown_name(self) -> str:
-        """The given name, or "job N"."""
+        """The user's name for it, or "job N"."""
         return self.name or f"job {self.seq}"
 
     def log_context(self) -> dict[str, Any]:
-        """What our own logs say of it."""
+        """Return the fields that identify the job in log lines."""
         context = {"job_id": self.id, "attempt": self.attempt, "lease": self.lease}
         return context if self.request_id is None else context | {"request_id": self.request_id}
 
@@ -252,39 +252,39 @@ class Attempt(Base):
     worker: Mapped[str] = mapped_column(String(255))
     host: Mapped[str] = mapped_column(String(255))
     due_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """From when on it could have been claimed: its job's submission, or the end of the pause before a retry."""
+    """Earliest time of its claim: the submission, or the end of the pause before a retry."""
     claimed_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     exit_code: Mapped[int | None]
     image_digest: Mapped[str | None] = mapped_column(String(MAX_DIGEST))
-    """As of the job."""
+    """As `Job.image_digest`."""
     reason: Mapped[str | None] = mapped_column(String(32))
     reason_detail: Mapped[str | None] = mapped_column(Text)
     log_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Output kept of it, bytes; None until it is collected."""
+    """Bytes of log kept; None until they are collected."""
     artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Artifacts kept of it, bytes; None until they are collected."""
+    """Bytes of artifacts kept; None until they are collected."""
     cards: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
-    """What the cards are that it has, as it numbers them: index, uuid, name, memory (bytes), serial, driver, cuda."""
+    """Its GPUs, in the attempt's numbering: index, uuid, name, memory (bytes), serial, driver, cuda."""
     tpu: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """The TPU that it has: zone, name, type, url (none where it runs on the TPU's own VM)."""
+    """Its TPU: zone, name, type, url (None if the job runs on the TPU VM)."""
     sampled_seconds: Mapped[float | None]
-    """Running time that the means below are of; None: no sample yet."""
+    """Running time covered by the means below; None: no sample yet."""
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     peak_cpu_percent: Mapped[float | None]
     """100 is one CPU."""
     mean_cpu_percent: Mapped[float | None]
     peak_gpu_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Of the card that used most."""
+    """Of the GPU that used most."""
     peak_gpu_percent: Mapped[float | None]
-    """Of the busiest card, 100 is all of it."""
+    """Of the busiest GPU; 100 is full use."""
     mean_gpu_percent: Mapped[float | None]
-    """Of all its cards."""
+    """Of all its GPUs."""
 
 
 class HeldCard(Base):
-    """A card that a job has for itself. Its key is why two jobs never share one."""
+    """A GPU allocated to a job. The primary key ensures that two jobs never share one."""
 
     __tablename__ = "held_cards"
 
@@ -296,19 +296,19 @@ class HeldCard(Base):
 
 
 class HeldImage(Base):
-    """An image that a host has: a job that needs it is better claimed there."""
+    """An image present on a host, where jobs that need it are preferably claimed."""
 
     __tablename__ = "held_images"
 
     host: Mapped[str] = mapped_column(String(255), primary_key=True)
     reference: Mapped[str] = mapped_column(String(MAX_REFERENCE), primary_key=True)
-    """As `Job.image` has it."""
+    """In the form of `Job.image`."""
 
     __table_args__ = (Index("ix_held_images_reference", "reference"),)
 
 
 class WantedPort(Base):
-    """A port that a job needs of its host by number, until it has ended."""
+    """A host port that a job names; kept until the job has ended."""
 
     __tablename__ = "wanted_ports"
 
@@ -317,7 +317,7 @@ class WantedPort(Base):
 
 
 class HeldPort(Base):
-    """A port of a host that a job has for itself. Its key is why two jobs never share one."""
+    """A host port allocated to a job. The primary key ensures that two jobs never share one."""
 
     __tablename__ = "held_ports"
 
@@ -326,13 +326,13 @@ class HeldPort(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     attempt: Mapped[int]
     internal: Mapped[int]
-    """The job's own port that it leads to."""
+    """The port inside the job that it forwards to."""
     address: Mapped[str] = mapped_column(String(255))
-    """Where people reach the host."""
+    """Address of the host for users."""
 
 
 class Event(Base):
-    """What happened to a job; only ever added to."""
+    """An event of a job; rows are only ever added."""
 
     __tablename__ = "events"
 
@@ -369,7 +369,7 @@ class Metric(Base):
 
 
 class Outbox(Base):
-    """Messages to send once the transaction that wrote them stands."""
+    """Messages to send once the transaction that wrote them is committed."""
 
     __tablename__ = "outbox"
 
@@ -380,7 +380,7 @@ class Outbox(Base):
 
 
 class Removal(Base):
-    """Files that the record no longer names and that are still to be removed; gone once they are."""
+    """Files to delete that no other row refers to any more; the row is deleted after them."""
 
     __tablename__ = "removals"
 
@@ -391,7 +391,7 @@ class Removal(Base):
 
 
 class Worker(Base):
-    """A supervisor that is, or was, there."""
+    """A supervisor that runs, or has run."""
 
     __tablename__ = "workers"
 
@@ -403,23 +403,23 @@ class Worker(Base):
     machine_types: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     """Names of the machine types it takes; None: all that its backends run."""
     cards: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """Its host's cards; None: cards are not counted there (simulated machines)."""
+    """Its host's GPUs; None: not counted (simulated machines)."""
     cpus: Mapped[float | None]
     memory_mb: Mapped[int | None]
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
     heard_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When a message last came to it through the broker; None: it has no broker, or never heard any."""
+    """Time of the last message through the broker; None: it has no broker, or none ever arrived."""
     taken_cards: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
-    """Cards that something other than our jobs uses, and what, in words; as last seen when a job wanted one."""
+    """GPUs in use outside this service, and by what; as of the last attempt to allocate one."""
     low_disk: Mapped[str | None] = mapped_column(Text)
-    """Why it claims nothing for want of disk, in words; None: it has enough."""
+    """Explanation why it claims nothing for lack of disk space; None: it has enough."""
     drained_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Since when it claims nothing, by an administrator's wish, which outlives its restarts."""
+    """Time at which an administrator drained it; it claims nothing since, even after a restart."""
 
 
 class Turn(Base):
-    """Whose turn it is to do what only one worker does at a time."""
+    """A lease on a task that only one worker does at a time."""
 
     __tablename__ = "turns"
 
@@ -429,7 +429,7 @@ class Turn(Base):
 
 
 class Repair(Base):
-    """How often the sweep repaired one kind of damage."""
+    """Number of repairs of one kind by the sweep."""
 
     __tablename__ = "repairs"
 

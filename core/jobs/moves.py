@@ -1,4 +1,4 @@
-"""The guarded statement under every move of a job: it names the lease and the states the job may be in."""
+"""Building blocks of transitions: statements guarded by the job's lease and state, events, outbox messages."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from core.jobs.holds import let_go
 from core.jobs.models import Attempt, Event, Job, Outbox
 from core.jobs.states import OWNED, SOURCES, JobState
 
-# Into the tables, past the mapper: nothing is to be read back, and these run at every move.
+# Core inserts, not ORM: nothing needs to be read back, and these run at every transition.
 _NEW_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=now())
 _NEW_MESSAGE = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=now())
 
 
 def insert_once(dialect: str, table: type[Any]) -> Any:  # noqa: ANN401 - the two dialects share no class
-    """`INSERT … ON CONFLICT DO NOTHING` in the database's own words."""
+    """Build `INSERT … ON CONFLICT DO NOTHING` for the database's dialect."""
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     return statement.on_conflict_do_nothing()
 
 
 def guarded(job: Job, sources: frozenset[JobState]) -> Update:
-    """An update of the job under its lease, in one of these states."""
+    """Build an update of the job under its lease, in one of these states."""
     return update(Job).where(Job.id == job.id, Job.lease == job.lease, Job.state.in_(sources))
 
 
@@ -35,7 +35,7 @@ def move(
     sources: frozenset[JobState] = OWNED,
     **values: Any,  # noqa: ANN401 - column values
 ) -> Job:
-    """Move on from the state that the caller knows, if it is one of `sources` and MOVES allows it."""
+    """Change the state from the one that the caller knows, if it is in `sources` and MOVES allows it."""
     legal = sources & SOURCES[target] & {job.state}
     moved = moved_by(session, job, guarded(job, legal).values(state=target, **values))
     if target not in OWNED:
@@ -44,10 +44,10 @@ def move(
 
 
 def moved_by(session: Session, job: Job, statement: Update) -> Job:
-    """The row after a guarded statement.
+    """Execute a guarded statement and return the updated row.
 
     Raises:
-        LeaseLost: No row came back: somebody else moved the job.
+        LeaseLost: No row came back: another process moved the job.
     """
     moved = one_row(session, statement)
     if moved is None:
@@ -56,30 +56,30 @@ def moved_by(session: Session, job: Job, statement: Update) -> Job:
 
 
 def one_row(session: Session, statement: Update, params: dict[str, Any] | None = None) -> Job | None:
-    """The row that a statement changed, or None."""
+    """Execute a statement and return the row that it changed, or None."""
     rows = all_rows(session, statement, params)
     return rows[0] if rows else None
 
 
 def all_rows(session: Session, statement: Update, params: dict[str, Any] | None = None) -> list[Job]:
-    """The rows that a statement changed."""
-    # Rows come back as they now are in the database; what the session knew of them is out of date.
+    """Execute a statement and return the rows that it changed."""
+    # The returned rows replace the session's stale copies.
     options = {"synchronize_session": False, "populate_existing": True}
     return list(session.scalars(statement.returning(Job), params, execution_options=options))
 
 
 def note_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
-    """Write into the record of the job's present attempt."""
+    """Update the row of the job's current attempt."""
     session.execute(update(Attempt).where(Attempt.job_id == job.id, Attempt.attempt == job.attempt).values(**values))
 
 
 def note_sizes(session: Session, job: Job, *, log_bytes: int | None, artifact_bytes: int | None) -> None:
-    """Note what is kept of the job's present attempt, beside the move that closes it.
+    """Record the output sizes of the job's current attempt, in the transaction that closes it.
 
     Args:
-        session: The closing move's.
-        job: The job, under a lease that the move has checked.
-        log_bytes: Bytes of the job's whole log; the attempt's share is what earlier ones did not account for.
+        session: Session of the closing transition.
+        job: The job, under a lease that the transition has checked.
+        log_bytes: Bytes of the job's whole log; the attempt gets what earlier ones do not account for.
         artifact_bytes: Bytes of the attempt's artifacts.
     """
     if log_bytes is not None and job.attempt > 1:
@@ -99,7 +99,7 @@ def record(  # noqa: PLR0913 - the columns of one event
     reason: str | None = None,
     detail: str | None = None,
 ) -> None:
-    """Add an event to what happened to the job."""
+    """Add an event of the job."""
     session.execute(
         _NEW_EVENT,
         {
@@ -117,5 +117,5 @@ def record(  # noqa: PLR0913 - the columns of one event
 
 
 def ring(session: Session, job: Job) -> None:
-    """Leave a message in the outbox: there is something to look at."""
+    """Add a wake message to the outbox."""
     session.execute(_NEW_MESSAGE, {"kind": "ring", "job_id": job.id})

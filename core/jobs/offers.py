@@ -1,4 +1,4 @@
-"""What the workers that are there offer to jobs that wait."""
+"""Capacity of live workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ _LIVING = select(Worker).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS)).or
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The workers that were seen lately, drained ones among them."""
+    """The workers with a recent heartbeat, including drained ones."""
 
     workers: tuple[Worker, ...]
 
     def of(self, machine_type: str, backend: str) -> list[Worker]:
-        """Workers that take jobs of this machine type, or would if they were not drained."""
+        """Return the workers that take jobs of this machine type, or would if they were not drained."""
         return [
             worker
             for worker in self.workers
@@ -28,32 +28,32 @@ class Offers:
         ]
 
     def available(self, machine_type: str, backend: str) -> bool:
-        """Whether some worker takes a new job of this machine type."""
+        """Check whether some worker takes new jobs of this machine type."""
         return any(worker.drained_at is None for worker in self.of(machine_type, backend))
 
 
 def offers(session: Session) -> Offers:
-    """What is offered now."""
+    """Read the live workers."""
     return Offers(tuple(session.scalars(_LIVING)))
 
 
 def fits(worker: Worker, job: Job) -> bool:
-    """Whether the worker's machine is large enough for the job when nothing else runs there."""
+    """Check whether the worker's machine is large enough for the job if nothing else runs there."""
     return all(has is None or needs <= has for _, needs, has in _needs(worker, job))
 
 
 def room(worker: Worker, job: Job) -> int:
-    """How many jobs like this one the worker can run at once."""
+    """Return how many jobs like this one the worker can run at once."""
     counts = [int(has // needs) for _, needs, has in _needs(worker, job) if has is not None and needs]
     return min([worker.slots, *counts])
 
 
 def excess(job: Job, workers: Sequence[Worker]) -> str:
-    """What a job asks for that no one of these workers has, in words: `64 CPUs; the largest worker has 16`.
+    """Describe what a job requests that none of these workers has, e.g. `64 CPUs, and the largest worker … has 16`.
 
     Args:
-        job: The one that is too large.
-        workers: All that offer its machine type; none of them fits it.
+        job: The job that is too large.
+        workers: All workers of its machine type; it fits none of them.
     """
     found = []
     asked = [_needs(worker, job) for worker in workers]
@@ -69,7 +69,7 @@ def excess(job: Job, workers: Sequence[Worker]) -> str:
 
 
 def _needs(worker: Worker, job: Job) -> tuple[tuple[str, float, float | None], ...]:
-    """Unit, what the job needs, what the worker has; None: it is not counted there."""
+    """Return (unit, needed by the job, capacity of the worker) tuples; capacity None: not counted."""
     cards = None if worker.cards is None else len(worker.cards)
     return (
         ("card", job.cards, cards),

@@ -1,4 +1,4 @@
-"""What a job may say about the container it runs in: working directory, user, shared memory."""
+"""Validates a job's container options: working directory, user, shared memory."""
 
 import re
 from pathlib import PurePosixPath
@@ -7,13 +7,13 @@ from core.errors import SpecInvalid
 
 MAX_PATH = 1000
 WORKSPACE = "/paperspace"
-"""Where a container has the job's workspace."""
+"""Path of the job's workspace inside the container."""
 _USER = re.compile(r"(?:root|[0-9]{1,9}(?::[0-9]{1,9})?)\Z")
 _ROOT = "0:0"
 
 
 def check_working_dir(path: str) -> None:
-    """Refuse a working directory that no machine could have.
+    """Refuse a working directory that is invalid on every machine.
 
     Raises:
         SpecInvalid: With the fix.
@@ -27,7 +27,7 @@ def check_working_dir(path: str) -> None:
 
 
 def is_in_workspace(path: str) -> bool:
-    """Whether a working directory is a folder of the workspace, whatever runs the job."""
+    """Check whether a working directory lies in the workspace."""
     return PurePosixPath(WORKSPACE, path).is_relative_to(WORKSPACE)
 
 
@@ -39,7 +39,7 @@ def _bad_folder(what: str) -> SpecInvalid:
 
 
 def check_user(user: str) -> None:
-    """Refuse a user that could not be told before the container runs.
+    """Refuse a user whose UID would be known only inside the image.
 
     Raises:
         SpecInvalid: With the fix.
@@ -53,7 +53,7 @@ def check_user(user: str) -> None:
 
 
 def uid_gid(user: str) -> str:
-    """`UID:GID` of a user that `check_user` takes; the group of a lone UID is of the same number."""
+    """Return `UID:GID` for a user accepted by `check_user`; the GID defaults to the UID."""
     if user == "root":
         return _ROOT
     uid, _, gid = user.partition(":")
@@ -61,7 +61,7 @@ def uid_gid(user: str) -> str:
 
 
 def check_shared_memory(shared_mem_mb: int | None, memory_mb: int | None) -> None:
-    """Refuse more shared memory than the job has memory: what lies in it counts as the job's.
+    """Refuse more shared memory than the job has memory, because shared memory counts against it.
 
     Raises:
         SpecInvalid: With the fix.

@@ -1,10 +1,10 @@
-"""A job's place among those that wait for the same machine type: in which order the claim would take them.
+"""Queue positions: the order in which claims would take the jobs that wait for the same machine type.
 
-The order is the claim's: the highest priority first; then the project that has the fewest jobs on machines by then;
+The order is that of the claim: the highest priority first; then the project with the fewest running jobs by then;
 then the one that was served longest ago; then the oldest job. Jobs past their project's quota come after all others.
-Jobs that cannot start at once (a pause before a retry, a need that no machine can meet now) keep their place.
+Jobs that cannot start at once (a pause before a retry, a need that no machine can meet now) keep their position.
 
-Of ten thousand jobs none is fetched: the database counts them by project and priority, which are few, and the rest is
+No job rows are fetched, however many wait: the database counts them by project and priority, and the rest is
 arithmetic.
 """
 
@@ -20,7 +20,7 @@ from core.jobs.models import Job, Project
 from core.jobs.states import OWNED
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
-# Said in the statement itself: SQLite takes an index over a part of a table only where it can read that part there.
+# A literal: SQLite uses a partial index only if the statement's text contains the index's condition.
 _QUEUED = Job.state == literal_column("'queued'")
 _OF_TYPES = Job.machine_type.in_(bindparam("types", expanding=True))
 _GROUPS = (
@@ -52,12 +52,12 @@ _PROJECTS = select(Project.id, Project.max_running, Project.last_claimed_at).whe
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a project has of the machines, of all types together.
+    """A project's use of machines, of all types together.
 
     Attributes:
-        running: Its jobs on machines now.
-        max_running: As many as it may have there at once; None: as many as there is room for.
-        last_claimed_at: When a job of it was last given a machine; None: never.
+        running: Number of its jobs on machines now.
+        max_running: Most jobs that it may have there at once; None: no limit.
+        last_claimed_at: Time of its last claim; None: never.
     """
 
     running: int = 0
@@ -66,7 +66,7 @@ class Share:
 
     @property
     def used_up(self) -> bool:
-        """Whether the project can have no more jobs on machines now."""
+        """True if the project has reached its limit of running jobs."""
         return self.max_running is not None and self.running >= self.max_running
 
 
@@ -82,12 +82,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a waiting job stands.
+    """The queue position of a waiting job.
 
     Attributes:
         number: 1 is next.
         rank: Jobs of its own project that come before it.
-        share: What its project has.
+        share: Its project's use of machines.
     """
 
     number: int
@@ -97,7 +97,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A group as the claim meets it: job k of it is taken when its project has `turn + k` on machines."""
+    """A group in claim order: its job k is taken when its project has `turn + k` jobs on machines."""
 
     group: Group
     before: int
@@ -106,17 +106,17 @@ class _Row:
     last_claimed_at: datetime
 
     def count(self, below: int, *, over: bool) -> int:
-        """Jobs of it that are taken at a turn lower than this, of those past the quota or of those within."""
+        """Count its jobs that are taken at a turn lower than `below`: past the quota (`over`) or within it."""
         first, last = self.bounds(over=over)
         return max(0, min(below, last) - first)
 
     def bounds(self, *, over: bool) -> tuple[int, int]:
-        """The turns of its jobs, the last one exclusive."""
+        """Return the range of turns of its jobs past the quota (`over`) or within it; the end is exclusive."""
         quota = self.turn + self.within
         return (quota, self.turn + self.group.jobs) if over else (self.turn, quota)
 
     def tie(self, turn: int) -> tuple[int, int, datetime, int]:
-        """Who is first of those at the same turn: the one served longest ago, if need be while the queue moved on."""
+        """Return the sort key of jobs at the same turn: longest unserved project first, counting earlier turns."""
         return turn - self.turn, self.before, self.last_claimed_at, self.group.first_seq
 
 
@@ -124,8 +124,8 @@ class Pool:
     """The jobs that wait for one machine type.
 
     Args:
-        groups: They, counted.
-        shares: What their projects have, by project id.
+        groups: The jobs, counted by project and priority.
+        shares: The projects' use of machines, by project id.
     """
 
     def __init__(self, groups: Iterable[Group], shares: Mapping[str, Share]) -> None:
@@ -144,11 +144,11 @@ class Pool:
         self._jobs = {priority: sum(row.group.jobs for row in rows) for priority, rows in self._rows.items()}
 
     def place(self, project_id: str, priority: int, rank: int) -> Place:
-        """Where a job stands.
+        """Return the queue position of a job.
 
         Args:
             project_id: Its project.
-            priority: Its own.
+            priority: Its priority.
             rank: Jobs of the same project in this pool that come before it.
         """
         share = self._shares.get(project_id, Share())
@@ -169,7 +169,7 @@ class Pool:
 
 
 def places_of(session: Session, jobs: Sequence[Job]) -> dict[str, Place]:
-    """The places of some waiting jobs, by job id, in four queries; a job that was claimed meanwhile has none."""
+    """Return the positions of some waiting jobs by job id, in four queries; jobs claimed meanwhile have none."""
     params = {
         "types": sorted({job.machine_type for job in jobs}),
         "projects": sorted({job.project_id for job in jobs}),

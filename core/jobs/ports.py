@@ -1,4 +1,4 @@
-"""Ports that a job asks to be reached at, as users write them: `external:internal[:scheme]`."""
+"""Ports that a job exposes, as users write them: `external:internal[:scheme]`."""
 
 import re
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ class Port:
     """One port of a job.
 
     Attributes:
-        external: Of the host; 0: whichever is free.
-        internal: What the job listens on.
-        scheme: Of its link.
+        external: Port of the host; 0: any free one.
+        internal: Port that the job listens on.
+        scheme: URL scheme of its link.
     """
 
     external: int
@@ -29,10 +29,10 @@ class Port:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From what a user wrote.
+        """Parse the user's notation.
 
         Raises:
-            SpecInvalid: It is no port.
+            SpecInvalid: It is not a valid port.
         """
         found = _WRITTEN.match(text.strip())
         if found is None:
@@ -55,10 +55,10 @@ class Port:
 
 
 def parse_ports(written: tuple[str, ...]) -> tuple[Port, ...]:
-    """A job's ports; each item may hold several, comma separated.
+    """Parse a job's ports; each item may hold several, separated by commas.
 
     Raises:
-        SpecInvalid: One is none, or two are the same.
+        SpecInvalid: One is not valid, two are the same, or there are too many.
     """
     ports = tuple(Port.parse(one) for item in written for one in item.split(",") if one.strip())
     if len(ports) > MAX_PORTS:
@@ -77,8 +77,8 @@ def refuse_taken(ports: tuple[Port, ...], taken: Mapping[int, str]) -> None:
     """Refuse a port of the host that the service itself needs.
 
     Args:
-        ports: The job's.
-        taken: What has a port, by its number.
+        ports: The job's ports.
+        taken: What uses a port, by its number.
 
     Raises:
         SpecInvalid: The job names one of them.

@@ -1,4 +1,4 @@
-"""What a project may be told, and how much of it is not over."""
+"""Settings, tags and deletion of projects, and counts of their live jobs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ MAX_RUNNING = 1_000_000
 MAX_STORED_MB = 2**31 - 1
 _MAX_URL = 2000
 _GONE = "\x7f"
-"""Begins the name of a deleted project; no label may hold it."""
+"""First character of a deleted project's name; labels cannot contain it."""
 _RUNNING = tuple(OWNED)
 _DAYS = "days (null: for good)"
 _RANGES = {
@@ -34,7 +34,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """How many jobs of a project run (or are being set up or put away), and how many wait."""
+    """Numbers of a project's jobs that run (or are being set up or finished), and that wait."""
 
     running: int = 0
     queued: int = 0
@@ -47,12 +47,12 @@ def change(session: Session, project_id: str, asked: Mapping[str, int | Literal[
         session: Writes.
         project_id: The project.
         asked: Any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
-            `keep_artifacts_days` (None: for good; of these three "default": as the service's settings say). What is
-            not in it stays as it is.
+            `keep_artifacts_days` (None: forever; of these three "default": as the service's settings say). Others
+            stay as they are.
 
     Raises:
         ProjectNotFound: There is no such project.
-        SpecInvalid: A number that cannot be.
+        SpecInvalid: A number is out of range.
     """
     project = queries.project(session, project_id)
     for column, value in asked.items():
@@ -65,23 +65,23 @@ def change(session: Session, project_id: str, asked: Mapping[str, int | Literal[
 
 
 def _own(asked: int | str | None) -> int | None:
-    """As the record has it, where nothing stands for a project that was never told: as the service is set."""
+    """Convert a limit for the database, where NULL means the service's default and FOR_GOOD means no limit."""
     if asked is None:
         return FOR_GOOD
     return None if asked == "default" else int(asked)
 
 
 def known_id(session: Session, name: str) -> str | None:
-    """Id of the project of this name; None if there is none."""
+    """Return the id of the project of this name; None if there is none."""
     return session.scalar(select(Project.id).where(Project.name == name))
 
 
 def describe(session: Session, project_id: str, *, repo_name: str | None, repo_url: str | None) -> Project:
-    """Note the repository that a project's code is in; None leaves it as it is.
+    """Set the repository of a project's code; None leaves a value as it is.
 
     Raises:
         ProjectNotFound: There is no such project.
-        SpecInvalid: A name or URL that could not be read on one line.
+        SpecInvalid: The name or URL is not valid.
     """
     project = queries.project(session, project_id)
     for column, name, value, longest in (
@@ -96,11 +96,11 @@ def describe(session: Session, project_id: str, *, repo_name: str | None, repo_u
 
 
 def set_tags(session: Session, project_id: str, tags: Sequence[str]) -> Project:
-    """Give a project these tags instead of those it has.
+    """Replace the tags of a project.
 
     Raises:
         ProjectNotFound: There is no such project.
-        SpecInvalid: Too many, or one that cannot be a tag.
+        SpecInvalid: There are too many tags, or one is not valid.
     """
     check_tags(tags)
     project = queries.project(session, project_id)
@@ -110,9 +110,9 @@ def set_tags(session: Session, project_id: str, tags: Sequence[str]) -> Project:
 
 
 def delete(session: Session, project_id: str) -> None:
-    """Hide a project with its ended jobs; their records and outputs go as those of deleted jobs do.
+    """Hide a project with its ended jobs, whose outputs are removed as those of deleted jobs.
 
-    Its name is free again at once: nobody else can have given the one that its row keeps.
+    Its name is free again at once: its row gets a name that no user can choose.
 
     Raises:
         ProjectNotFound: There is no such project.
@@ -135,7 +135,7 @@ def delete(session: Session, project_id: str) -> None:
 
 
 def live(session: Session, project_id: str | None = None) -> dict[str, Live]:
-    """How many jobs run and wait, by project id, of those projects that have any; costs what is not over."""
+    """Count running and waiting jobs by project id; projects without any are left out. Does not read ended jobs."""
     query = select(Job.project_id, Job.state, func.count()).where(Job.state.in_([*_RUNNING, JobState.QUEUED]))
     if project_id is not None:
         query = query.where(Job.project_id == project_id)

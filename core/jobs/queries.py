@@ -1,4 +1,4 @@
-"""Every read of a job. Pages are by key, never by offset, so that they cost the same at any depth."""
+"""Queries for jobs, attempts, events and projects. Pagination by key, not offset: the same cost at any depth."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from core.jobs.states import OWNED, JobState
 
 WORKER_SILENT_SECONDS = 60
 _OF_SPEC = ("container", "command", "workspace")
-"""What a list is narrowed to that stands in the spec alone."""
+"""Filter fields that are stored only in the spec's JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """What a list is narrowed to; an empty field does not narrow.
+    """Filters for a list of jobs; an empty field does not filter.
 
-    `states`, `reasons` and `tags` are alternatives within themselves; all fields must hold together.
-    `failed_with_exit_code` narrows failed jobs alone: to those whose command ended, or to those that never ran.
+    `states`, `reasons` and `tags` list alternatives; all fields must match together. `failed_with_exit_code`
+    restricts only failed jobs: True keeps those with an exit code, False those without.
     """
 
     states: Sequence[JobState] = ()
@@ -41,14 +41,14 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Jobs, newest first, and the cursor of the next page, if there is one."""
+    """One page of jobs, newest first, and the cursor of the next page, if there is one."""
 
     jobs: list[Job]
     following: str | None
 
 
 def get(session: Session, job_id: str) -> Job:
-    """The job of this id.
+    """Return the job of this id.
 
     Raises:
         JobNotFound: There is none, or it was deleted.
@@ -60,12 +60,12 @@ def get(session: Session, job_id: str) -> Job:
 
 
 def row(session: Session, job_id: str) -> Job | None:
-    """The job's row as it is, deleted or not; None if there never was one."""
+    """Return the job's row, even of a deleted job; None if there is none."""
     return session.scalar(select(Job).where(Job.id == job_id))
 
 
 def belongs_elsewhere(session: Session, job_id: str, attempt: int, host: str, *, seconds: float) -> bool:
-    """Whether the attempt ran on another host, one that a worker was heard from within `seconds`."""
+    """Check whether the attempt ran on another host, with a worker's heartbeat within `seconds`."""
     on_living_host = (
         select(Attempt.job_id)
         .join(Worker, Worker.host == Attempt.host)
@@ -80,7 +80,7 @@ def belongs_elsewhere(session: Session, job_id: str, attempt: int, host: str, *,
 
 
 def page(session: Session, wanted: JobFilter, *, limit: int, after: str | None = None) -> Page:
-    """One page of jobs, newest first.
+    """Return one page of jobs, newest first.
 
     Raises:
         CursorInvalid: `after` is not a cursor that an earlier page gave.
@@ -119,7 +119,7 @@ def _narrowed(query: Select[Job], wanted: JobFilter) -> Select[Job]:
 
 
 def _tagged(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
-    """That a job has one of these tags; the two kinds of database unfold JSON each in its own words."""
+    """Build the condition that a job has one of these tags; the databases unnest JSON differently."""
     if session.get_bind().dialect.name == "postgresql":
         rows = func.json_array_elements_text(Job.spec_json["tags"]).table_valued("value")
     else:
@@ -134,22 +134,22 @@ def _cursor(after: str) -> int:
 
 
 def events(session: Session, job_id: str) -> list[Event]:
-    """What happened to a job, oldest first."""
+    """Return a job's events, oldest first."""
     return list(session.scalars(select(Event).where(Event.job_id == job_id).order_by(Event.id)))
 
 
 def attempts(session: Session, job_id: str) -> list[Attempt]:
-    """A job's attempts, first to last."""
+    """Return a job's attempts, oldest first."""
     return list(session.scalars(select(Attempt).where(Attempt.job_id == job_id).order_by(Attempt.attempt)))
 
 
 def attempt(session: Session, job_id: str, number: int) -> Attempt | None:
-    """One of a job's attempts."""
+    """Return one of a job's attempts."""
     return session.get(Attempt, (job_id, number))
 
 
 def present_attempts(session: Session, jobs: Iterable[Job]) -> dict[str, Attempt]:
-    """The present attempt of each of some jobs that has had one, by job id."""
+    """Return the current attempts of some jobs, by job id; jobs without an attempt are left out."""
     keys = [(job.id, job.attempt) for job in jobs if job.attempt]
     if not keys:
         return {}
@@ -158,23 +158,23 @@ def present_attempts(session: Session, jobs: Iterable[Job]) -> dict[str, Attempt
 
 
 def projects(session: Session) -> list[Project]:
-    """All projects by name."""
+    """Return all projects, ordered by name."""
     return list(session.scalars(select(Project).where(Project.deleted_at.is_(None)).order_by(Project.name)))
 
 
 def job_counts(session: Session) -> dict[str, int]:
-    """How many jobs each project has, by project id. Reads all jobs."""
+    """Count the jobs of each project, by project id. Reads all jobs."""
     query = select(Job.project_id, func.count().label("jobs")).where(Job.deleted_at.is_(None)).group_by(Job.project_id)
     return {row.project_id: row.jobs for row in session.execute(query)}
 
 
 def last_seq(session: Session) -> int:
-    """Place in the record of the newest job: about how many there are."""
+    """Return the `seq` of the newest job: about how many there are."""
     return session.scalar(select(func.max(Job.seq))) or 0
 
 
 def project(session: Session, project_id: str) -> Project:
-    """The project of this id.
+    """Return the project of this id.
 
     Raises:
         ProjectNotFound: There is none.
@@ -188,55 +188,55 @@ def project(session: Session, project_id: str) -> Project:
 
 
 def job_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
-    """Tags of the jobs of these ids, by id; jobs that do not exist are left out."""
+    """Return the tags of the jobs of these ids, by id; jobs that do not exist are left out."""
     jobs = session.scalars(select(Job).where(Job.id.in_(ids), Job.deleted_at.is_(None)))
     return {job.id: list(job.spec.tags) for job in jobs}
 
 
 def project_tags(session: Session, ids: Sequence[str]) -> dict[str, list[str]]:
-    """Tags of the projects of these ids, by id; projects that do not exist are left out."""
+    """Return the tags of the projects of these ids, by id; projects that do not exist are left out."""
     projects = session.scalars(select(Project).where(Project.id.in_(ids), Project.deleted_at.is_(None)))
     return {one.id: list(one.tags or ()) for one in projects}
 
 
 def job_count(session: Session, project_id: str) -> int:
-    """How many jobs a project has."""
+    """Count the jobs of a project."""
     visible = (Job.project_id == project_id) & Job.deleted_at.is_(None)
     return session.scalar(select(func.count(Job.seq)).where(visible)) or 0
 
 
 def project_names(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
-    """Names of the projects of some jobs, by project id."""
+    """Return the names of the projects of some jobs, by project id."""
     ids = {job.project_id for job in jobs}
     rows = session.execute(select(Project.id, Project.name).where(Project.id.in_(ids)))
     return {row.id: row.name for row in rows}
 
 
 def silent(session: Session, seconds: float) -> list[Job]:
-    """Jobs that a worker holds whose heart has been silent for longer than this, longest first."""
+    """Return jobs that a worker holds without a heartbeat for longer than `seconds`, longest first."""
     quiet = select(Job).where(Job.state.in_(OWNED), Job.heartbeat_at < now(-seconds))
     return list(session.scalars(quiet.order_by(Job.heartbeat_at)))
 
 
 def held_attempts(session: Session) -> set[tuple[str, int]]:
-    """(job id, attempt) of everything that a worker holds now."""
+    """Return (job id, attempt) of all jobs that a worker holds now."""
     rows = session.execute(select(Job.id, Job.attempt).where(Job.state.in_(OWNED)))
     return {(row.id, row.attempt) for row in rows}
 
 
 def kept_bytes(session: Session, *, days: float) -> int:
-    """Bytes of logs and artifacts that attempts left which ended within these days. Reads all attempts."""
+    """Sum the bytes of logs and artifacts kept of attempts that ended within `days`. Reads all attempts."""
     kept = func.coalesce(Attempt.log_bytes, 0) + func.coalesce(Attempt.artifact_bytes, 0)
     lately = Attempt.ended_at >= now(-days * 86400)
     return int(session.scalar(select(func.coalesce(func.sum(kept), 0)).where(lately)) or 0)
 
 
 def newest_event_at(session: Session) -> datetime | None:
-    """When the last thing happened to a job; None if nothing ever did."""
+    """Return the time of the newest event of any job; None if there is none."""
     return session.scalar(select(Event.at).order_by(Event.id.desc()).limit(1))
 
 
 def running_seconds(session: Session, job: Job) -> float:
-    """How long this attempt's command has run, by the database's clock; 0 before it starts."""
+    """Return how long this attempt's command has run, by the database's clock; 0 before it starts."""
     started, current = session.execute(select(Job.started_at, now()).where(Job.id == job.id)).one()
     return (current - started).total_seconds() if started else 0.0

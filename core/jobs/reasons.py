@@ -1,4 +1,4 @@
-"""Every reason that a job can wait or end with, and its sentence."""
+"""All reasons for which jobs wait or end, with their sentences for users."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ S = JobState
 
 
 class Fault(StrEnum):
-    """Whose doing a reason is; decides what counts against the user's attempts."""
+    """The party responsible for a reason; decides what counts against the job's attempts."""
 
     NOBODY = "nobody"
     USER = "user"
@@ -19,22 +19,22 @@ class Fault(StrEnum):
 
 
 NOT_THE_USERS = frozenset({Fault.MACHINE, Fault.SERVICE})
-"""What these do uses up none of the user's attempts."""
+"""Faults that do not count against the job's attempts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job waits or ended.
+    """A reason for which a job waits or ended.
 
     Attributes:
         name: Stable code, shown beside the sentence.
-        final: State that a job ends in with it; None for reasons to wait.
-        fault: Whose doing it was.
-        sentence: For the user, with what to do next. `{detail}` is filled in where we know more.
+        final: State in which a job ends with it; None for reasons to wait.
+        fault: The responsible party.
+        sentence: Text for the user, with what to do next. `{detail}` is replaced with details, if known.
         retry: Whether another attempt could end differently.
-        unlimited: Whether it is tried again however often it happens; else, where it is no fault of the user's, a few
+        unlimited: Whether it is retried without limit; else faults of the machine or service are retried a few
             times.
-        unbegun: The command is known not to have begun, though its start was recorded.
+        unbegun: The command is known not to have started, though its start was recorded.
     """
 
     name: str
@@ -143,7 +143,7 @@ _ALL = (
         "The command was ended by {detail}. The end of its log says more.",
         retry=True,
     ),
-    # Ended by somebody.
+    # Ended from outside.
     Reason("stopped_by_user", S.CANCELLED, Fault.USER, "Ended by a stop request."),
     Reason(
         "time_limit",
@@ -387,7 +387,7 @@ _ALL = (
 )
 
 REASONS: dict[str, Reason] = {reason.name: reason for reason in _ALL}
-"""One table of every reason, by name."""
+"""All reasons by name."""
 
 _SIGNALS = {
     129: "SIGHUP",
@@ -401,13 +401,13 @@ _SIGNALS = {
 
 
 def sentence(reason: str, detail: str | None = None) -> str:
-    """The user's sentence for a reason, with what is known filled in."""
+    """Return the user's sentence for a reason, with the detail filled in."""
     text = REASONS[reason].sentence
     return text.replace("{detail}", detail or "no more is known")
 
 
 def reason_of_exit(code: int) -> tuple[str, str | None]:
-    """Reason and detail for the exit code of a command that ended by itself.
+    """Return reason and detail for the exit code of a command that ended by itself.
 
     Codes above 128 are the shell's convention for 128 + signal number (POSIX, 2.8.2).
     """

@@ -1,4 +1,4 @@
-"""What the sweep needs of the record: whose turn it is, what was forgotten, and how often it had to mend something."""
+"""Database operations of the sweep: its lease, repairs of stale rows, and counts of repairs."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from core.jobs.states import OWNED, JobState
 
 
 def take_turn(session: Session, name: str, holder: str, seconds: float) -> bool:
-    """Whether it is this holder's turn at what only one does at a time; its turn then lasts `seconds` from now."""
+    """Take or renew the lease on a task for `seconds`; False if another holder has it."""
     first = insert_once(session.get_bind().dialect.name, Turn)
     session.execute(first.values(name=name, holder=holder, until=now()))
     mine = (
@@ -35,9 +35,9 @@ def note(session: Session, worker: str, repaired: Mapping[str, int]) -> None:
 
 
 def ring_again(session: Session, *, seconds: float) -> int:
-    """Leave a message for each machine type of which a job has been due for this long and none is to be sent.
+    """Add a wake message for each machine type with a job due for longer than `seconds`, if none are unsent.
 
-    Its message may have been lost with the broker. Where there is no room, one more does no harm.
+    The first message may have been lost with the broker. If no machine is free, another one does no harm.
     """
     due_since = func.coalesce(Job.run_after, Job.created_at)
     late = (
@@ -53,7 +53,7 @@ def ring_again(session: Session, *, seconds: float) -> int:
 
 
 def free_cards(session: Session) -> int:
-    """Free the cards of jobs that no worker holds; no move leaves any, so there is one only where something failed."""
+    """Free the GPUs of jobs that no worker holds; transitions free them, so there are some only after a failure."""
     held = exists().where(Job.id == HeldCard.job_id, Job.attempt == HeldCard.attempt, Job.state.in_(OWNED))
     freed = delete(HeldCard).where(~held).returning(HeldCard.card)
     return len(session.execute(freed, execution_options={"synchronize_session": False}).all())

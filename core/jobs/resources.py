@@ -1,6 +1,6 @@
-"""What was asked of a cloud and bills: written down before it is asked for, until it is known to be gone.
+"""Cloud resources, recorded before they are requested and until they are known to be deleted.
 
-A name may be held by one attempt at a time; the database sees to that, so two jobs never share a node of a pool.
+Only one attempt at a time may hold a name; the database enforces it, so two jobs never share a node of a pool.
 """
 
 from collections.abc import Sequence
@@ -22,32 +22,32 @@ _OPEN = text("gone_at IS NULL")
 
 
 class Resource(Base):
-    """Something that bills, made or held for one attempt of a job."""
+    """A billed cloud resource, created or held for one attempt of a job."""
 
     __tablename__ = "resources"
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
     kind: Mapped[str] = mapped_column(String(16))
-    """tpu_node, tpu_queued (a queued resource and its node) or tpu_pool (a node that was there before)."""
+    """tpu_node, tpu_queued (a queued resource and its node) or tpu_pool (an existing node)."""
     name: Mapped[str] = mapped_column(String(255))
-    """The cloud's: `<zone>/<id>`."""
+    """Name in the cloud: `<zone>/<id>`."""
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     attempt: Mapped[int]
     host: Mapped[str] = mapped_column(String(255))
-    """The machine whose worker asked for it."""
+    """The machine whose worker requested it."""
     state: Mapped[str] = mapped_column(String(32))
     """`intended`, then as the cloud names it (READY, WAITING_FOR_RESOURCES, …), `deleting`, `gone`."""
     health: Mapped[str | None] = mapped_column(String(32))
     detail: Mapped[str | None] = mapped_column(Text)
     operation: Mapped[str | None] = mapped_column(String(255))
-    """The cloud's name of the operation that makes it."""
+    """Name of the cloud operation that creates it."""
     intended_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When the cloud last said something of it."""
+    """Time of the cloud's last status."""
     billed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """From when on it bills."""
+    """Start of billing."""
     deleting_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """When the cloud took the wish to delete it: it bills until then."""
+    """Time at which the cloud accepted the request to delete it; billing is counted until then."""
     gone_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
     __table_args__ = (
@@ -57,14 +57,14 @@ class Resource(Base):
 
 
 def installation(session: Session) -> str:
-    """A name that tells this database's resources from those of others in the same cloud project."""
+    """Return an id that tells this database's resources from those of others in the same cloud project."""
     first = insert_once(session.get_bind().dialect.name, SchemaInfo)
     session.execute(first.values(name=_INSTALLATION, value=new_id("g")))
     return session.scalars(select(SchemaInfo.value).where(SchemaInfo.name == _INSTALLATION)).one()
 
 
 def intend(session: Session, kind: str, name: str, *, job_id: str, attempt: int, host: str) -> Resource | None:
-    """Write down what is about to be asked for; a repeat for the same attempt gives the same row.
+    """Record a resource before it is requested; a repeat for the same attempt returns the same row.
 
     Returns:
         The row; None if another attempt holds the name.
@@ -78,26 +78,26 @@ def intend(session: Session, kind: str, name: str, *, job_id: str, attempt: int,
 
 
 def note(session: Session, resource_id: int, **values: Any) -> None:  # noqa: ANN401 - column values
-    """Write down what the cloud said of it."""
+    """Record the cloud's status of a resource."""
     there = Resource.gone_at.is_(None) & Resource.deleting_at.is_(None)
     noted = update(Resource).where(Resource.id == resource_id, there)
     session.execute(noted.values(seen_at=now(), **values))
 
 
 def billing(session: Session, resource_id: int) -> None:
-    """It bills from now on, if it does not already."""
+    """Record the start of billing, once."""
     first = update(Resource).where(Resource.id == resource_id, Resource.billed_at.is_(None))
     session.execute(first.values(billed_at=now()))
 
 
 def deleting(session: Session, resource_id: int, detail: str | None = None) -> None:
-    """The cloud took the wish to delete it."""
+    """Mark as deleting: the cloud accepted the request."""
     first = update(Resource).where(Resource.id == resource_id, Resource.deleting_at.is_(None))
     session.execute(first.values(deleting_at=now(), state="deleting", **_known(detail)))
 
 
 def gone(session: Session, resource_id: int, detail: str | None = None) -> None:
-    """It is known not to be there, or to be free for others now."""
+    """Mark as gone: it no longer exists, or is free for others."""
     over = update(Resource).where(Resource.id == resource_id, Resource.gone_at.is_(None))
     session.execute(over.values(gone_at=now(), state="gone", **_known(detail)))
 
@@ -107,31 +107,31 @@ def _known(detail: str | None) -> dict[str, str]:
 
 
 def of_attempt(session: Session, job_id: str, attempt: int) -> list[Resource]:
-    """All that was ever asked for it, the first first."""
+    """Return all resources of an attempt, oldest first."""
     asked = select(Resource).where(Resource.job_id == job_id, Resource.attempt == attempt)
     return list(session.scalars(asked.order_by(Resource.id)))
 
 
 def open_on(session: Session, host: str) -> list[Resource]:
-    """What workers of this machine asked for and nobody has asked to delete."""
+    """Return resources requested by workers of this machine, without those being deleted."""
     there = select(Resource).where(Resource.host == host, Resource.gone_at.is_(None), Resource.deleting_at.is_(None))
     return list(session.scalars(there.order_by(Resource.id)))
 
 
 def all_open(session: Session) -> list[Resource]:
-    """All that is not known to be gone."""
+    """Return all resources that are not known to be gone."""
     return list(session.scalars(select(Resource).where(Resource.gone_at.is_(None)).order_by(Resource.id)))
 
 
 def unowned(session: Session) -> list[Resource]:
-    """What is not known to be gone although it should be: no worker runs its attempt, or its deletion was asked for."""
+    """Return resources that should be gone but may not be: no worker runs their attempt, or deletion was requested."""
     owned = exists().where(Job.id == Resource.job_id, Job.attempt == Resource.attempt, Job.state.in_(OWNED))
     left = select(Resource).where(Resource.gone_at.is_(None), or_(~owned, Resource.deleting_at.is_not(None)))
     return list(session.scalars(left.order_by(Resource.id)))
 
 
 def billed_seconds(session: Session, jobs: Sequence[Job]) -> dict[str, float]:
-    """How long resources of these jobs have billed, all attempts together; jobs that have none are left out."""
+    """Return the billed seconds of these jobs, over all attempts; jobs without resources are left out."""
     if not jobs:
         return {}
     until = select(now()).scalar_subquery()
@@ -146,7 +146,7 @@ def billed_seconds(session: Session, jobs: Sequence[Job]) -> dict[str, float]:
 
 
 def billed(resource: Resource, current: datetime) -> float:
-    """Seconds that one resource has billed by now."""
+    """Return the seconds for which a resource has been billed by now."""
     if resource.billed_at is None:
         return 0.0
     until = resource.deleting_at or resource.gone_at or current

@@ -1,6 +1,6 @@
-"""JobSpec: what the user asked for, validated and frozen.
+"""JobSpec: a submitted job's specification, validated and frozen.
 
-Shape (types, unknown fields) is checked at the edge; here is meaning: each refusal names the field, what is
+Types and unknown fields are checked by the service; values are checked here. Each error names the field, what is
 wrong with it, and what to do.
 """
 
@@ -33,44 +33,44 @@ HIDDEN = "••••••"
 
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
 SECRET_PREFIX = "secret:"  # noqa: S105 - what the name of one follows
-"""What an environment variable's value begins with that names a secret."""
+"""Prefix of an environment variable's value that names a secret."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _RESERVED = ("GRADIENT_", "PS_")
 _SHOWN = "MOCK_"
-"""Variables that script the mock backend; it says in its reasons what they hold."""
+"""Prefix of variables that script the mock backend; their values appear in its reasons."""
 _LOOKS_SECRET = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What the user asked for.
+    """The specification of a job.
 
     Attributes:
         machine_type: The catalogue's name of the machine.
-        command: Run by the container's shell; may be empty where nothing is run.
+        command: Run by the container's shell; may be empty if nothing is run.
         container: Image reference or short name; None: the host's default image.
         image_pull_policy: Always, IfNotPresent or Never; None: as the host's settings say.
         use_dockerfile: The image is built from the workspace's Dockerfile.
-        rel_dockerfile_path: Where that is in the workspace; None: `Dockerfile`.
+        rel_dockerfile_path: Path of the Dockerfile in the workspace; None: `Dockerfile`.
         build_only: The image is built (and pushed), and nothing is run.
         registry_target: Image reference that the built image is pushed to, or None.
-        name: For people; None shows as "job N".
+        name: Display name; None shows as "job N".
         workspace: A git URL (`https://host/repo.git#ref`), or None.
-        workspace_sha256: Of the uploaded archive, or None.
-        env_vars: Environment of the command; a value `secret:NAME` stands for that secret's, which is not known here.
+        workspace_sha256: Digest of the uploaded archive, or None.
+        env_vars: Environment of the command; a value `secret:NAME` stands for that secret, looked up at launch.
         time_limit: Seconds of running time after which it is stopped; None: no limit.
         stop_grace: Seconds between SIGTERM and SIGKILL.
-        max_attempts: How often it may run in all.
-        priority: 0 to 100, higher goes first.
+        max_attempts: Attempts allowed; those lost to faults of the machine or the service do not count.
+        priority: 0 to 100; jobs with higher priority start first.
         cpus: Limit of CPUs, or None.
         memory_mb: Limit of memory in MiB, or None.
         shared_mem_mb: Size of /dev/shm in MiB, or None.
-        working_dir: Where the command begins: a folder of the workspace, or of the container by its whole path.
-        user: `UID`, `UID:GID` or `root`; None leaves it to the host.
-        tags: For finding it again.
-        ports: What it is to be reached at, each as `external:internal:scheme`; external 0 leaves it to the host.
-        registry_username: Who signs in to the container's registry; the password is kept apart from this.
-        code_commit: The git commit that the uploaded folder was at, as its sender says.
+        working_dir: The command's working directory: a folder of the workspace, or an absolute path in the container.
+        user: `UID`, `UID:GID` or `root`; None: the host's default.
+        tags: Labels for searching.
+        ports: Ports to expose, each as `external:internal:scheme`; external 0: the host chooses.
+        registry_username: User name for the container's registry; the password is stored separately.
+        code_commit: Git commit of the uploaded folder, as stated by the client.
     """
 
     machine_type: str
@@ -100,7 +100,7 @@ class JobSpec:
     code_commit: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Validate all fields.
 
         Raises:
             SpecInvalid: With the field and the fix.
@@ -136,7 +136,7 @@ class JobSpec:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """As stored in the job's row; `from_json` is the way back."""
+        """Convert to the JSON stored in the job's row; `from_json` reads it."""
         return {name: getattr(self, name) for name in self.__slots__} | {
             "tags": list(self.tags),
             "ports": list(self.ports),
@@ -144,9 +144,9 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "JobSpec":
-        """From the job's row; fields that a newer release stored are left out.
+        """Read from the job's row; unknown fields, stored by a newer release, are left out.
 
-        It was checked when it was made: rules that have become stricter since must not make it unreadable.
+        Not validated again: rules that became stricter since submission must not make a stored spec unreadable.
         """
         spec = object.__new__(cls)
         for one in fields(cls):
@@ -157,26 +157,26 @@ class JobSpec:
         return spec
 
     def shown_env(self) -> dict[str, str]:
-        """The environment as it may be shown: values of secret-looking names hidden, but for names of secrets."""
+        """Return the environment for display: values of secret-looking variables hidden, but not names of secrets."""
         named = self.secrets()
         return {n: HIDDEN if _LOOKS_SECRET.search(n) and n not in named else v for n, v in self.env_vars.items()}
 
     def secrets(self) -> dict[str, str]:
-        """The variables that stand for secrets, and the secrets' names."""
+        """Return the variables that stand for secrets, with the secrets' names."""
         found = {n: v.removeprefix(SECRET_PREFIX) for n, v in self.env_vars.items() if v.startswith(SECRET_PREFIX)}
         return {variable: name for variable, name in found.items() if SECRET_NAME.match(name)}
 
     def asked_ports(self) -> tuple[Port, ...]:
-        """The ports it is to be reached at."""
+        """Return the parsed ports."""
         return tuple(Port.parse(port) for port in self.ports)
 
     def shown_workspace(self) -> str | None:
-        """The git URL as it may be shown: a password in it hidden."""
+        """Return the git URL for display, with any password hidden."""
         return hide_password(self.workspace) if self.workspace else None
 
 
 def hide_password(url: str) -> str:
-    """The URL with what stands before its host's `@` hidden."""
+    """Hide the user information of a URL (the part before the host's `@`)."""
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url
@@ -185,10 +185,10 @@ def hide_password(url: str) -> str:
 
 
 def split_login(url: str) -> tuple[str, str | None]:
-    """The URL without what stands before its host's `@`, and that: a token may stand for the user's name.
+    """Split a URL into one without user information, and that information (`user:password`, or a token alone).
 
     Raises:
-        ValueError: Brackets hold no address.
+        ValueError: Brackets in the host do not hold an IPv6 address.
     """
     parts = urlsplit(url)
     login, at, host = parts.netloc.rpartition("@")
@@ -265,7 +265,7 @@ def _check_encodable(text: str, where: str) -> None:
 
 
 def check_label(text: str, where: str, longest: int) -> None:
-    """Refuse a name that people could not read on one line.
+    """Refuse a name that cannot be shown on one line.
 
     Raises:
         SpecInvalid: It is empty, too long, or holds a line break or another control character.
@@ -275,7 +275,7 @@ def check_label(text: str, where: str, longest: int) -> None:
     if len(text) > longest:
         raise SpecInvalid(f"{len(text)} characters, at most {longest} are taken.", field=where)
     _check_encodable(text, where)
-    # Emoji are welcome; a line break or an escape would forge lines in lists and logs.
+    # Emoji are allowed; a line break or an escape could forge lines in lists and logs.
     bad = next((c for c in text if unicodedata.category(c) in {"Cc", "Zl", "Zp"}), None)
     if bad is not None:
         raise SpecInvalid(
@@ -284,10 +284,10 @@ def check_label(text: str, where: str, longest: int) -> None:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Refuse tags that could not be kept or read.
+    """Refuse invalid tags.
 
     Raises:
-        SpecInvalid: There are too many, or one is no label.
+        SpecInvalid: There are too many, or one is not a valid label.
     """
     if len(tags) > MAX_TAGS:
         raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
@@ -313,7 +313,7 @@ def _can_be_fetched(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and not url.startswith("-")
-    except ValueError:  # brackets that hold no address
+    except ValueError:  # brackets do not hold an IPv6 address
         return False
 
 

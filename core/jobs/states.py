@@ -1,19 +1,19 @@
-"""JobState, and the legal moves between states."""
+"""JobState, and the legal transitions between states."""
 
 from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job is. Who moves it out, and what happens if nobody does, stands at each state."""
+    """The state of a job. Each one documents who moves the job on, and what happens otherwise."""
 
     QUEUED = "queued"
-    """Waits for a machine. A supervisor claims it; nobody: it stays, with a reason shown."""
+    """Waits for a machine. A supervisor claims it; if none does, it stays queued, with a reason shown."""
     STARTING = "starting"
-    """Claimed. Its worker moves it on; if the worker dies, another adopts it or the sweep requeues it."""
+    """Claimed. Its worker moves it on; if the worker dies, another one adopts it or the sweep requeues it."""
     RUNNING = "running"
     """The command runs. Its worker moves it on; if the worker dies, another one adopts it."""
     FINISHING = "finishing"
-    """The command ended; outputs are completed. If the worker dies, another collects again."""
+    """The command ended; outputs are being collected. If the worker dies, another one collects them again."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -30,15 +30,15 @@ MOVES: dict[JobState, frozenset[JobState]] = {
     S.FAILED: frozenset(),
     S.CANCELLED: frozenset(),
 }
-"""The only list of legal moves."""
+"""The legal transitions."""
 
 SOURCES: dict[JobState, frozenset[JobState]] = {
     target: frozenset(source for source, targets in MOVES.items() if target in targets) for target in JobState
 }
-"""The computed reverse of MOVES: which states a job may be in to enter the key. The SQL guard."""
+"""The reverse of MOVES: states from which a job may enter the key. Guards the SQL updates."""
 
 TERMINAL = frozenset(state for state, targets in MOVES.items() if not targets)
-"""States that nothing leaves."""
+"""Final states."""
 
 OWNED = frozenset({S.STARTING, S.RUNNING, S.FINISHING})
 """States in which a worker holds the job."""

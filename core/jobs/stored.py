@@ -1,4 +1,4 @@
-"""How much is kept of a project's jobs, and how much may be."""
+"""Storage quota of a project: bytes of its logs and artifacts, and their limit."""
 
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
@@ -12,26 +12,26 @@ _ARTIFACTS = case((Job.artifacts_removed_at.is_(None), Attempt.artifact_bytes), 
 
 
 def limit_mb(project: Project, usual_mb: int) -> int:
-    """MiB of logs and artifacts that may be kept of a project; 0: no limit.
+    """Return the limit of a project's logs and artifacts in MiB; 0: no limit.
 
     Args:
         project: The project.
-        usual_mb: What holds for those that have no limit of their own.
+        usual_mb: Limit of projects without one of their own.
     """
     return usual_mb if project.max_stored_mb is None else project.max_stored_mb
 
 
 def left_bytes(session: Session, project: Project, usual_mb: int) -> int | None:
-    """Bytes that may still be kept of a project, at least 0; None: it has no limit."""
+    """Return the bytes that may still be stored for a project, at least 0; None: no limit."""
     limit = limit_mb(project, usual_mb) * MIB
     return max(0, limit - _kept(session, project)) if limit else None
 
 
 def require_room(session: Session, project: Project, usual_mb: int) -> None:
-    """Check that a project may have another job, whose outputs will be kept.
+    """Check that a project's storage quota allows another job.
 
     Raises:
-        StorageFull: What is kept of its jobs takes all that it may.
+        StorageFull: The quota is used up.
     """
     limit = limit_mb(project, usual_mb)
     kept = _kept(session, project) if limit else 0

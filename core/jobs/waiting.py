@@ -1,19 +1,19 @@
-"""Why a job waits, its place, and when it may start.
+"""Wait status of queued jobs: the reason, the queue position, and an estimate of the start.
 
-Of the reasons that hold, the first of these is told:
+The first reason that applies is reported:
 
-    no_worker            nobody who is there offers the machine type
-    too_large            those who do are too small for it, each of them
-    draining             those who are large enough are drained, each of them
-    low_disk             the disks of those that are not have too little room, each of them
-    retrying             it pauses before its next attempt
-    project_quota        its project has as many jobs on machines as it may
-    waiting_for_cards    none of them has as many cards free as it needs
-    waiting_for_port     other jobs have a port that it names, on each of their hosts
-    behind_jobs          others are before it
+    no_worker            no live worker offers the machine type
+    too_large            each of those workers is too small for the job
+    draining             each of the large enough ones is drained
+    low_disk             each of those not drained has too little disk space
+    retrying             the job pauses before its next attempt
+    project_quota        its project has reached its limit of running jobs
+    waiting_for_cards    no worker has as many free GPUs as it needs
+    waiting_for_port     on each host, another job has a port that it names
+    behind_jobs          other jobs are ahead of it
     waiting_for_machine  it is next
 
-A job that a worker holds does not wait; that its worker is silent (`worker_silent`) is told where it is shown.
+A job that a worker holds does not wait; `worker_silent` is added by `service.views`.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ from core.jobs.places import Place, Share, places_of
 from core.jobs.states import OWNED, JobState
 
 HISTORY = 100
-"""Ended jobs of a machine type that an estimate looks back to."""
+"""Most recent ended jobs of a machine type that an estimate is based on."""
 _HELD = select(Job.machine_type, Job.project_id, Job.worker, Job.host, Job.started_at, Job.cpus, Job.memory_mb).where(
     Job.state.in_(OWNED)
 )
@@ -45,14 +45,14 @@ _HELD_CARDS = select(HeldCard.host, HeldCard.card)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why a job waits.
+    """The wait status of a job.
 
     Attributes:
         reason: The reason's name.
-        detail: What is known beside it.
-        position: Its place in the order in which jobs of its machine type are taken; 1 is next.
-        starts_at: When it may start: an estimate from how long the last jobs of its machine type ran, what runs now
-            and its place. None where there is too little history, or no worker to run it.
+        detail: Details for the reason's sentence, if any.
+        position: Queue position among the jobs of its machine type; 1 is next.
+        starts_at: Estimated start, from the durations of the last jobs of its machine type, the running jobs and its
+            position. None if there is too little history, or no worker to run it.
     """
 
     reason: str
@@ -62,12 +62,12 @@ class Waiting:
 
 
 def waiting(session: Session, job: Job) -> Waiting:
-    """Why a queued job waits."""
+    """Return the wait status of a queued job."""
     return waiting_of(session, [job])[job.id]
 
 
 def waiting_of(session: Session, jobs: Iterable[Job]) -> dict[str, Waiting]:
-    """The same for all jobs among `jobs` that wait, by job id; the number of queries does not depend on theirs."""
+    """Return the wait status of the queued jobs among these, by id; the number of queries is constant."""
     queued = [job for job in jobs if job.state == JobState.QUEUED]
     if not queued:
         return {}
@@ -77,7 +77,7 @@ def waiting_of(session: Session, jobs: Iterable[Job]) -> dict[str, Waiting]:
 
 
 def said_at(moment: datetime) -> str:
-    """A moment inside a sentence."""
+    """Format a time for a sentence."""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -94,7 +94,7 @@ def _look(session: Session, queued: Sequence[Job], places: dict[str, Place]) -> 
 
 
 def _typical(session: Session, types: Sequence[str]) -> dict[str, float]:
-    """How long jobs of some machine types last, in seconds; those of which too little is known are left out."""
+    """Return the median duration of jobs by machine type, in seconds; types with too little history are left out."""
     durations: dict[str, list[float]] = defaultdict(list)
     for row in session.execute(union_all(*(select(_last(one).subquery()) for one in types))):
         durations[row.machine_type].append(max(0.0, (row.ended_at - row.started_at).total_seconds()))
@@ -110,16 +110,16 @@ def _last(machine_type: str) -> Select[str, datetime | None, datetime | None]:
 
 @dataclass(frozen=True)
 class _Scene:
-    """All that the answers for some jobs are made from.
+    """The rows needed to explain why a set of jobs is waiting.
 
     Attributes:
         at: Now, by the database's clock.
-        places: Of the jobs, by id.
-        offers: The workers that are there.
-        held: What workers hold.
-        typical: How long jobs last, by machine type.
-        cards: Cards that jobs hold, by host.
-        ports: Which job has which port, by host.
+        places: Queue positions of the jobs, by id.
+        offers: The live workers.
+        held: Jobs that workers hold.
+        typical: Median duration of jobs, by machine type.
+        cards: GPUs that jobs hold, by host.
+        ports: Job id by port, by host.
     """
 
     at: datetime
@@ -131,8 +131,8 @@ class _Scene:
     ports: Mapping[str, Mapping[int, str]]
 
     def waiting(self, job: Job) -> Waiting:
-        """The answer for one of the jobs."""
-        # One that was claimed since it was read was the next.
+        """Return the wait status of one of the jobs."""
+        # A job without a place was claimed meanwhile, so it was next.
         place = self.places.get(job.id, Place(1, 0, Share()))
         offering = self.offers.of(job.machine_type, job.backend)
         large = [worker for worker in offering if fits(worker, job)]
@@ -143,7 +143,7 @@ class _Scene:
     def _hindrance(
         self, job: Job, offering: Sequence[Worker], large: Sequence[Worker], working: Sequence[Worker]
     ) -> tuple[str, str | None] | None:
-        """Why nobody could take the job whatever its place."""
+        """Return reason and detail if no worker could take the job whatever its position, else None."""
         if not offering:
             return "no_worker", None
         if not large:
@@ -159,7 +159,7 @@ class _Scene:
         return None
 
     def _turn(self, job: Job, place: Place, working: Sequence[Worker]) -> tuple[str, str | None]:
-        """What the job waits for."""
+        """Return reason and detail of a job that some worker could take."""
         if place.share.used_up:
             return "project_quota", f"{place.share.running} of {place.share.max_running} jobs"
         most = max(working, key=self._free_cards)
@@ -179,7 +179,7 @@ class _Scene:
         return len(set(worker.cards) - self.cards.get(worker.host, set()) - self._taken(worker).keys())
 
     def _taken(self, worker: Worker) -> dict[str, str]:
-        """Cards of a worker that something else than a job uses, and what that is."""
+        """Return the GPUs of a worker that are in use outside this service, and by what."""
         held = self.cards.get(worker.host, set())
         return {card: why for card, why in (worker.taken_cards or {}).items() if card not in held}
 
@@ -192,7 +192,7 @@ class _Scene:
         return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, {who}"
 
     def _port_of_another(self, job: Job, working: Sequence[Worker]) -> str | None:
-        """Which port it waits for, in words; None: some host has all that it names."""
+        """Describe the port that the job waits for; None if on some host all that it names are free."""
         found = None
         named = [port.external for port in job.spec.asked_ports() if port.external]
         for worker in working if named else ():
@@ -215,7 +215,7 @@ class _Scene:
         return max(starts_at, job.run_after) if job.run_after else starts_at
 
     def _pool_starts(self, job: Job, working: Sequence[Worker], lasts: float) -> dict[int, float]:
-        """Seconds until each asked place of the job's pool is served, for jobs that need as much as this one."""
+        """Return the seconds until each requested place of the pool is served, for jobs with the needs of this one."""
         need = (job.machine_type, job.backend, job.cards, job.cpus, job.memory_mb)
         if need not in self._known:
             free_in = [free for worker in working for free in self._slots(worker, job, lasts)]
@@ -227,7 +227,7 @@ class _Scene:
         return {}
 
     def _slots(self, worker: Worker, job: Job, lasts: float) -> list[float]:
-        """In how many seconds the worker has room for another job like this one, for each that it has room for."""
+        """Return the seconds until each of the worker's slots for jobs like this one is free."""
         busy = [self._left(row, lasts) for row in self.held if row.worker == worker.name]
         on_host = [row for row in self.held if row.host == worker.host]
         idle = [worker.slots - len(busy)]
@@ -240,7 +240,7 @@ class _Scene:
         return forecast.slots(max(0, min(idle)), busy, room(worker, job))
 
     def _quota_start(self, place: Place, project_id: str, lasts: float) -> float | None:
-        """Seconds until the project may have another job on a machine; None: never."""
+        """Return the seconds until the project's quota allows this job; None: never."""
         share = place.share
         if share.max_running is None:
             return 0.0
@@ -249,6 +249,6 @@ class _Scene:
         return forecast.starts(free_in, lasts, [place.rank + 1]).get(place.rank + 1)
 
     def _left(self, row: _HeldRow, lasts: float) -> float:
-        """Seconds until a running job ends; of a machine type that has no history it lasts as long as the others."""
+        """Estimate the seconds until a running job ends; without history of its machine type it lasts `lasts`."""
         elapsed = (self.at - row.started_at).total_seconds() if row.started_at else 0.0
         return forecast.left(self.typical.get(row.machine_type, lasts), elapsed)

@@ -1,4 +1,4 @@
-"""The workers' own record: what each offers, when it was last there, whether it may take new jobs."""
+"""Worker rows: registration, heartbeats, drained flag and current jobs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from core.jobs.states import OWNED
 
 @dataclass(frozen=True, slots=True)
 class Heart:
-    """What a heartbeat brings back about one job: whether it is still ours, and whether it should stop."""
+    """The answer to a heartbeat for one job: its current lease, and whether it should stop."""
 
     lease: int
     stop_requested: bool
 
 
 def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> None:
-    """Say that this worker is there and what it offers. That it was drained outlives its restarts."""
+    """Register this worker and its capacity. The drained flag survives restarts."""
     values = {
         "host": offer.host,
         "boot_id": boot_id,
@@ -45,12 +45,12 @@ def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> Non
 
 
 def note_taken_cards(session: Session, name: str, taken: dict[str, str]) -> None:
-    """Say which cards of a worker something other than our jobs uses, and what: jobs that wait for one say so."""
+    """Record a worker's GPUs that are in use outside this service, and by what, for the reason of waiting jobs."""
     session.execute(update(Worker).where(Worker.name == name).values(taken_cards=taken or None))
 
 
 def note_low_disk(session: Session, name: str, why: str | None) -> None:
-    """Say that a worker claims nothing for want of disk, and why; None: it has enough again."""
+    """Record why a worker claims nothing for lack of disk space; None: it has enough again."""
     session.execute(update(Worker).where(Worker.name == name).values(low_disk=why))
 
 
@@ -59,7 +59,7 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
 
 
 def beat(session: Session, worker: str, host: str) -> dict[str, Heart]:
-    """One heartbeat for all of a worker's jobs; what it brings back, by job id."""
+    """Send one heartbeat for all of a worker's jobs; returns their leases and stop requests, by job id."""
     session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
     statement = (
         update(Job)
@@ -72,7 +72,7 @@ def beat(session: Session, worker: str, host: str) -> dict[str, Heart]:
 
 
 def hearts(session: Session, worker: str, host: str) -> dict[str, Heart]:
-    """What a heartbeat would bring back, without one: it costs no write."""
+    """Return the same as `beat`, without a write."""
     held = Job.worker == worker, Job.host == host, Job.state.in_(OWNED)
     return _hearts(session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)))
 
@@ -82,10 +82,10 @@ def _hearts(rows: Iterable[Row[tuple[str, int, datetime | None]]]) -> dict[str, 
 
 
 def set_drained(session: Session, name: str, *, drained: bool) -> None:
-    """Have a worker claim nothing more (what it runs, runs on), or claim again.
+    """Set or clear a worker's drained flag: a drained worker claims no jobs; those it runs continue.
 
     Raises:
-        WorkerNotFound: No worker of this name ever reported.
+        WorkerNotFound: No worker of this name ever registered.
     """
     change = update(Worker).where(Worker.name == name)
     if drained:
@@ -99,11 +99,11 @@ def set_drained(session: Session, name: str, *, drained: bool) -> None:
 
 
 def jobs_of(session: Session, name: str) -> list[Job]:
-    """Jobs that a worker holds, oldest first."""
+    """Return the jobs that a worker holds, oldest first."""
     return list(session.scalars(select(Job).where(Job.worker == name, Job.state.in_(OWNED)).order_by(Job.seq)))
 
 
 def held_counts(session: Session) -> dict[str | None, int]:
-    """How many jobs each worker holds, by its name; those that hold none are not in it."""
+    """Count the jobs that each worker holds, by its name; workers without jobs are left out."""
     counted = select(Job.worker, func.count()).where(Job.state.in_(OWNED)).group_by(Job.worker)
     return {row[0]: row[1] for row in session.execute(counted)}

@@ -1,4 +1,4 @@
-"""Every knob, read once from GRADIENT_* variables; one nested group per concern.
+"""All settings, read once from GRADIENT_* variables; one nested group per concern.
 
 `GRADIENT_WORKER__SLOTS=4` sets `settings.worker.slots`. `.env.example` lists them all.
 """
@@ -22,7 +22,7 @@ _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "
 
 
 class TracingSettings(BaseModel):
-    """Traces by OpenTelemetry; OTEL_* variables say where to and which."""
+    """OpenTelemetry traces; OTEL_* variables set destination and sampling."""
 
     enabled: bool = Field(default=False, description="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (OTLP over HTTP)")
 
@@ -69,14 +69,14 @@ class Settings(BaseSettings):
         return self.database.url or f"sqlite:///{self.root / 'gradient.db'}"
 
     def backend_of(self, machine: str) -> str:
-        """Name of the backend that runs jobs of a machine type here, by the one that the catalogue names."""
+        """Return the backend that runs a machine type's jobs here, given the catalogue's name of it."""
         if machine == "tpu" and self.tpu.backend is not None:
             return self.tpu.backend
         return SIMULATOR if self.machines.simulate else machine
 
     @property
     def own_ports(self) -> dict[int, str]:
-        """The ports that the service needs, and what has each; no job is given one of them."""
+        """Ports that the service itself uses, with their uses; jobs cannot have them."""
         found = {self.api.port: "its API"}
         for url, what in ((self.database.url, "its database"), (self.queue.broker_url, "its broker")):
             parts = urlsplit(url or "")
@@ -87,13 +87,13 @@ class Settings(BaseSettings):
 
     @property
     def public_url(self) -> str:
-        """URL that users reach the service at, without a trailing slash."""
+        """URL of the service for users, without a trailing slash."""
         host = f"[{self.api.host}]" if ":" in self.api.host else self.api.host
         return (self.api.public_url or f"http://{host}:{self.api.port}").rstrip("/")
 
     @property
     def dashboard_host(self) -> str | None:
-        """The one host name that the dashboard answers under; None: not known, it listens on every address."""
+        """The only host name under which the dashboard answers; None: unknown, because it listens on every address."""
         if self.api.public_url is None and self.api.host in EVERY_ADDRESS:
             return None
         return canonical_host(urlsplit(self.public_url).hostname or "")

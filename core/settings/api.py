@@ -1,4 +1,4 @@
-"""Settings of the HTTP process and of what people may ask of it."""
+"""Settings of the API process: HTTP, login, limits, metrics."""
 
 from ipaddress import ip_network
 
@@ -48,12 +48,12 @@ class ApiSettings(BaseModel):
     @classmethod
     def _are_networks(cls, proxies: list[str]) -> list[str]:
         for one in proxies:
-            ip_network(one)  # raises, and says what is wrong with it
+            ip_network(one)  # raises a ValueError that says what is wrong
         return proxies
 
 
 class SignInSettings(BaseModel):
-    """Browser sessions, and keys that people get by signing in with a password."""
+    """Browser sessions, and API keys issued at login."""
 
     session_days: float = Field(
         default=30.0, gt=0, le=MAX_DAYS, description="days after which a browser session ends, however much it is used"
@@ -70,7 +70,7 @@ class SignInSettings(BaseModel):
 
 
 class LimitSettings(BaseModel):
-    """Limits of what one API key may use. A request over a limit is answered with 429 and a time to come back."""
+    """Limits per API key. A request over a limit gets 429 with a Retry-After."""
 
     requests_per_minute: int = Field(
         default=12_000, ge=0, description="requests a minute of one key, counted by each API process; 0: no limit"
@@ -109,7 +109,7 @@ class LimitSettings(BaseModel):
 
 
 class MetricSettings(BaseModel):
-    """What jobs measure."""
+    """Limits of job metrics."""
 
     names: int = Field(default=200, ge=1, description="names of metrics stored per job; values of others are left out")
     values: int = Field(

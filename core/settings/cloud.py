@@ -81,11 +81,11 @@ class TpuSettings(BaseModel):
         return "tpu" if self.project is not None else None
 
     def way_of(self, machine_type: str) -> str:
-        """How a TPU of this machine type is had."""
+        """Return the provisioning mode of this machine type."""
         return self.ways.get(machine_type, self.way)
 
     def on_vm(self, machine_type: str) -> bool:
-        """Whether a job of this machine type runs on the TPU VM itself."""
+        """Return whether a job of this machine type runs on the TPU VM itself."""
         return self.architectures.get(machine_type, self.architecture) == "vm"
 
 
@@ -101,7 +101,7 @@ class GcsSettings(BaseModel):
 
 
 class ArtifactSettings(BaseModel):
-    """What jobs leave."""
+    """Storage of artifacts."""
 
     url: str | None = Field(
         default=None,
@@ -123,7 +123,7 @@ class ArtifactSettings(BaseModel):
 
 
 class BucketSettings(BaseModel):
-    """The bucket that a TPU reads from and writes to."""
+    """The bucket for the files of TPU jobs."""
 
     name: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""Settings of the database, the broker, and the keys that secrets are encrypted with."""
+"""Settings of the database, the broker, and the encryption keys of secrets."""
 
 from urllib.parse import urlsplit
 
@@ -8,7 +8,7 @@ _DATABASES = ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg:
 
 
 class DatabaseSettings(BaseModel):
-    """The truth."""
+    """The database."""
 
     url: str | None = Field(default=None, description="SQLAlchemy URL; default: SQLite under GRADIENT_HOME")
     pool_size: int = Field(default=5, description="connections kept per process (PostgreSQL)")
@@ -20,15 +20,15 @@ class DatabaseSettings(BaseModel):
     @classmethod
     def _known(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(_DATABASES):
-            # What was given is not repeated: it may hold a password.
+            # The URL is not repeated: it may contain a password.
             raise ValueError(f"must begin with {' or '.join(_DATABASES[:2])}")
         if url is not None:
-            _ = urlsplit(url).port  # raises for a port that is no number
+            _ = urlsplit(url).port  # raises if the port is not a number
         return url
 
 
 class QueueSettings(BaseModel):
-    """The doorbell between hosts."""
+    """The message broker, which wakes workers on other hosts."""
 
     broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
     ping_seconds: float = Field(default=20.0, gt=0, description="seconds between a worker's messages to itself")
@@ -38,7 +38,7 @@ class QueueSettings(BaseModel):
 
 
 class SecretSettings(BaseModel):
-    """What secrets and passwords for registries are encrypted with."""
+    """Encryption of secrets and registry passwords."""
 
     keys: list[SecretStr] = Field(
         default=[],

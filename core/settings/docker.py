@@ -1,4 +1,4 @@
-"""Settings of containers, their images, and what they reach."""
+"""Settings of containers, their images, egress and ports."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -73,7 +73,7 @@ class DockerSettings(BaseModel):
 
 
 class ImageSettings(BaseModel):
-    """The jobs' container images: their short names, how long a host keeps them, and building them."""
+    """Container images of jobs: short names, removal from hosts, and builds."""
 
     file: Path | None = Field(default=None, description="TOML that overrides or adds short names of images")
     keep_below_percent: float = Field(
@@ -124,7 +124,7 @@ class ImageSettings(BaseModel):
 
 
 class EgressSettings(BaseModel):
-    """What users may have this service connect to: git servers and registries."""
+    """Egress policy for addresses named by users: git servers and registries."""
 
     schemes: list[Literal["https", "http"]] = Field(
         default=["https"], description="schemes of git addresses that workers fetch, as a JSON list of https and http"
@@ -136,7 +136,7 @@ class EgressSettings(BaseModel):
 
 
 class PortSettings(BaseModel):
-    """Ports of this host that jobs are reached at."""
+    """Host ports for jobs."""
 
     bind: str = Field(
         default="127.0.0.2",

@@ -1,13 +1,13 @@
-"""Settings of how long things are kept."""
+"""Settings of retention."""
 
 from pydantic import BaseModel, Field
 
 MAX_DAYS = 36_500
-"""The longest a policy may say: a hundred years."""
+"""Longest policy: a hundred years."""
 
 
 class RetentionSettings(BaseModel):
-    """How long things are kept; a project may say otherwise for its logs and artifacts."""
+    """Retention periods; a project can override those of its logs and artifacts."""
 
     logs_days: int | None = Field(
         default=None, ge=1, le=MAX_DAYS, description="days that logs are kept after a job's end; default: for good"

@@ -1,4 +1,4 @@
-"""Settings of the supervisor on each host and of the machines that it runs jobs on."""
+"""Settings of the supervisor on each host and of its machines."""
 
 import os
 from pathlib import Path
@@ -9,21 +9,21 @@ from pydantic import BaseModel, Field
 from core.settings.units import GIB
 
 SIMULATOR = "mock"
-"""The backend that stands in for every machine where there is no other."""
+"""Backend that simulates machine types on the host's CPU."""
 CLOUD_BACKENDS = frozenset({"tpu", "tpu-simulator"})
-"""Backends whose machines are made for a job, and bill from then on until they are given back."""
+"""Backends that provision a billed machine for each job and delete it afterwards."""
 _FENCE_SECONDS = 120.0
 
 
 class LogSettings(BaseModel):
-    """What jobs print."""
+    """Limits of job logs."""
 
     max_bytes: int = Field(default=GIB, description="bytes of output kept per job; past it the middle is left out")
     tail_bytes: int = Field(default=16 * 1024**2, description="bytes of the end kept when output passes max_bytes")
 
 
 class DiskSettings(BaseModel):
-    """Room on disks: what is kept free, and how much jobs may take."""
+    """Disk space: reserves and quotas."""
 
     min_free_mb: int = Field(
         default=1024,
@@ -115,17 +115,17 @@ class WorkerSettings(BaseModel):
 
     @property
     def most_slots(self) -> int:
-        """Jobs at once on this host: as it is set, else one per two CPUs, at least two."""
+        """Most jobs at once on this host: `slots`, else one per two CPUs, at least two."""
         return self.slots or max(2, (os.cpu_count() or 1) // 2)
 
     @property
     def cut_off_seconds(self) -> float:
-        """After this time without the database a worker ends what may be started elsewhere once it is given up."""
+        """Seconds without the database after which a worker ends jobs that could be restarted elsewhere."""
         return self.lost_after_seconds - min(_FENCE_SECONDS, self.lost_after_seconds / 4)
 
 
 class MachineSettings(BaseModel):
-    """Which machines there are and what runs them."""
+    """The catalogue of machine types, and simulation."""
 
     file: Path | None = Field(default=None, description="TOML that overrides or adds machine types (prices, specs)")
     simulate: bool = Field(default=True, description="run every machine type on this computer's CPU, saying so")

@@ -1,6 +1,6 @@
-"""Capacity of hosts, shares of projects, policies, what the sweep repaired, and which releases may run on all that."""
+"""Capacity of hosts, shares of projects, retention policies, counts of repairs, and compatible releases."""
 
-# Runs while the release before is still serving: every new column may stay empty or has a default.
+# Runs while the previous release is still serving: every new column may stay empty or has a default.
 
 import sqlalchemy as sa
 from alembic import op
@@ -54,7 +54,7 @@ def _columns() -> dict[str, list[sa.Column]]:
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.create_table(
         "schema_info",
         sa.Column("name", sa.String(length=64), nullable=False),
@@ -125,7 +125,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     for name in ("ix_jobs_history", "ix_jobs_pool", "ix_jobs_project_queue", *_INDEXES_OF_ENDED):
         op.drop_index(name, table_name="jobs")
     for table, columns in _columns().items():

@@ -1,6 +1,6 @@
-"""Which cards an attempt had, the most it used, and cards of a host that something else uses."""
+"""GPUs and peak usage of attempts, and GPUs of a host that are in use outside this service."""
 
-# Runs while the release before is still serving: every new column may stay empty.
+# Runs while the previous release is still serving: every new column may stay empty.
 
 import sqlalchemy as sa
 from alembic import op
@@ -29,14 +29,14 @@ def _columns() -> dict[str, list[sa.Column]]:
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     for table, columns in _columns().items():
         for column in columns:
             op.add_column(table, column)
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     for table, columns in _columns().items():
         for column in columns:
             op.drop_column(table, column.name)

@@ -1,6 +1,6 @@
-"""Which image a job asked for and ran, and which images the hosts have."""
+"""Requested and actual images of jobs, and the images present on hosts."""
 
-# Runs while the release before is still serving: every new column may stay empty.
+# Runs while the previous release is still serving: every new column may stay empty.
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ serves = "0001"
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.create_table(
         "held_images",
         sa.Column("host", sa.String(length=255), nullable=False),
@@ -27,7 +27,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     op.drop_column("attempts", "image_digest")
     op.drop_column("jobs", "image_digest")
     op.drop_column("jobs", "image")

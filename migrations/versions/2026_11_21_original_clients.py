@@ -1,6 +1,6 @@
-"""People who sign in with a password, and what projects are told by the original clients."""
+"""Users who sign in with a password, and project fields of the original clients."""
 
-# Runs while the release before is still serving: every new column may stay empty.
+# Runs while the previous release is still serving: every new column may stay empty.
 
 import sqlalchemy as sa
 from alembic import op
@@ -22,7 +22,7 @@ def _columns() -> list[sa.Column]:
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.create_table(
         "users",
         sa.Column("id", sa.String(length=16), nullable=False),
@@ -45,7 +45,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     for column in _columns():
         op.drop_column("projects", column.name)
     op.drop_table("user_keys")

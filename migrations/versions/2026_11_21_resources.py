@@ -1,6 +1,6 @@
-"""What was asked of a cloud and bills."""
+"""Cloud resources that are billed."""
 
-# Runs while the release before is still serving: a table of its own, which that release does not look at.
+# Runs while the previous release is still serving: a table of its own, which that release does not read.
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,7 +15,7 @@ _BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.create_table(
         "resources",
         sa.Column("id", _BIG, autoincrement=True, nullable=False),
@@ -49,5 +49,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     op.drop_table("resources")

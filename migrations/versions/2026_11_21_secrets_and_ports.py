@@ -1,6 +1,6 @@
-"""Secrets, sign-ins for registries, and ports of hosts that jobs have."""
+"""Secrets, registry logins, and host ports of jobs."""
 
-# Runs while the release before is still serving: every new column may stay empty or has a default.
+# Runs while the previous release is still serving: every new column may stay empty or has a default.
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ serves = "0001"
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.add_column("jobs", sa.Column("any_ports", sa.Integer(), server_default="0", nullable=False))
     op.create_table(
         "wanted_ports",
@@ -63,7 +63,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     for table in ("job_logins", "registries", "secrets", "held_ports", "wanted_ports"):
         op.drop_table(table)
     op.drop_column("jobs", "any_ports")

@@ -1,4 +1,4 @@
-"""The job record."""
+"""The initial schema: projects, API keys, jobs, attempts, events, metrics, outbox, workers."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ serves = "0001"
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.create_table(
         "api_keys",
         sa.Column("id", sa.String(length=16), nullable=False),
@@ -159,7 +159,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     op.drop_table("metrics")
     op.drop_index("ix_events_job", "events")
 

@@ -1,6 +1,6 @@
-"""Which TPU an attempt has."""
+"""The TPU of an attempt."""
 
-# Runs while the release before is still serving: the column may stay empty.
+# Runs while the previous release is still serving: the column may stay empty.
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,10 +13,10 @@ serves = "0001"
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.add_column("attempts", sa.Column("tpu", sa.JSON(none_as_null=True)))
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     op.drop_column("attempts", "tpu")

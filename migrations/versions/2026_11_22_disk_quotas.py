@@ -1,6 +1,6 @@
-"""How much a project may keep, and which workers have too little disk to claim."""
+"""Storage quotas of projects, and workers with too little disk space to claim jobs."""
 
-# Runs while the release before is still serving: the columns may stay empty.
+# Runs while the previous release is still serving: the columns may stay empty.
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,12 +13,12 @@ serves = "0001"
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.add_column("projects", sa.Column("max_stored_mb", sa.Integer()))
     op.add_column("workers", sa.Column("low_disk", sa.Text()))
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     op.drop_column("workers", "low_disk")
     op.drop_column("projects", "max_stored_mb")

@@ -1,6 +1,6 @@
-"""Users and passwords for the git servers of workspaces, encrypted."""
+"""Logins for the git servers of workspaces, encrypted."""
 
-# Runs while the release before is still serving: every new column may stay empty or has a default.
+# Runs while the previous release is still serving: every new column may stay empty or has a default.
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ serves = "0001"
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.create_table(
         "git_logins",
         sa.Column("job_id", sa.String(length=16), nullable=False),
@@ -24,5 +24,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     op.drop_table("git_logins")

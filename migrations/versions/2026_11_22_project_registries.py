@@ -1,6 +1,6 @@
-"""Sign-ins for registries that are one project's, and which of them may push."""
+"""Registry logins of single projects, and permission to push."""
 
-# Runs while the release before is still serving: the new column has a default, by which no stored account pushes.
+# Runs while the previous release is still serving: the new column has a default, by which no stored account pushes.
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ serves = "0001"
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.add_column("registries", sa.Column("push", sa.Boolean(), server_default=sa.false(), nullable=False))
     op.create_table(
         "project_registries",
@@ -29,6 +29,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     op.drop_table("project_registries")
     op.drop_column("registries", "push")

@@ -1,6 +1,6 @@
-"""An index of each key's queued jobs, for the limit of how many there may be."""
+"""An index of each key's queued jobs, for the limit on their number."""
 
-# Runs while the release before is still serving. The index holds queued jobs alone, so it is small and soon made.
+# Runs while the previous release is still serving. The index holds queued jobs alone, so it is small and soon made.
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,10 +15,10 @@ _QUEUED = sa.text("state = 'queued'")
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.create_index("ix_jobs_key_queue", "jobs", ["submitted_by"], sqlite_where=_QUEUED, postgresql_where=_QUEUED)
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     op.drop_index("ix_jobs_key_queue", "jobs")

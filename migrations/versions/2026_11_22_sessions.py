@@ -1,6 +1,6 @@
-"""Browser sessions, tokens that work once, and keys that expire."""
+"""Browser sessions, one-time tokens, and expiry of API keys."""
 
-# Runs while the release before is still serving: the new column may stay empty, and the tables are new.
+# Runs while the previous release is still serving: the new column may stay empty, and the tables are new.
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ serves = "0001"
 
 
 def upgrade() -> None:
-    """One release forward."""
+    """Apply this migration."""
     op.add_column("api_keys", sa.Column("expires_at", sa.DateTime(timezone=True)))
     op.create_table(
         "sessions",
@@ -41,7 +41,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """And back."""
+    """Revert this migration."""
     op.drop_table("one_time_tokens")
     op.drop_table("sessions")
     op.drop_column("api_keys", "expires_at")
