@@ -1,4 +1,4 @@
-"""The server's endpoints, one method each. Values go in and out as the server names them."""
+"""The server's endpoints, one method each. Field names are those of the HTTP API."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FILE_PAGE = 1000
 
 
 def connect(args: argparse.Namespace) -> Api:
-    """The server that flags, environment and files point to. Nothing is sent yet.
+    """Return the API of the server that flags, environment or files name. Sends nothing yet.
 
     Raises:
-        ClientError: None is configured, or its address is not one.
+        ClientError: No server is configured, or its address is invalid.
     """
     settings = config.resolve(getattr(args, "url", None), getattr(args, "apiKey", None))
     return Api(Transport(settings.url, settings.key))
@@ -48,7 +48,7 @@ class Api:
         return self._transport.url
 
     def resolve_job(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """What would be run for this spec, on what, at which price; makes nothing."""
+        """Return the job that this spec would create, with its machine and price, without creating it (dry run)."""
         return self._transport.json("POST", "/jobs", query={"dryRun": "true"}, body=spec, needs="job")
 
     def create_job(self, spec: dict[str, Any]) -> dict[str, Any]:
@@ -62,9 +62,9 @@ class Api:
         """Submit a job with the archive of its workspace, once, however often the connection breaks.
 
         Args:
-            spec: What to run.
+            spec: The job's spec.
             path: The archive, a zip or tar.gz file.
-            sent: Told how many bytes of the archive have gone out.
+            sent: Called with the number of bytes of the archive sent so far.
         """
         idempotency, boundary = os.urandom(16).hex(), os.urandom(16).hex()
         before, after = _multipart(spec, path, boundary)
@@ -82,7 +82,7 @@ class Api:
         return retrying(attempt, _SUBMIT_DELAYS)
 
     def has_workspace(self, sha256: str) -> bool:
-        """Whether the server already holds the archive with this digest."""
+        """Return whether the server already has the archive with this digest."""
         try:
             self._transport.json("GET", f"/workspaces/{sha256}")
         except RefusedError as error:
@@ -92,11 +92,11 @@ class Api:
         return True
 
     def jobs(self, filters: dict[str, Any]) -> dict[str, Any]:
-        """One page of jobs, newest first."""
+        """Return one page of jobs, newest first."""
         return self._transport.json("GET", "/jobs", query=filters, needs="jobs")
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """One job."""
+        """Return one job."""
         return self._transport.json("GET", _job(job_id), needs="id")
 
     def stop_job(self, job_id: str) -> dict[str, Any]:
@@ -104,21 +104,21 @@ class Api:
         return self._transport.json("POST", f"{_job(job_id)}/stop", needs="id")
 
     def clone_job(self, job_id: str, *, pin_image: bool = False) -> dict[str, Any]:
-        """Submit the same job again; pinned, on the very image that it ran."""
+        """Submit the same job again; if `pin_image`, with the exact image digest of the original job."""
         query = {"pinImage": "true"} if pin_image else {}
         return self._transport.json("POST", f"{_job(job_id)}/clone", query=query, needs="id")
 
     def delete_job(self, job_id: str) -> None:
-        """Remove a job from sight, stopping it where it runs."""
+        """Delete a job, stopping it if it runs."""
         self._transport.json("DELETE", _job(job_id))
 
     def logs(self, job_id: str, *, line: int = 0, tail: int | None = None, limit: int = 2000) -> dict[str, Any]:
-        """One page of a job's log: after a line, or the last so many lines."""
+        """Return one page of a job's log: the lines after `line`, or the last `tail` lines."""
         query = {"limit": limit, **({"line": line} if tail is None else {"tail": tail})}
         return self._transport.json("GET", f"{_job(job_id)}/logs", query=query, needs="lines")
 
     def follow(self, job_id: str, line: int = 0) -> Iterator[sse.Event]:
-        """A job's log and phases as they come, from after a line to the job's end."""
+        """Stream a job's log lines and phase changes, from after `line` to the job's end."""
 
         def stream(after: int) -> Iterator[bytes]:
             response = self._transport.open(
@@ -136,12 +136,12 @@ class Api:
         return sse.follow(stream, line)
 
     def artifacts(self, job_id: str, *, limit: int = _FILE_PAGE, after: str | None = None) -> dict[str, Any]:
-        """One page of what a job has left, by path."""
+        """Return one page of a job's artifacts, ordered by path."""
         query = {"limit": limit, "after": after}
         return self._transport.json("GET", f"{_job(job_id)}/artifacts", query=query, needs="files")
 
     def artifact(self, job_id: str, path: str, *, offset: int = 0, etag: str = "") -> http.client.HTTPResponse:
-        """One file a job has left, its body still to be read; from an offset if it is still the same file."""
+        """Open one artifact and return the response, its body unread; from `offset` if the file still has this ETag."""
         from urllib.parse import quote
 
         headers = {"Range": f"bytes={offset}-", "If-Range": f'"{etag}"'} if offset else {}
@@ -149,42 +149,42 @@ class Api:
         return self._transport.open("GET", f"{_job(job_id)}/artifacts/file/{quote(path)}", headers=accept)
 
     def chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        """The body of an answer as it comes."""
+        """Yield the body of a response as it arrives."""
         return self._transport.chunks(response)
 
     def hang_up(self) -> None:
-        """Drop the connection, with whatever of an answer was not read."""
+        """Close the connection, discarding any unread response."""
         self._transport.close()
 
     def machine_types(self) -> dict[str, Any]:
-        """The machines to choose from."""
+        """List the machine types."""
         return self._transport.json("GET", "/machine-types", needs="machineTypes")
 
     def images(self) -> dict[str, Any]:
-        """The short names for a job's container."""
+        """List the short names of container images."""
         return self._transport.json("GET", "/images", needs="images")
 
     def tpus(self) -> dict[str, Any]:
-        """The TPUs that bill or are about to."""
+        """List TPUs that are billed or about to be."""
         return self._transport.json("GET", "/tpus", needs="tpus")
 
     def projects(self) -> dict[str, Any]:
-        """The projects."""
+        """List the projects."""
         return self._transport.json("GET", "/projects", needs="projects")
 
     def create_project(self, name: str) -> dict[str, Any]:
-        """The project of this name, made if there is none."""
+        """Return the project of this name, creating it if missing."""
         return self._transport.json("POST", "/projects", body={"name": name}, needs="id")
 
     def update_project(self, project_id: str, changes: dict[str, Any]) -> dict[str, Any]:
-        """The project, changed."""
+        """Change a project and return it."""
         from urllib.parse import quote
 
         path = f"/projects/{quote(project_id, safe='')}"
         return self._transport.json("PATCH", path, body=changes, needs="id")
 
     def secrets(self, project_id: str | None) -> dict[str, Any]:
-        """Names of the secrets of a project, or of those of every project."""
+        """List the names of a project's secrets, or of those shared by all projects."""
         return self._transport.json("GET", _secrets(project_id), needs="secrets")
 
     def set_secret(self, name: str, value: str, project_id: str | None) -> dict[str, Any]:
@@ -192,26 +192,26 @@ class Api:
         return self._transport.json("PUT", _secrets(project_id, name), body={"value": value}, needs="name")
 
     def delete_secret(self, name: str, project_id: str | None) -> None:
-        """Forget a secret."""
+        """Delete a secret."""
         self._transport.json("DELETE", _secrets(project_id, name))
 
     def registries(self, project_id: str | None) -> dict[str, Any]:
-        """The registries that a project's jobs sign in to, or every project's."""
+        """List the registries that a project's jobs log in to, or those shared by all projects."""
         return self._transport.json("GET", _registries(project_id), needs="registries")
 
     def set_registry(
         self, host: str, username: str, password: str, project_id: str | None, *, push: bool
     ) -> dict[str, Any]:
-        """Store how to sign in to a registry."""
+        """Store the login for a registry."""
         body = {"username": username, "password": password, "push": push}
         return self._transport.json("PUT", _registries(project_id, host), body=body, needs="host")
 
     def delete_registry(self, host: str, project_id: str | None) -> None:
-        """Forget how to sign in to a registry."""
+        """Delete the login for a registry."""
         self._transport.json("DELETE", _registries(project_id, host))
 
     def health(self) -> dict[str, Any]:
-        """Whether the server is up, and its version."""
+        """Return the server's status and version."""
         return self._transport.json("GET", "/health", needs="status")
 
 

@@ -1,4 +1,4 @@
-"""`jobs artifacts list` and `get`: what a job has left."""
+"""`jobs artifacts list` and `get`: list and download a job's artifacts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN_DIGITS = 12
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs artifacts list`."""
+    """Set up the parser of `jobs artifacts list`."""
     add_job_id(parser)
     add_json(parser)
     add_connection(parser)
@@ -28,7 +28,7 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def add_get(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs artifacts get`."""
+    """Set up the parser of `jobs artifacts get`."""
     add_positional(parser, "id", nargs="?", metavar="ID", help="the job (default: the last one of this folder)")
     add_positional(
         parser,
@@ -66,7 +66,7 @@ def list_files(args: argparse.Namespace) -> int:
 
 
 def get(args: argparse.Namespace) -> int:
-    """Download a job's files, whole and checked."""
+    """Download a job's files and verify their checksums."""
     from gradient_cli.api import connect
     from gradient_cli.download import Target
 

@@ -1,4 +1,4 @@
-"""Where the server is and with which key, the last job of a folder: what the client keeps between two commands."""
+"""The client's stored state: the server's address, the API key, and the last job of each folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMEMBERED_FOLDERS = 200
 
 
 class Settings:
-    """The server to ask and the key to show it (empty: none)."""
+    """The server's address and the API key (empty: none)."""
 
     __slots__ = ("key", "source", "url")
 
@@ -26,26 +26,26 @@ class Settings:
 
 
 def config_dir() -> str:
-    """The client's own folder, `~/.config/gradient`."""
+    """Return the client's own folder, by default `~/.config/gradient`."""
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return os.path.join(base, "gradient")
 
 
 def login_file() -> str:
-    """What `gradient-cli login` writes."""
+    """Return the path of the file that `gradient-cli login` writes."""
     return os.path.join(config_dir(), "config.json")
 
 
 def server_file() -> str:
-    """What a server on this machine writes for the clients beside it."""
+    """Return the path of the file that a server on this machine writes for local clients."""
     home = os.environ.get("GRADIENT_HOME") or os.path.join(os.path.expanduser("~"), ".gradient-jobs")
     return os.path.join(home, "cli.json")
 
 
 def resolve(url: str | None, key: str | None) -> Settings:
-    """The server and key to use: flags, then environment, then `login`, then a server on this machine.
+    """Return the server and key to use: flags, then environment, then `login`, then a server on this machine.
 
-    A key that was saved with one address is never sent to another.
+    A key saved with one address is never sent to another.
 
     Raises:
         ClientError: No address is configured anywhere, or a file that should hold it cannot be read.
@@ -70,10 +70,10 @@ def resolve(url: str | None, key: str | None) -> Settings:
 
 
 def clean_key(key: str) -> str:
-    """A key without the white space that copying adds.
+    """Strip the white space that copying adds to a key.
 
     Raises:
-        ClientError: It holds characters that cannot be sent.
+        ClientError: The key has characters that cannot be sent.
     """
     key = key.strip()
     if key and not (key.isascii() and key.isprintable() and " " not in key):
@@ -86,7 +86,7 @@ def clean_key(key: str) -> str:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """A small JSON object from a file; a file that is not there is an empty one.
+    """Read a small JSON object from a file; a missing file reads as an empty object.
 
     Raises:
         ClientError: The file cannot be read, or does not hold a JSON object.
@@ -107,7 +107,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:
-    """Write a small JSON object that only this user may read, all of it or nothing.
+    """Write a small JSON object atomically to a file that only this user may read.
 
     Raises:
         OSError: The folder or the file cannot be written.
@@ -131,7 +131,7 @@ def _last_jobs_file() -> str:
 
 
 def remember_job(folder: str, url: str, job_id: str) -> None:
-    """Keep the last job of a folder, outside of that folder.
+    """Store the last job of a folder, in the client's own folder.
 
     Raises:
         OSError: The client's own folder cannot be written.
@@ -139,7 +139,7 @@ def remember_job(folder: str, url: str, job_id: str) -> None:
     path = _last_jobs_file()
     try:
         known = read_json(path)
-    except ClientError:  # a broken memory is replaced: it only ever saves typing
+    except ClientError:  # a damaged file is replaced: it only saves typing
         known = {}
     known.pop(folder, None)
     known[folder] = {"id": job_id, "url": url}
@@ -147,7 +147,7 @@ def remember_job(folder: str, url: str, job_id: str) -> None:
 
 
 def last_job(folder: str, url: str) -> str | None:
-    """The id of the last job submitted from a folder to this server, if one is remembered."""
+    """Return the id of the last job submitted from a folder to this server, if one is stored."""
     entry = read_json(_last_jobs_file()).get(folder)
     if not isinstance(entry, dict) or entry.get("url") != url:
         return None

@@ -1,4 +1,4 @@
-"""`jobs create` and `jobs clone`: submit, and stay with the job."""
+"""`jobs create` and `jobs clone`: submit a job, and follow it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEGA = 1_000_000
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs create`."""
+    """Set up the parser of `jobs create`."""
     specs.add_options(parser)
     _add_manner(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what would be run and uploaded; make nothing")
@@ -41,7 +41,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 
 
 def add_clone(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs clone`."""
+    """Set up the parser of `jobs clone`."""
     add_job_id(parser)
     add_option(
         parser, "--pinImage", action="store_true", help="run the very image that the job ran, whatever its tag says now"
@@ -75,7 +75,7 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
         if args.dry_run:
             return _show_plan(args, api.resolve_job(spec), None, None)
         return _stay(args, api, api.create_job(spec))
-    # A dry run lists the largest files anyway.
+    # Without a limit in a dry run: it lists the largest files anyway.
     folder = _read_folder(workspace, math.inf if args.dry_run else args.largeWorkspace)
     with _archive(workspace, folder) as archive:
         if args.dry_run:
@@ -86,7 +86,7 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
 
 
 def clone(args: argparse.Namespace) -> int:
-    """Submit a job that is there already once more."""
+    """Submit an existing job again."""
     from gradient_cli.api import connect
 
     api = connect(args)
@@ -135,11 +135,11 @@ def _submit(api: Api, spec: dict[str, Any], archive: Archive) -> dict[str, Any]:
         except RefusedError as error:
             if error.field != "workspaceSha256":
                 raise
-            # It was removed between the question and the job: bring it again.
+            # The archive was deleted between the check and the submission: upload it.
         else:
             terminal.note(f"workspace unchanged, not uploaded ({size(archive.size)})")
             return job
-    api.resolve_job(spec)  # refused now rather than after the upload
+    api.resolve_job(spec)  # an invalid spec is refused now rather than after the upload
     progress = terminal.Progress("uploading", archive.size)
     try:
         job = api.create_job_with(spec, archive.path, progress.update)

@@ -1,4 +1,4 @@
-"""`secrets` and `registries`: what only jobs may read. Values come from a file, a pipe or a prompt, never a flag."""
+"""`secrets` and `registries`: write-only credentials of jobs, read from a file, a pipe or a prompt, never a flag."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STDIN = "-"
 
 
 def add_set_secret(parser: argparse.ArgumentParser) -> None:
-    """Describe `secrets set`."""
+    """Set up the parser of `secrets set`."""
     add_positional(parser, "name", needed=True, metavar="NAME", help="what jobs call it: --envVars TOKEN=secret:NAME")
     parser.add_argument("--from-file", metavar="FILE", help="take the value from a file, as it is")
     _of_project(parser)
@@ -27,20 +27,20 @@ def add_set_secret(parser: argparse.ArgumentParser) -> None:
 
 
 def add_list_secrets(parser: argparse.ArgumentParser) -> None:
-    """Describe `secrets list`."""
+    """Set up the parser of `secrets list`."""
     _of_project(parser)
     parser.set_defaults(run=list_secrets)
 
 
 def add_delete_secret(parser: argparse.ArgumentParser) -> None:
-    """Describe `secrets delete`."""
+    """Set up the parser of `secrets delete`."""
     add_positional(parser, "name", needed=True, metavar="NAME", help="the secret")
     _of_project(parser)
     parser.set_defaults(run=delete_secret)
 
 
 def add_set_registry(parser: argparse.ArgumentParser) -> None:
-    """Describe `registries set`."""
+    """Set up the parser of `registries set`."""
     _one_host(parser)
     parser.add_argument("--username", metavar="NAME", help="who signs in")
     parser.add_argument("--push", action="store_true", help="let jobs also push the images that they build with it")
@@ -49,13 +49,13 @@ def add_set_registry(parser: argparse.ArgumentParser) -> None:
 
 
 def add_list_registries(parser: argparse.ArgumentParser) -> None:
-    """Describe `registries list`."""
+    """Set up the parser of `registries list`."""
     _of_project(parser)
     parser.set_defaults(run=list_registries)
 
 
 def add_delete_registry(parser: argparse.ArgumentParser) -> None:
-    """Describe `registries delete`."""
+    """Set up the parser of `registries delete`."""
     _one_host(parser)
     _of_project(parser)
     parser.set_defaults(run=delete_registry)
@@ -82,7 +82,7 @@ def set_secret(args: argparse.Namespace) -> int:
 
     api = connect(args)
     project_id = _project_id(api, args.project)
-    # What a file holds is taken as it is: keys end with a line's end that belongs to them.
+    # A file is sent unchanged: the newline at the end of a private key belongs to it.
     value = _file(args.from_file) if args.from_file else asked_for("value", f"Value of {args.name}: ")
     secret = api.set_secret(args.name, value, project_id)
     if args.json:
@@ -109,7 +109,7 @@ def list_secrets(args: argparse.Namespace) -> int:
 
 
 def delete_secret(args: argparse.Namespace) -> int:
-    """Forget a secret."""
+    """Delete a secret."""
     from gradient_cli.api import connect
 
     api = connect(args)
@@ -118,7 +118,7 @@ def delete_secret(args: argparse.Namespace) -> int:
 
 
 def set_registry(args: argparse.Namespace) -> int:
-    """Store how to sign in to a registry."""
+    """Store the login for a registry."""
     from gradient_cli.api import connect
 
     if not args.username:
@@ -136,7 +136,7 @@ def set_registry(args: argparse.Namespace) -> int:
 
 
 def list_registries(args: argparse.Namespace) -> int:
-    """Print the registries that workers sign in to."""
+    """Print the registries that workers log in to."""
     from gradient_cli.api import connect
 
     api = connect(args)
@@ -155,7 +155,7 @@ def list_registries(args: argparse.Namespace) -> int:
 
 
 def delete_registry(args: argparse.Namespace) -> int:
-    """Forget how to sign in to a registry."""
+    """Delete the login for a registry."""
     from gradient_cli.api import connect
 
     api = connect(args)
@@ -180,10 +180,10 @@ def _project_id(api: Api, name: str | None) -> str | None:
 
 
 def asked_for(field: str, prompt: str) -> str:
-    """A value that is never shown: asked for at a terminal, else all of standard input but its last line's end.
+    """Read a value that is never shown: from a prompt on a terminal, else all of stdin without its final newline.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The value is empty.
     """
     if terminal.is_tty(sys.stdin):
         import getpass

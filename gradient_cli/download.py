@@ -1,4 +1,4 @@
-"""Bringing files here whole: taken up where they broke off, checked, and never outside of their folder."""
+"""Downloads of artifacts: resumed after an interruption, verified, and confined to the target folder."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _PART_OF_FILE = 206
 
 
 class Target:
-    """The folder that a job's files are put into.
+    """The folder that a job's files are downloaded into.
 
     Args:
-        root: The folder; made when the first file comes.
+        root: The folder; created with the first file.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def fetch(self, api: Api, job_id: str, file: dict[str, Any]) -> bool:
-        """Bring one file here; False if it was here already.
+        """Download one file; return False if the same file was there already.
 
         Raises:
-            ClientError: Its path leads out of the folder, it cannot be written, or it arrives damaged.
+            ClientError: The path leads out of the folder, or the file cannot be written or arrives damaged.
         """
         path = self._place(str(file["path"]))
         digest = file.get("sha256")
@@ -44,7 +44,7 @@ class Target:
                 return False
             os.makedirs(os.path.dirname(path), exist_ok=True)
             self._stay_inside(path, str(file["path"]))
-            # Named after the contents: a file that has changed meanwhile is not continued with the new one's bytes.
+            # Named after the digest: if the file has changed meanwhile, a part of the old one is not continued.
             name = f".{digest[:32]}.part" if digest else f".{os.urandom(16).hex()}.part"
             part = os.path.join(os.path.dirname(path), name)
             _Download(api, job_id, file, part).run()
@@ -69,7 +69,7 @@ class Target:
 
 
 class _Download:
-    """One file on its way into its part file."""
+    """The download of one file into its part file."""
 
     def __init__(self, api: Api, job_id: str, file: dict[str, Any], part: str) -> None:
         self._api = api
@@ -81,17 +81,17 @@ class _Download:
         self._progress = terminal.Progress(terminal.plain(self._path), self._size, quiet=True)
 
     def run(self) -> None:
-        """Bring it, checked; what a broken connection leaves behind is continued."""
+        """Download and verify the file, resuming what a broken connection left."""
         try:
             retrying(self._transfer, _DELAYS)
-            if self._damaged():  # what was left of an earlier try may have been the damage
+            if self._damaged():  # the part left by an earlier attempt may have been damaged
                 os.unlink(self._part)
                 retrying(self._transfer, _DELAYS)
                 self._refuse_damaged()
         except BaseException:
             if self._digest is None:
                 with suppress(FileNotFoundError):
-                    os.unlink(self._part)  # nothing could tell whether its beginning still holds
+                    os.unlink(self._part)  # without a digest, a part cannot be verified
             raise
         finally:
             self._progress.close()
@@ -127,7 +127,7 @@ class _Download:
                 have += len(chunk)
                 self._progress.update(have)
         except BaseException:
-            self._api.hang_up()  # the rest of this answer must not be taken for the next one
+            self._api.hang_up()  # the rest of this response must not be read as the next one
             raise
 
 

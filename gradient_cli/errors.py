@@ -1,7 +1,7 @@
-"""What the client says when something cannot be done, and the exit code that goes with it.
+"""Errors of the client, each with its exit code.
 
 ClientError
-├── RefusedError    the server answered, with a refusal (4xx) or a failure of its own (5xx)
+├── RefusedError    the server answered with an error: of the request (4xx) or its own (5xx)
 └── LinkError       the server could not be reached, or the connection broke
 """
 
@@ -72,5 +72,5 @@ class RefusedError(ClientError):
 
 
 def _about(field: str, message: str) -> str:
-    """The message with the field it is about, unless it says so itself or nobody typed that field by its name."""
+    """Prefix a message with its field, unless it has the prefix already or users do not type that field's name."""
     return message if field in {"", "jobId"} or message.startswith(f"{field}:") else f"{field}: {message}"

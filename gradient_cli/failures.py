@@ -1,4 +1,4 @@
-"""Every way a connection can fail, as a sentence and what to do next."""
+"""Connection failures, each with a message and a hint."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import ssl
 
 from gradient_cli.errors import LinkError
 
-# The first row that fits is used: an error's own kind stands before the wider kinds it belongs to.
-# Columns: kind of error, sentence, what to do, whether trying again may help.
+# The first matching row is used: a subclass stands before its base classes.
+# Columns: error types, message, hint, transient.
 _FAILURES: tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...] = (
     (
         (ConnectionRefusedError,),
@@ -38,10 +38,10 @@ _FAILURES: tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...] = (
 
 
 def explain(error: Exception, url: str, host: str) -> LinkError:
-    """The failure of a connection as the client tells it.
+    """Convert a connection failure to the LinkError shown to the user.
 
     Raises:
-        Exception: The error itself, where it is none of a connection.
+        Exception: The error itself, if it is not a connection failure.
     """
     if isinstance(error, LinkError):
         return error

@@ -1,4 +1,4 @@
-"""Staying with a job: its phases, its log, and how it ended."""
+"""Following a job: its phases, its log, and its result."""
 
 from __future__ import annotations
 
@@ -46,30 +46,30 @@ class LogPrinter:
         self._ended = ""
 
     def line(self, row: dict[str, Any]) -> None:
-        """A finished line."""
+        """Print a finished line."""
         self.clear()
         print(self._text(row))
 
     def partial(self, row: dict[str, Any]) -> None:
-        """A line that is still being written, such as a progress bar: redrawn in place on a terminal only."""
+        """Show a line that is still being written, such as a progress bar; redrawn in place, on a terminal only."""
         if not self._tty:
             return
-        # Without colours, whose codes would count as width and leave the end of a cut line coloured.
+        # Without colours: their codes would count as width, and a cut line would stay coloured.
         text = terminal.safe_line(str(row.get("message", "")), colours=False)
         sys.stdout.write(f"\r\x1b[K{terminal.fit(text, terminal.width() - 1)}")
         sys.stdout.flush()
         self._drawn = True
 
     def phase(self, row: dict[str, Any]) -> None:
-        """Where the job is, if that is news: after a broken connection it is told again.
+        """Print the job's phase if it has changed; the server repeats it after each reconnection.
 
-        A job without a phase has ended; the summary says how.
+        A job without a phase has ended; the summary describes the end.
         """
         phase = terminal.plain(row.get("phase") or "")
         if not phase:
             return
         message = terminal.plain(row.get("message") or "")
-        if phase == "collecting":  # how the command ended: told with the job's end, or before the next attempt
+        if phase == "collecting":  # how the command ended: printed before the phase that follows
             self._ended, message = message, ""
         text = f"{phase}: {message}" if message else phase
         if text != self._phase and not self._moves_on(row):
@@ -82,7 +82,7 @@ class LogPrinter:
             terminal.note(terminal.style(f"{text} Starts {starts}." if starts else text, "dim", sys.stderr))
 
     def _moves_on(self, row: dict[str, Any]) -> bool:
-        """Whether it is the reason told last with another place: worth a line only now and then."""
+        """Return whether only the position far back in the queue has changed: printed only now and then."""
         reason, now = (row.get("phase"), row.get("reason")), time.monotonic()
         far = (row.get("queuePosition") or 0) > _NEAR
         if far and reason == self._reason and now - self._told < _SAME_REASON_SECONDS:
@@ -91,12 +91,12 @@ class LogPrinter:
         return False
 
     def removed(self, row: dict[str, Any]) -> None:
-        """The log is no longer there."""
+        """Print that the log was deleted, and by which policy."""
         self.clear()
         terminal.note(removed_line(row))
 
     def clear(self) -> None:
-        """Remove an unfinished line from the terminal."""
+        """Erase an unfinished line from the terminal."""
         if self._drawn:
             sys.stdout.write("\r\x1b[K")
             sys.stdout.flush()
@@ -112,20 +112,20 @@ class JsonPrinter(LogPrinter):
     """Prints each line as a JSON object, for programs."""
 
     def line(self, row: dict[str, Any]) -> None:
-        """A finished line."""
+        """Print a finished line."""
         print(json.dumps(row, ensure_ascii=False))
 
     def partial(self, row: dict[str, Any]) -> None:
-        """Nothing: a line that is not finished is none."""
+        """Print nothing: only finished lines are part of the output."""
 
 
 def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
-    """Follow a job from after a line to its end, print how it ended, and give the exit code it asks for.
+    """Follow a job from after `line` to its end, print its summary, and return the exit code.
 
-    Ctrl-C leaves the job running and says how to come back.
+    Ctrl-C leaves the job running and prints how to follow it again.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, a line is wanted when it is printed
+        sys.stdout.reconfigure(line_buffering=True)  # in a pipe, too, each line must appear at once
     shows = {"line": printer.line, "partial": printer.partial, "phase": printer.phase, "removed": printer.removed}
     try:
         for name, data in api.follow(job_id, line):
@@ -142,7 +142,7 @@ def attach(api: Api, job_id: str, printer: LogPrinter, *, line: int = 0) -> int:
 
 
 def detach(job_id: str) -> int:
-    """Say how to come back to a job that goes on without us."""
+    """Print how to follow or stop a job that keeps running, and return the exit code of Ctrl-C."""
     terminal.note(
         f"\ndetached; the job goes on\n"
         f"  come back  gradient-cli jobs logs {job_id} --follow\n"
@@ -152,10 +152,10 @@ def detach(job_id: str) -> int:
 
 
 def wait(api: Api, job_id: str, timeout: float | None) -> dict[str, Any]:
-    """The job once it has ended.
+    """Wait until a job has ended, and return it.
 
     Raises:
-        ClientError: It has not ended in time.
+        ClientError: The job has not ended within `timeout`.
     """
     began, delay = time.monotonic(), _FIRST_POLL
     job = api.job(job_id)
@@ -187,7 +187,7 @@ def _patiently(api: Api, job_id: str) -> dict[str, Any]:
 
 
 def exit_code(job: dict[str, Any]) -> int:
-    """The job's exit code as ours; 1 where it failed without one."""
+    """Return the client's exit code: 0 for success, else the job's own, or 1 if it has none between 1 and 255."""
     code = job.get("exitCode")
     if job.get("state") == _SUCCEEDED:
         return OK
@@ -195,14 +195,14 @@ def exit_code(job: dict[str, Any]) -> int:
 
 
 def sentence(job: dict[str, Any]) -> str:
-    """The state of a job and why, in one line."""
+    """Return the state of a job and its reason in one line."""
     state = terminal.plain(job.get("state") or "")
     why = terminal.plain(job.get("message") or job.get("reason") or "")
     return f"{state}: {why}" if why else state
 
 
 def _exit_fact(job: dict[str, Any]) -> str:
-    """The exit code, where the job's message does not name it."""
+    """Return the exit code as text, or nothing if the job's message names it already."""
     if job.get("exitCode") is None:
         return ""
     fact = f"exit code {job['exitCode']}"
@@ -210,11 +210,11 @@ def _exit_fact(job: dict[str, Any]) -> str:
 
 
 def summarise(api: Api, job: dict[str, Any]) -> None:
-    """Print how a job ended, on stderr, with the exact next command."""
+    """Print a job's result to stderr, with the command that downloads its artifacts."""
     job_id = job["id"]
     tone = "green" if exit_code(job) == OK else "red"
     terminal.note(terminal.style(sentence(job), tone, sys.stderr))
-    # A simulated machine bills nobody; what it says is what the real one would have cost for the same time.
+    # A simulated machine costs nothing; the cost shown is that of the real one for the same time.
     machine = f"{job.get('machineType')} (simulated)" if job.get("simulated") else job.get("machineType")
     would = "would cost " if job.get("simulated") else "cost "
     facts = [

@@ -1,4 +1,4 @@
-"""Which files of a folder stay out of its workspace: `.gitignore` as git reads it, and `.gradientignore` over it."""
+"""Ignore rules of workspaces: `.gitignore` with git's semantics, overridden by `.gradientignore`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ TYPE_CHECKING = False  # the name type checkers know; importing typing for it wo
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-# From the weakest to the strongest: a .gradientignore anywhere decides over every .gitignore.
+# In ascending precedence: any .gradientignore overrides every .gitignore.
 FILES = (".gitignore", ".gradientignore")
-# What Python leaves behind changes with every run, and would make an unchanged folder look changed.
 _ALWAYS = {".git"}
+# Python's caches change with every run, and would make an unchanged folder look changed.
 _UNLESS_ASKED_FOR = {"__pycache__"}
 
 
 class Rules:
-    """The ignore rules that hold in one folder: its own files' and those of the folders above it.
+    """The ignore rules in effect in one folder: its own and those of its parents.
 
     Args:
-        folder: The folder, absolute.
-        above: The rules of the folder above.
+        folder: The folder's absolute path.
+        above: The rules of the parent folder.
 
     Attributes:
-        specs: For each kind of ignore file, the folders that have one with its patterns, outermost first.
+        specs: For each name of an ignore file, the folders that have one, with its patterns, outermost first.
     """
 
     def __init__(self, folder: str, above: Rules | None = None) -> None:
@@ -36,12 +36,12 @@ class Rules:
 
     @classmethod
     def for_root(cls, root: str) -> Rules:
-        """The rules of a folder that is to be packed, with those that its git repository has above it."""
+        """Load the rules of the folder to pack, including those of the folders above it in its git repository."""
         folders = [root]
         while not os.path.exists(os.path.join(folders[-1], ".git")):
             parent = os.path.dirname(folders[-1])
             if parent == folders[-1]:
-                return cls(root)  # in no repository: what lies above has nothing to say
+                return cls(root)  # outside a repository, parent folders do not count
             folders.append(parent)
         rules: Rules | None = None
         for folder in reversed(folders):
@@ -49,7 +49,7 @@ class Rules:
         return rules or cls(root)
 
     def leaves_out(self, path: str, *, is_folder: bool) -> bool:
-        """Whether a file or folder, by its absolute path, stays out."""
+        """Return whether the file or folder at this absolute path is excluded."""
         name = os.path.basename(path)
         if name in _ALWAYS:
             return True

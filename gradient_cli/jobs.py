@@ -46,7 +46,7 @@ _FILTERS = {
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs list`."""
+    """Set up the parser of `jobs list`."""
     for name, (metavar, text) in _FILTERS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
     parser.add_argument("--limit", type=int, default=50, metavar="N", help="how many at most (default: 50)")
@@ -57,19 +57,19 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs show`."""
+    """Set up the parser of `jobs show`."""
     _one_job(parser)
     parser.set_defaults(run=show)
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs stop`."""
+    """Set up the parser of `jobs stop`."""
     _one_job(parser)
     parser.set_defaults(run=stop)
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs delete`."""
+    """Set up the parser of `jobs delete`."""
     add_positional(parser, "id", needed=True, nargs="?", metavar="ID", help="the job; it must be named")
     add_json(parser)
     add_connection(parser)
@@ -77,7 +77,7 @@ def add_delete(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs wait`."""
+    """Set up the parser of `jobs wait`."""
     add_job_id(parser)
     parser.add_argument("--timeout", metavar="TIME", help="give up after so long: 90m, 2h, or seconds")
     add_json(parser)
@@ -126,21 +126,21 @@ def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
         )
         return
     waits = [_waits(job) for job in found]
-    shown = any(waits)  # most lists hold no job that waits: no column for nothing
+    shown = any(waits)  # no empty column if no job waits
     heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
     rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits, strict=True)]
     print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN") if shown else ())
 
 
 def _waits(job: dict[str, Any]) -> str:
-    """Why nothing goes on, in few words: `3rd, ~4m`, `no worker`, `silent, 5m`."""
+    """Return in few words why a job waits: `3rd, ~4m`, `no worker`, `silent, 5m`."""
     if job.get("silentSince"):
         return f"silent, {ago(job['silentSince']).removesuffix(' ago')}"
     position = job.get("queuePosition")
     if position is None:
         return ""
     reason = str(job.get("reason") or "")
-    # Where only others are before it, its place says more than the reason's name.
+    # If the job only waits its turn, its position says more than the name of the reason.
     short = reason.removeprefix("waiting_for_").removeprefix("project_").replace("_", " ")
     why = ordinal(position) if reason in _IN_TURN else short
     return ", ".join(part for part in (why, ahead(job.get("estimatedStartAt"))) if part)
@@ -163,7 +163,7 @@ def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print all there is to know about a job."""
+    """Print all details of a job."""
     from gradient_cli.api import connect
 
     api = connect(args)
@@ -278,7 +278,7 @@ def stop(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Remove a job; one that is not named is not guessed."""
+    """Delete a job; its id is required, the folder's last job is not assumed."""
     from gradient_cli import config
     from gradient_cli.api import connect
 
@@ -296,7 +296,7 @@ def delete(args: argparse.Namespace) -> int:
 
 
 def wait(args: argparse.Namespace) -> int:
-    """Wait for a job's end and take over its exit code."""
+    """Wait for a job's end and exit with its exit code."""
     from gradient_cli import follow
     from gradient_cli.api import connect
     from gradient_cli.spec import seconds

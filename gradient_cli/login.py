@@ -1,4 +1,4 @@
-"""`login`: which server, with which key, from now on."""
+"""`login`: store the server's address and an API key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def add_login(parser: argparse.ArgumentParser) -> None:
-    """Describe `login`."""
+    """Set up the parser of `login`."""
     add_json(parser)
     add_connection(
         parser,
@@ -29,7 +29,7 @@ def add_login(parser: argparse.ArgumentParser) -> None:
 
 
 def login(args: argparse.Namespace) -> int:
-    """Check a key against its server, then save both where only this user can read them."""
+    """Check a key against its server, then save both in a file that only this user can read."""
     from gradient_cli.api import Api
     from gradient_cli.transport import Transport
 

@@ -1,4 +1,4 @@
-"""`jobs logs`: what a job printed, and what it prints."""
+"""`jobs logs`: print a job's output, and follow it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAGE = 2000
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
-    """Describe `jobs logs`."""
+    """Set up the parser of `jobs logs`."""
     add_job_id(parser)
     parser.add_argument("--follow", "-f", action="store_true", help="stay to the end, and take over its exit code")
     parser.add_argument("--line", type=int, metavar="N", help="only lines after this one")
@@ -32,7 +32,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 
 def logs(args: argparse.Namespace) -> int:
-    """Print a job's log, and with `--follow` stay with the job."""
+    """Print a job's log; with `--follow`, until the job ends."""
     from gradient_cli.api import connect
     from gradient_cli.follow import JsonPrinter, LogPrinter, attach
 
@@ -46,7 +46,7 @@ def logs(args: argparse.Namespace) -> int:
     printer = JsonPrinter() if args.json else LogPrinter(raw=args.raw, timestamps=args.timestamps)
     seen = args.line or 0
     if args.follow and args.tail is None:
-        api.job(job_id)  # a job that is not there, or a server that is not, is said now instead of waited for
+        api.job(job_id)  # fail at once on an unknown job or an unreachable server, which following would retry
     else:
         for row in _pages(api, job_id, seen, args.tail):
             printer.line(row)
@@ -59,7 +59,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def _tell_none(page: dict[str, Any], *, more: bool) -> None:
-    """Say why nothing was printed: there is nothing, nothing yet, or nothing any more."""
+    """Print why there were no lines: none exist, none exist yet, or they were deleted."""
     if page.get("removed"):
         terminal.note(removed_line(page["removed"]))
     else:

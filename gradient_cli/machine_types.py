@@ -1,4 +1,4 @@
-"""`machine-types`: what there is to run on."""
+"""`machine-types`: list the machine types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_machine_types(parser: argparse.ArgumentParser) -> None:
-    """Describe `machine-types`."""
+    """Set up the parser of `machine-types`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_machine_types)

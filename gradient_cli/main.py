@@ -1,7 +1,7 @@
-"""The root of `gradient-cli`: which command lives where, and the one place where failures end.
+"""Entry point of `gradient-cli`: the table of commands, and the handler of all errors.
 
-Exit codes: those of the job (`jobs create`, `logs --follow`, `wait`), 1 where a job failed without one or
-something failed here, 2 wrong usage, 3 server not reached or key refused, 4 refused by the server, 130 Ctrl-C.
+Exit codes: that of the job (`jobs create`, `logs --follow`, `wait`); 1 if a job failed without one or the client
+failed; 2 wrong usage; 3 server unreachable or key refused; 4 refused by the server; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-# Every command: where it is described (nowhere for a group), and its line in the list. A module is imported
-# only for the command that is run.
+# Every command: the function that sets up its parser (none for a group), and its line in the list. A module is
+# imported only if the command line names its command.
 _COMMANDS = {
     "jobs": ("", "submit jobs and look after them"),
     "jobs create": ("create:add_create", "submit a job and follow it"),
@@ -69,12 +69,12 @@ exit codes:
 
 
 def command_paths() -> list[str]:
-    """Every command and group, in the order of the lists."""
+    """Return every command and group, in the order of the help texts."""
     return list(_COMMANDS)
 
 
 def build_parser(argv: Sequence[str]) -> ArgumentParser:
-    """The parser of a command line; only commands that it names are filled in."""
+    """Build the parser; only the commands that the command line names get their arguments."""
     root = Parser(
         prog="gradient-cli",
         usage="gradient-cli COMMAND [options]",
@@ -172,5 +172,5 @@ def _complain(message: str, hint: str) -> None:
 
 
 def _silence_stdout() -> None:
-    """Let the interpreter's last flush go nowhere: whoever read our output is gone."""
+    """Redirect stdout to /dev/null: the interpreter's final flush would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The options that several commands share, each defined once."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _JOB_ID = re.compile(r"j[a-z0-9]{13}")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose help is the same on every Python, and whose errors say what to do next."""
+    """An argument parser with the same help on every Python version, and errors with a hint."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
         settings.setdefault("formatter_class", _formatter)
         super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Turn a wrong command line into an expected failure."""
+        """Raise a UsageError instead of exiting."""
         raise UsageError(message, hint=f"`{self.prog} --help` lists the options.")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Breaks lines between words only: commands and options are copied from here."""
+    """Breaks lines only between words, so that commands and options can be copied."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         import textwrap
@@ -42,12 +42,12 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    # A width spares argparse an import of shutil, the costliest part of showing help.
+    # With an explicit width, argparse need not import shutil, the slowest part of showing help.
     return _HelpFormatter(prog, width=min(terminal.width(), 110) - 2, max_help_position=30)
 
 
 def add_option(parser: argparse.ArgumentParser, flag: str, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
-    """Add a flag in its original camel-case spelling, and its kebab-case spelling unseen."""
+    """Add a flag in the original service's camel case, and a hidden kebab-case alias."""
     parser.add_argument(flag, dest=flag[2:], **settings)
     kebab = re.sub("([A-Z])", r"-\1", flag).lower()
     if kebab != flag:
@@ -56,14 +56,14 @@ def add_option(parser: argparse.ArgumentParser, flag: str, **settings: Any) -> N
 
 
 def add_connection(parser: argparse.ArgumentParser, *, url: str = SERVER_HELP, key: str = KEY_HELP) -> None:
-    """Add which server to ask. Without a default, so that a value before the command is kept."""
+    """Add `--url` and `--apiKey`. They have no default, so that a value given before the command is kept."""
     group = parser.add_argument_group("server")
     add_option(group, "--url", metavar="URL", default=argparse.SUPPRESS, help=url)  # type: ignore[arg-type]
     add_option(group, "--apiKey", metavar="KEY", default=argparse.SUPPRESS, help=key)  # type: ignore[arg-type]
 
 
 def add_positional(parser: argparse.ArgumentParser, name: str, *, needed: bool = False, **settings: Any) -> None:  # noqa: ANN401  passed through to argparse untouched
-    """Add an argument without a flag, and name it in the command's usage line."""
+    """Add a positional argument, and name it in the command's usage line."""
     parser.add_argument(name, **settings)
     word = settings["metavar"] + ("..." if settings.get("nargs") == "*" else "")
     parser.usage = f"{parser.usage} {word if needed else f'[{word}]'}"
@@ -75,17 +75,17 @@ def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON object
 
 
 def add_job_id(parser: argparse.ArgumentParser) -> None:
-    """Add the id of a job, which may be left out."""
+    """Add the optional id of a job."""
     add_positional(parser, "id", nargs="?", metavar="ID", help="the job (default: the last one of this folder)")
 
 
 def is_job_id(text: str) -> bool:
-    """Whether the text has the form of a job's id, and so cannot be meant as a path pattern."""
+    """Return whether the text has the form of a job id, and so is not a path pattern."""
     return _JOB_ID.fullmatch(text) is not None
 
 
 def this_folder() -> str:
-    """The folder that jobs are remembered under: that of the project file, else the current one."""
+    """Return the folder that the last job is stored under: that of the project file, else the current one."""
     from gradient_cli import project_file
 
     found = project_file.find()
@@ -93,10 +93,10 @@ def this_folder() -> str:
 
 
 def chosen_job(given: str | None, url: str) -> str:
-    """The id that was given, else the last job of this folder, said aloud.
+    """Return the given id, else that of this folder's last job, which is printed to stderr.
 
     Raises:
-        UsageError: None was given and none is remembered.
+        UsageError: No id was given, and none is stored.
     """
     if given:
         return given

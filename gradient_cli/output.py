@@ -1,4 +1,4 @@
-"""How results look: tables, JSON, sizes, times and money."""
+"""Formatting of results: tables, JSON, sizes, times and money."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DAY = 86400
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document to stdout, and nothing else."""
+    """Print one JSON document to stdout."""
     import json
 
     print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))
@@ -30,10 +30,10 @@ def print_json(value: object) -> None:
 def print_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = (), spare: Sequence[str] = ()
 ) -> None:
-    """Print rows under their heads, fitted to the terminal; in a pipe nothing is cut.
+    """Print a table, fitted to the terminal; in a pipe nothing is cut.
 
-    The first column is the one people copy from, so it is never cut, nor are those of the heads in `whole`. Columns of
-    the heads in `spare` are left out, one after another, where the terminal is too narrow for all of them.
+    The first column is never cut, because people copy from it; nor are the columns in `whole`. Columns in `spare` are
+    left out, one after another, if the terminal is too narrow for all of them.
     """
     lines = [list(heads), *([terminal.plain(cell) for cell in row] for row in rows)]
     widths = _widths(lines)
@@ -51,14 +51,14 @@ def print_table(
 
 
 def port_words(port: Mapping[str, Any]) -> str:
-    """What a job is reached at: `http://host:20001 (its port 8080)`, before it runs `any free port (its port 8080)`."""
+    """Describe a job's port: `http://host:20001 (its port 8080)`, before it runs `any free port (its port 8080)`."""
     external = port.get("external")
     where = port.get("url") or (f"port {external}" if external else "any free port")
     return f"{where} (its port {port['internal']})"
 
 
 def print_fields(fields: Mapping[str, str]) -> None:
-    """Print one name and value a line, leaving out what has no value."""
+    """Print one name and value per line, leaving out empty values."""
     shown = {name: text for name, text in fields.items() if text}
     room = max((len(name) for name in shown), default=0)
     for name, text in shown.items():
@@ -71,7 +71,7 @@ def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _shrink(widths: list[int], heads: Sequence[str], whole: Sequence[str]) -> bool:
-    """Make columns narrower until they fit, and say whether they do."""
+    """Make columns narrower until they fit, and return whether they do."""
     room = terminal.width() - len(_GAP) * (len(widths) - 1)
     columns = [column for column in range(1, len(widths)) if heads[column] not in whole]
     while sum(widths) > room:
@@ -87,7 +87,7 @@ def _pad(text: str, room: int) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes for people, in powers of ten: `12.3 MB`."""
+    """Format a number of bytes in powers of ten: `12.3 MB`."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < _KILO:
@@ -97,7 +97,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time for people: `4.2s` (`4s` of whole seconds), `3m 05s`, `2h 10m`, `1d 3h`."""
+    """Format a duration: `4.2s` (`4s` of whole seconds), `3m 05s`, `2h 10m`, `1d 3h`."""
     if seconds is None:
         return ""
     if seconds < _TENTHS_BELOW and isinstance(seconds, float):
@@ -113,20 +113,20 @@ def duration(seconds: float | None) -> str:
 
 
 def money(dollars: float | None) -> str:
-    """Dollars for people; small amounts keep the digits that say something: `$3.06`, `$0.0012`."""
+    """Format dollars; small amounts keep their significant digits: `$3.06`, `$0.0012`."""
     if dollars is None:
         return ""
     return f"${dollars:.2f}" if dollars == 0 or dollars >= 1 else f"${dollars:.4f}"
 
 
 def price(job_or_machine: Mapping[str, Any]) -> str:
-    """The price an hour of a job or a machine type, or nothing where it has none."""
+    """Format the hourly price of a job or a machine type; empty if it has none."""
     hourly = job_or_machine.get("pricePerHour")
     return "" if hourly is None else f"${hourly:,.2f}/hour"
 
 
 def ago(moment: str | None) -> str:
-    """A time in the past, as the server writes it, for people: `3m ago`."""
+    """Format a past time, given as the server writes it: `3m ago`."""
     if not moment:
         return ""
     seconds = _since(moment)
@@ -136,7 +136,7 @@ def ago(moment: str | None) -> str:
 
 
 def ahead(moment: str | None) -> str:
-    """How long it is until an estimated time, as the server writes it: `~4m`; `soon` when it is there or past."""
+    """Format the time left until an estimated time, given as the server writes it: `~4m`; `soon` if it has passed."""
     seconds = _since(moment) if moment else None
     if seconds is None:
         return ""
@@ -144,13 +144,13 @@ def ahead(moment: str | None) -> str:
 
 
 def starting(moment: str | None) -> str:
-    """The same inside a sentence: `in about 4m`."""
+    """Format the time left for use inside a sentence: `in about 4m`."""
     left = ahead(moment)
     return f"in about {left[1:]}" if left.startswith("~") else left
 
 
 def ordinal(number: int) -> str:
-    """A place: `1st`, `2nd`, `3rd`, `11th`."""
+    """Format an ordinal number: `1st`, `2nd`, `3rd`, `11th`."""
     ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number:,}{ending}"
 
@@ -172,10 +172,10 @@ def _roughly(seconds: float) -> str:
 
 
 def removed_line(removed: Mapping[str, Any]) -> str:
-    """What a policy removed, by which, and when."""
+    """Describe what a retention policy deleted, and how long ago."""
     return terminal.plain(f"{removed['message']} ({ago(removed.get('at'))})")
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: `1 file`, `3 files`."""
+    """Format a number with its noun: `1 file`, `3 files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

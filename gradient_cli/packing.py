@@ -1,4 +1,4 @@
-"""A folder as one archive: the same folder gives the same bytes, so that the server can say it has them already."""
+"""Packing of a folder into a reproducible archive, so that an unchanged workspace is not uploaded again."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO, Self
 
-# Fast: most of what is left after text is data that does not shrink, and the wait is the user's.
+# Fast: most bytes of a workspace other than text do not compress, and the user waits.
 _LEVEL = 3
-# One moment for every file, so that a fresh clone gives the same bytes; 1980 is the earliest a zip can hold.
+# The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
 _MTIME = 315532800
 _PIECE = 1 << 18
 _NAMED = 10
@@ -34,7 +34,7 @@ class Entry:
         kind: `file`, `folder` or `link`.
         mode: Its permission bits.
         size: Bytes of a file, 0 for others.
-        target: Where a link leads, relative to the link.
+        target: The target of a link, relative to the link.
     """
 
     __slots__ = ("kind", "mode", "path", "size", "target")
@@ -48,12 +48,12 @@ class Entry:
 
 
 class Folder:
-    """What of a folder goes into its workspace.
+    """The contents of a workspace folder.
 
     Attributes:
-        root: The folder, absolute.
-        entries: What goes in, in the order of the archive.
-        skipped: What cannot go in, each with its reason.
+        root: The folder's absolute path.
+        entries: The entries to pack, in the order of the archive.
+        skipped: Paths that cannot be packed, each with the reason.
     """
 
     def __init__(self, root: str) -> None:
@@ -67,16 +67,16 @@ class Folder:
 
     @property
     def files(self) -> list[Entry]:
-        """The files alone."""
+        """The regular files."""
         return [entry for entry in self.entries if entry.kind == "file"]
 
     @property
     def size(self) -> int:
-        """Bytes of all files, before compression."""
+        """Total bytes of all files, before compression."""
         return sum(entry.size for entry in self.entries)
 
     def largest(self) -> list[Entry]:
-        """The ten largest files, largest first."""
+        """Return the ten largest files, largest first."""
         return sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_NAMED]
 
     def _scan(self, folder: str, prefix: str, rules: Rules, unreadable: list[str]) -> None:
@@ -121,11 +121,11 @@ class Folder:
 
 
 class Archive:
-    """A workspace as a file, removed again at the end of a `with` block.
+    """A workspace archive; a temporary one is deleted at the end of a `with` block.
 
     Attributes:
-        path: The file.
-        sha256: The digest of its bytes, in hexadecimal.
+        path: The archive file.
+        sha256: Its SHA-256 digest, in hexadecimal.
         size: Its size in bytes.
     """
 
@@ -144,10 +144,10 @@ class Archive:
 
 
 def existing(path: str) -> Archive:
-    """An archive the user made.
+    """Open an archive that the user made.
 
     Raises:
-        ClientError: It cannot be read, or is neither a zip nor a gzip file.
+        ClientError: The archive cannot be read, or is neither a zip nor a gzip file.
     """
     digest = hashlib.sha256()
     try:
@@ -168,8 +168,8 @@ def pack(folder: Folder, progress: Callable[[int], None]) -> Archive:
     """Write a folder into a temporary tar.gz file, in bounded memory.
 
     Args:
-        folder: What goes in.
-        progress: Told how many bytes of the folder's files have been read.
+        folder: The contents.
+        progress: Called with the number of bytes of the folder's files read so far.
 
     Raises:
         ClientError: A file cannot be read or changes meanwhile, or there is no room for the archive.
@@ -212,7 +212,7 @@ def _header(entry: Entry) -> tarfile.TarInfo:
 def _add_file(tar: tarfile.TarFile, root: str, entry: Entry) -> None:
     hint = "Let whatever writes it finish, or leave it out with a .gradientignore; then submit again."
     try:
-        # Not followed and not waited for: since the folder was read, the file may have become a link or a pipe.
+        # Neither follow nor block: since the scan, the file may have become a link or a pipe.
         descriptor = os.open(os.path.join(root, entry.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise ClientError(f"workspace: cannot read {entry.path}: {error.strerror}", hint=hint) from None
@@ -228,7 +228,7 @@ def _add_file(tar: tarfile.TarFile, root: str, entry: Entry) -> None:
 
 
 class _Sink:
-    """A file that knows the digest and the size of what was written to it."""
+    """A file that tracks the digest and the size of the data written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -270,7 +270,7 @@ def _refuse(unreadable: list[str]) -> None:
 
 
 def notes(folder: Folder) -> Iterator[str]:
-    """A sentence for each thing that had to stay out."""
+    """Yield a sentence for each skipped path."""
     for path, why in folder.skipped[:_NAMED]:
         yield f"left out {path}: {why}"
     if len(folder.skipped) > _NAMED:

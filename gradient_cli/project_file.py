@@ -14,10 +14,10 @@ NAME = ".gradient.toml"
 
 
 def find() -> str | None:
-    """The project file of the current folder or the nearest one above it.
+    """Find the project file in the current folder or its nearest parent that has one.
 
-    The search ends at the root of a git repository and at the home folder: a file above those was not put
-    there for this project.
+    The search ends at the root of a git repository and at the home folder: a file above those does not belong to
+    this project.
     """
     folder = os.path.realpath(os.getcwd())
     home = os.path.realpath(os.path.expanduser("~"))
@@ -32,10 +32,10 @@ def find() -> str | None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """The options in a project file.
+    """Read the options in a project file.
 
     Raises:
-        UsageError: It cannot be read, or is not TOML.
+        UsageError: The file cannot be read, or is not TOML.
     """
     import tomllib
 
@@ -51,7 +51,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def template(values: dict[str, str]) -> str:
-    """The text of a new project file: what is known filled in, the rest as comments to choose from."""
+    """Render a new project file: known values filled in, the other options as comments."""
     lines = ["# Options of `gradient-cli jobs create` in this folder; flags on the command line win.", ""]
     for name, example, text in _LINES:
         value = values.get(name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gradient_cli.api import Api
 
 _PREFILLED = {"project": "NAME", "machineType": "NAME", "container": "IMAGE", "command": "TEXT", "workspace": "PATH"}
-# By option: the words it takes beside a number, and what is sent for them.
+# By option: the words accepted besides a number, and the value sent for each.
 _CHANGES: dict[str, dict[str, str | None]] = {
     "maxRunning": {"none": None},
     "keepLogsDays": {"forever": None, "default": "default"},
@@ -31,7 +31,7 @@ _HELPS = {
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
-    """Describe `projects init`."""
+    """Set up the parser of `projects init`."""
     for name, metavar in _PREFILLED.items():
         add_option(parser, f"--{name}", metavar=metavar, help=f"write this {name} into the file")
     add_json(parser)
@@ -39,7 +39,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
-    """Describe `projects create`."""
+    """Set up the parser of `projects create`."""
     add_positional(parser, "name", needed=True, metavar="NAME", nargs="?", help="the project's name")
     parser.add_argument("--name", dest="named", metavar="NAME", help="the same, as a flag")
     add_json(parser)
@@ -48,14 +48,14 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Describe `projects list`."""
+    """Set up the parser of `projects list`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_projects)
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
-    """Describe `projects show`."""
+    """Set up the parser of `projects show`."""
     _one_project(parser)
     add_json(parser)
     add_connection(parser)
@@ -63,7 +63,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 
 def add_update(parser: argparse.ArgumentParser) -> None:
-    """Describe `projects update`."""
+    """Set up the parser of `projects update`."""
     _one_project(parser)
     for name, (metavar, text) in _HELPS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
@@ -77,7 +77,7 @@ def _one_project(parser: argparse.ArgumentParser) -> None:
 
 
 def init(args: argparse.Namespace) -> int:
-    """Write a project file into this folder, never over one."""
+    """Write a project file into this folder, never overwriting one."""
     path = os.path.join(os.getcwd(), project_file.NAME)
     values = {name: getattr(args, name) for name in _PREFILLED if getattr(args, name)}
     values.setdefault("project", os.path.basename(os.getcwd()) or "default")
@@ -94,7 +94,7 @@ def init(args: argparse.Namespace) -> int:
 
 
 def create(args: argparse.Namespace) -> int:
-    """Make a project, or find the one of that name."""
+    """Create a project, or find the one of that name."""
     from gradient_cli.api import connect
 
     name = args.name or args.named
@@ -128,7 +128,7 @@ def _row(project: dict[str, Any]) -> list[str]:
 
 
 def _running(project: dict[str, Any]) -> str:
-    """How many run, and of how many at most: `2 of 4`."""
+    """Format the number of running jobs with its limit: `2 of 4`."""
     most = project.get("maxRunning")
     return f"{project.get('runningCount', '')}{'' if most is None else f' of {most}'}"
 
@@ -142,7 +142,7 @@ def show(args: argparse.Namespace) -> int:
 
 
 def update(args: argparse.Namespace) -> int:
-    """Change a project's limit and policies, and print it as it is then."""
+    """Change a project's limit and policies, and print the result."""
     from gradient_cli.api import connect
 
     given = {name: getattr(args, name) for name in _CHANGES if getattr(args, name) is not None}
@@ -165,7 +165,7 @@ def _value(name: str, text: str) -> int | str | None:
 
 
 def chosen(api: Api, given: str | None) -> dict[str, Any]:
-    """The project with this id, else the one of this name."""
+    """Find the project with this id, else the one of this name."""
     if not given:
         raise UsageError("which project? It must be named", hint="`gradient-cli projects list` shows them.")
     found: list[dict[str, Any]] = api.projects()["projects"]

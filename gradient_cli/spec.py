@@ -1,4 +1,4 @@
-"""From flags and project file to the job that is asked for."""
+"""Builds a job's spec from flags and the project file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a job can be asked to be."""
+    """Add the options of a job."""
     for name, (_, metavar, text) in _FIELDS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
     for name, text in _FLAGS.items():
@@ -58,13 +58,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """The job's fields and its workspace, from the flags over the project file.
+    """Merge flags over the project file into the job's fields and its workspace.
 
     Returns:
-        The fields as the server names them, without the workspace; and the workspace: a path, a URL or `none`.
+        The fields by their API names, without the workspace; and the workspace: a path, a URL or `none`.
 
     Raises:
-        UsageError: A value has the wrong form, an option is unknown, or what every job needs is missing.
+        UsageError: A value has the wrong form, an option is unknown, or a required one is missing.
     """
     path = project_file.find()
     filed = project_file.read(path) if path else {}
@@ -100,7 +100,7 @@ def _filed_ports(filed: object) -> list[str]:
 
 
 def _add_password(spec: dict[str, Any], given: str | None) -> None:
-    """The password beside a registry's username: a flag would show it to everybody on this machine."""
+    """Read the registry password: the value of a flag would be visible to every user of this machine."""
     if given not in {None, "-"}:
         raise UsageError(
             "registryPassword: everybody on this machine can read a command line",
@@ -115,7 +115,7 @@ def _add_password(spec: dict[str, Any], given: str | None) -> None:
 
 
 def _converted(convert: Callable[[str, object], object], name: str, value: object, path: str | None) -> object:
-    """The value of a field; what is wrong with one of a project file is said with the file's name."""
+    """Convert the value of a field; an error in a project file names the file."""
     try:
         return convert(name, value)
     except UsageError as error:
@@ -142,7 +142,7 @@ def _default_workspace(folder: str) -> str:
 
 
 def is_url(text: str) -> bool:
-    """Whether a workspace is meant as a git URL."""
+    """Return whether a workspace is a git URL."""
     return "://" in text or text.startswith("git@")
 
 
@@ -268,7 +268,7 @@ def _whole(name: str, value: object) -> int:
 
 
 def _user(name: str, value: object) -> str:
-    """A lone UID may stand in a project file as a number."""
+    """Convert a user; a project file may give a lone UID as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(name, value)
 
 
@@ -280,10 +280,10 @@ def _number(name: str, value: object) -> float:
 
 
 def seconds(name: str, value: object) -> int:
-    """A length of time such as `90m`, `1h30m`, `2d` or plain seconds, in seconds.
+    """Parse a duration such as `90m`, `1h30m`, `2d` or plain seconds, and return its seconds.
 
     Raises:
-        UsageError: The value is not one.
+        UsageError: The value is not a duration.
     """
     text = str(value).replace(" ", "")
     if text.isdecimal() and not isinstance(value, bool):
@@ -293,13 +293,13 @@ def seconds(name: str, value: object) -> int:
     return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
 
 
-# Every option of a job that is said or not.
+# Every boolean option of a job, with its help text.
 _FLAGS = {
     "useDockerfile": "build the image from the workspace's Dockerfile, and run in that",
     "buildOnly": "with --useDockerfile: build and push the image, run nothing",
 }
 
-# Every option of a job that is one value: how it is read, and how it is shown in --help.
+# Every option of a job with one value: its converter, and its placeholder and help text.
 _FIELDS = {
     "machineType": (_text, "NAME", "the machine to run on; `gradient-cli machine-types` lists them"),
     "container": (_text, "IMAGE", "the image to run in: a reference, or a name that `gradient-cli images list` shows"),

@@ -1,4 +1,4 @@
-"""Following a stream of server-sent events over any number of broken connections."""
+"""A client for server-sent events that reconnects after a broken connection."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LAST_DELAY = 10.0
 
 
 def parse(chunks: Iterable[bytes]) -> Iterator[Event]:
-    """The events in a stream of bytes: name and JSON data of each; comments keep the line open and are dropped.
+    """Parse a stream of bytes into events (name and JSON data), skipping comments, which are keep-alives.
 
     Raises:
-        LinkError: The data of an event is no JSON object.
+        LinkError: The data of an event is not a JSON object.
     """
     name = "message"
     data: list[bytes] = []
@@ -44,7 +44,7 @@ def parse(chunks: Iterable[bytes]) -> Iterator[Event]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    held: list[bytes] = []  # pieces of a line whose end has not come; joined once, so a long line costs its length
+    held: list[bytes] = []  # pieces of an unfinished line, joined only once, so that a long line takes linear time
     for chunk in chunks:
         if b"\n" not in chunk:
             held.append(chunk)
@@ -66,16 +66,16 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def follow(connect: Callable[[int], Iterable[bytes]], line: int) -> Iterator[Event]:
-    """The events of a job's log after a line until its `end`, whatever happens to the connection.
+    """Yield the events of a job's log after a line until `end`, reconnecting as often as needed.
 
-    Each line comes once and in order: after a break the stream is taken up at the last line seen.
+    Each line comes once and in order: a new connection resumes after the last line seen.
 
     Args:
-        connect: Opens the stream after a line.
+        connect: Opens the stream after a line number.
         line: The last line already seen; 0 for none.
 
     Raises:
-        ClientError: The server refuses, for a reason that will not pass.
+        ClientError: A failure that is not transient.
     """
     delay, lost = _FIRST_DELAY, False
     while True:

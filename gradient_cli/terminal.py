@@ -1,4 +1,4 @@
-"""What a terminal needs: its width, colours, safe text, and lines that are redrawn in place."""
+"""Terminal output: width, colours, escaping of untrusted text, and lines redrawn in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN_SECONDS = 10.0
 _BAR_CELLS = 24
 _ASCII_END = 128
 
-# Sequences a job could use to retitle, resize, write to the clipboard of or otherwise drive a terminal.
+# Sequences that a job could use to control a terminal, such as its title, size or clipboard.
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
     r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\x9c|$)"  # OSC, DCS, SOS, PM, APC with their text
@@ -31,7 +31,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def is_tty(stream: TextIO) -> bool:
-    """Whether a person is looking at this stream."""
+    """Return whether this stream is a terminal."""
     try:
         return stream.isatty()
     except ValueError:  # closed
@@ -39,7 +39,7 @@ def is_tty(stream: TextIO) -> bool:
 
 
 def width(stream: TextIO | None = None) -> int:
-    """Columns of the terminal, from COLUMNS, else from the terminal itself, else 80."""
+    """Return the columns of the terminal: from COLUMNS, else from the terminal itself, else 80."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
@@ -50,17 +50,17 @@ def width(stream: TextIO | None = None) -> int:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether colours may be written: to a terminal, and not against the user's NO_COLOR."""
+    """Return whether to write colours: the stream is a terminal that has them, and NO_COLOR is not set."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and is_tty(stream)
 
 
 def style(text: str, kind: str, stream: TextIO) -> str:
-    """The text in a colour or weight where the stream may have one, else as it is."""
+    """Return the text in a colour or weight if the stream takes colours, else unchanged."""
     return f"\x1b[{_CODES[kind]}m{text}\x1b[0m" if coloured(stream) else text
 
 
 def safe_line(text: str, *, colours: bool) -> str:
-    """One line of a job's output without anything that drives the terminal.
+    """Strip control sequences from one line of a job's output.
 
     Args:
         text: The line as the job wrote it.
@@ -75,13 +75,13 @@ def safe_line(text: str, *, colours: bool) -> str:
 
 
 def plain(value: object) -> str:
-    """A server's text for use inside a sentence or a table: one line, no control characters."""
+    """Make a server's text safe inside a sentence or a table: one line, no control characters."""
     text = str(value)
     return text if text.isprintable() else safe_line(re.sub(r"\s+", " ", text), colours=False)
 
 
 def cells(text: str) -> int:
-    """How many columns the text takes on a terminal."""
+    """Return the number of columns that the text takes on a terminal."""
     if text.isascii():
         return len(text)
     import unicodedata
@@ -98,7 +98,7 @@ def _char_cells(char: str, east_asian: str, combining: int) -> int:
 
 
 def fit(text: str, columns: int) -> str:
-    """The text, cut with an ellipsis where it takes more columns than there are."""
+    """Return the text, cut with an ellipsis if it takes more than `columns`."""
     if cells(text) <= columns:
         return text
     kept, used = [], 0
@@ -111,17 +111,17 @@ def fit(text: str, columns: int) -> str:
 
 
 def note(text: str) -> None:
-    """Tell the person something that is not the command's result: it goes to stderr."""
+    """Print a message to stderr: it is not part of the command's result."""
     print(text, file=sys.stderr, flush=True)
 
 
 class Progress:
-    """How far a transfer is: a bar redrawn in place on a terminal, now and then a plain line elsewhere.
+    """Progress of a transfer: a bar redrawn in place on a terminal, else a plain line now and then.
 
     Args:
-        label: What is moving, such as "uploading".
+        label: The activity, such as "uploading".
         total: Its size in bytes.
-        quiet: Say nothing at all unless on a terminal.
+        quiet: Print nothing unless on a terminal.
     """
 
     def __init__(self, label: str, total: int, *, quiet: bool = False) -> None:
@@ -133,7 +133,7 @@ class Progress:
         self._next = self._began + (0 if self._tty else _PLAIN_SECONDS)
 
     def update(self, done: int) -> None:
-        """Show that this many bytes have moved."""
+        """Show that this many bytes have been transferred."""
         now = time.monotonic()
         if now < self._next or (self._quiet and not self._tty):
             return
@@ -145,7 +145,7 @@ class Progress:
             note(self._words(done, now))
 
     def close(self) -> None:
-        """Remove the bar; what comes next starts on a clean line."""
+        """Erase the bar, so that later output starts on a clean line."""
         if self._tty:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`tpus`: the TPUs that bill, and whose they are."""
+"""`tpus`: list the billed TPUs and the jobs that own them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Describe `tpus list`."""
+    """Set up the parser of `tpus list`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=list_tpus)

@@ -1,4 +1,4 @@
-"""One HTTP connection to the server. Loaded only once something is to be asked: http.client is slow to import."""
+"""One HTTP connection to the server. Imported only for the first request: http.client is slow to import."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 15.0
 ANSWER_SECONDS = 60.0
 UPLOAD_SECONDS = 600.0  # the server unpacks and checks a workspace before it answers
-STREAM_SECONDS = 60.0  # a followed log says something at least every 15 s
-LIMIT_SECONDS = 300.0  # how long a limit of the server is waited for
+STREAM_SECONDS = 60.0  # a followed log sends a keep-alive at least every 15 s
+LIMIT_SECONDS = 300.0  # longest total wait for a rate limit of the server
 CHUNK = 65536
 _ERROR_BYTES = 1_000_000
 _LIMITED = 429
@@ -33,14 +33,14 @@ _PAGE_BYTES = 256_000_000
 
 
 class Transport:
-    """Asks one server, over one connection that is kept between questions.
+    """An HTTP client for one server, over one persistent connection.
 
     Args:
-        url: Where the server is; a path is kept in front of every endpoint.
+        url: The server's address; its path is prefixed to every endpoint.
         key: The API key, or empty.
 
     Raises:
-        LinkError: The address is not one.
+        LinkError: The address is invalid.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -59,19 +59,19 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         needs: str = "",
     ) -> dict[str, Any]:
-        """Ask, and read the JSON object of the answer; no content is an empty object.
+        """Send a request, and return the JSON object in the response; for 204, an empty object.
 
         Args:
             method: The HTTP method.
             path: The endpoint, beginning with a slash.
             query: Parameters; those that are None are left out.
-            body: What to send as JSON.
+            body: The value to send as JSON.
             headers: More headers.
-            needs: What the object must hold to be an answer of a Gradient Jobs server.
+            needs: A field that the object must have to be a response of a Gradient Jobs server.
 
         Raises:
             RefusedError: The server answered with an error.
-            LinkError: It could not be reached, or what answered is no such server.
+            LinkError: The server could not be reached, or is not a Gradient Jobs server.
         """
         payload = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json"} if payload is not None else {}
@@ -79,7 +79,7 @@ class Transport:
         return self.read_json(response, needs)
 
     def read_json(self, response: http.client.HTTPResponse, needs: str = "") -> dict[str, Any]:
-        """The JSON object in an answer; no content is an empty object."""
+        """Return the JSON object in a response; for 204, an empty object."""
         text = b"".join(self.chunks(response, limit=_PAGE_BYTES))
         if not text and response.status == 204:  # noqa: PLR2004  no content
             return {}
@@ -102,20 +102,20 @@ class Transport:
         seconds: float = ANSWER_SECONDS,
         keep: bool = True,
     ) -> http.client.HTTPResponse:
-        """Ask, and return the answer with its body still to be read.
+        """Send a request, and return the response with its body unread.
 
         Args:
             method: The HTTP method.
             path: The endpoint, beginning with a slash.
             query: Parameters; those that are None are left out.
-            body: What to send; an iterator needs a Content-Length header.
+            body: The bytes to send; an iterator needs a Content-Length header.
             headers: More headers.
-            seconds: How long to wait for each piece of the answer.
-            keep: Use the connection that is kept; a followed log takes one of its own.
+            seconds: Timeout for each read of the response.
+            keep: Use the persistent connection; a followed log takes one of its own.
 
         Raises:
             RefusedError: The server answered with an error.
-            LinkError: It could not be reached.
+            LinkError: The server could not be reached.
         """
         target = self._parts.path.rstrip("/") + path + _encoded(query)
         sent = {"Accept": "application/json", "User-Agent": "gradient-cli", **(headers or {})}
@@ -125,7 +125,7 @@ class Transport:
         def ask() -> http.client.HTTPResponse:
             return self._answered(method, target, body, sent, seconds, keep=keep)
 
-        # What an iterator gave is gone: whoever made it makes another one.
+        # An iterator is consumed by the first attempt; only its caller can make another one.
         return ask() if body is not None and not isinstance(body, bytes) else self._patient(ask)
 
     def _answered(
@@ -144,15 +144,15 @@ class Transport:
         except LinkError as error:
             if not (reused and error.transient):
                 raise
-            response = self._ask(method, target, body, sent, seconds, keep=keep)  # the kept one had gone stale
+            response = self._ask(method, target, body, sent, seconds, keep=keep)  # the persistent connection was stale
         if not 200 <= response.status < 300:  # noqa: PLR2004  the range of success
             raise self._refusal(response)
         return response
 
     def _patient(self, ask: Callable[[], http.client.HTTPResponse]) -> http.client.HTTPResponse:
-        """Ask again while a limit of the server is reached, as it says when, for a few minutes at most.
+        """Repeat a rate-limited request after its Retry-After, for a few minutes at most.
 
-        A request that a limit refused did nothing, so any may be repeated.
+        A rate-limited request had no effect, so any may be repeated.
         """
         until = time.monotonic() + LIMIT_SECONDS
         while True:
@@ -165,13 +165,13 @@ class Transport:
                 time.sleep(error.retry_after)
 
     def chunks(self, response: http.client.HTTPResponse, *, limit: int | None = None) -> Iterator[bytes]:
-        """The body of an answer as it comes.
+        """Yield the body of a response as it arrives.
 
         Raises:
             LinkError: The connection broke, or more than `limit` bytes came.
         """
         total = 0
-        # A body of unknown length may be a stream: take what is there. read1 does not end a body of known length.
+        # A body of unknown length may be a stream: read what has arrived. read1 does not end a body of known length.
         read = response.read1 if response.length is None else response.read
         while True:
             try:
@@ -191,7 +191,7 @@ class Transport:
             raise LinkError(f"connection to {self.url} lost in the middle of an answer", hint="Try again.")
 
     def close(self) -> None:
-        """Drop the connection that is kept; the next question opens another."""
+        """Close the persistent connection; the next request opens another."""
         if self._kept is not None:
             self._kept.close()
             self._kept = None
@@ -207,7 +207,7 @@ class Transport:
         keep: bool,
     ) -> http.client.HTTPResponse:
         if method != "GET":
-            self.close()  # only a question without effect may be asked again when a kept connection was stale
+            self.close()  # only a GET may be repeated after a stale connection
         try:
             connection = self._kept if keep and self._kept else self._connection()
             if connection.sock is None:
@@ -216,8 +216,8 @@ class Transport:
             connection.sock.settimeout(seconds)
             if keep:
                 self._kept = connection
-            # A server that refuses an upload answers before it has read it all: what it said is worth more than
-            # the broken pipe.
+            # A server that refuses an upload answers before it has read it all: its response is more useful than the
+            # broken pipe.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, target, body=body, headers=headers)
             return connection.getresponse()
@@ -274,15 +274,15 @@ _HINTS = {
 
 
 def _seconds(retry_after: str) -> float:
-    """What Retry-After says, within bounds; some seconds where it says nothing of use."""
+    """Parse Retry-After as seconds, at most a minute; 5 s if it is not a plain number."""
     return min(float(retry_after), 60.0) if retry_after.isdecimal() and len(retry_after) < 9 else 5.0  # noqa: PLR2004
 
 
 def retrying(action: Callable[[], T], delays: Sequence[float]) -> T:
-    """Do what may be repeated; after a failure that may pass, wait and do it again, once for each delay.
+    """Call `action`; after a transient failure wait and call it again, once for each delay.
 
     Raises:
-        ClientError: The last failure, or one that will not pass.
+        ClientError: The last failure, or one that is not transient.
     """
     for delay in delays:
         try:
@@ -297,7 +297,7 @@ def retrying(action: Callable[[], T], delays: Sequence[float]) -> T:
 
 
 def jittered(delay: float) -> float:
-    """A delay changed by up to a fifth, so that clients cut off together do not come back together."""
+    """Change a delay by up to a fifth at random, so that disconnected clients do not all return at once."""
     return delay * (0.8 + 0.4 * os.urandom(1)[0] / 255)
 
 

@@ -1,4 +1,4 @@
-"""What a job ran on and what it used, in words."""
+"""Descriptions of a job's hardware and resource usage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def cards(job: Mapping[str, Any]) -> str:
-    """The job's cards: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), cards 0 and 3 there`."""
+    """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), cards 0 and 3 there`."""
     number = job.get("gpuCount")
     if not number:
         return ""
@@ -27,7 +27,7 @@ def cards(job: Mapping[str, Any]) -> str:
 
 
 def tpu(job: Mapping[str, Any]) -> str:
-    """The job's TPU: `us-central1-b/gj-jabc-1, v2-8, grpc://10.0.0.2:8470`."""
+    """Describe the TPU: `us-central1-b/gj-jabc-1, v2-8, grpc://10.0.0.2:8470`."""
     found = job.get("tpu")
     if not found:
         return ""
@@ -36,7 +36,7 @@ def tpu(job: Mapping[str, Any]) -> str:
 
 
 def used(job: Mapping[str, Any]) -> str:
-    """The most that the job used: `memory 1.2 GB; CPU 180%, 95% on average; card 100%, 71% on average, …`."""
+    """Describe the peak usage: `memory 1.2 GB; CPU 180%, 95% on average; card 100%, 71% on average, …`."""
     usage = job.get("usage") or {}
     memory, card_memory = usage.get("peakMemoryBytes"), usage.get("peakGpuMemoryBytes")
     card = [_share(usage, "Gpu"), f"{size(card_memory)} of its memory" if card_memory is not None else ""]

@@ -1,4 +1,4 @@
-"""`version`: of the client, and of the server where there is one."""
+"""`version`: print the versions of the client and of the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def own_version() -> str:
-    """The version of the installed client."""
+    """Return the version of the installed client."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -22,14 +22,14 @@ def own_version() -> str:
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Describe `version`."""
+    """Set up the parser of `version`."""
     add_json(parser)
     add_connection(parser)
     parser.set_defaults(run=show_version)
 
 
 def show_version(args: argparse.Namespace) -> int:
-    """Print both versions; a server that is not there is no failure here."""
+    """Print both versions; an unreachable server is not an error."""
     from gradient_cli.api import connect
 
     url, server = "", ""

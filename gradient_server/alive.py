@@ -1,4 +1,4 @@
-"""`gradient-server alive`: whether a worker's heart still beats, for health checks and watchdogs."""
+"""`gradient-server alive`: a health check of one worker, for watchdogs."""
 
 import socket
 import sys
@@ -14,17 +14,17 @@ from core.rings import host_queue
 from core.settings import Settings
 
 SILENT_BEATS = 6
-"""So many heartbeats missed in a row are no accident."""
+"""Number of missed heartbeats in a row after which a worker counts as silent."""
 
 _UNHEARD = 2
-"""One message may be on its way."""
+"""Number of messages waiting for the worker from which it counts as stuck; a single one may be in transit."""
 
 
 def run(settings: Settings, name: str | None) -> int:
-    """0 if the worker was heard lately and hears, else 1, with a line that says why. The database's clock decides.
+    """Return 0 if the worker sends heartbeats and receives broker messages, else print why and return 1.
 
-    A broker that is away is a warning, and 0: whoever restarts workers by this answer would restart all of them, none
-    of which is at fault, and find them no better.
+    Times are compared by the database's clock. An unreachable broker is only a warning, with exit code 0: a watchdog
+    would otherwise restart every worker, which would not help.
     """
     name = name or socket.gethostname()
     silent = SILENT_BEATS * settings.worker.heartbeat_seconds
@@ -48,7 +48,7 @@ def run(settings: Settings, name: str | None) -> int:
 
 
 def _deaf(broker_url: str, name: str, seconds: float) -> int:
-    """Of a worker that heard nothing for so long: 1 if messages wait for it, for then it is not the broker's fault."""
+    """Return 1 if messages wait for a worker that received none for `seconds`: then the broker is not the cause."""
     try:
         unheard = import_module("core.queue").waiting(broker_url, host_queue(name))
     except OSError as error:

@@ -1,6 +1,7 @@
-"""`gradient-server doctor`: looks at everything the service needs, says what is wrong and what to do about it.
+"""`gradient-server doctor`: checks everything that the service needs, and prints problems and remedies.
 
-It changes nothing: the database is opened for reading alone, and what is missing is not made.
+It changes nothing: the database is opened read-only, and nothing missing is created. Only with `--tpu`, missing
+buckets are created and written to.
 """
 
 import json
@@ -24,14 +25,14 @@ _INDENT = 21
 
 
 def run(settings: Settings, *, as_json: bool, tpu: bool = False) -> int:
-    """Look at everything, at Google's side too if wanted, and print it; the exit code: 1 if there is a problem."""
+    """Run all checks (with `tpu`, also those of Google Cloud), print them, and return 1 if there is a problem."""
     findings = [*examine(settings), *(_tpus(settings) if tpu else ())]
     print(_json(findings) if as_json else _text(findings))
     return int(_worst(findings) is Status.PROBLEM)
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Everything that is found, in the order in which it should be mended."""
+    """Run all checks but those of Google Cloud, in the order in which to fix their findings."""
     return [
         *host.check(settings),
         *containers.check(settings),
@@ -42,7 +43,7 @@ def examine(settings: Settings) -> list[Finding]:
 
 
 def _tpus(settings: Settings) -> Iterator[Finding]:
-    # Only on demand: it asks a cloud, and its library takes seconds to load.
+    # Only on demand: it queries a cloud, and its library takes seconds to import.
     try:
         from gradient_server.checks import tpus
         from worker.tpu_buckets import buckets_of
@@ -81,7 +82,7 @@ def _answering(settings: Settings, database: Database) -> Iterator[Finding]:
         yield from database_checks.settings_of(database, session)
     schema = database_checks.migrations(database)
     yield schema
-    if schema.status is not Status.PROBLEM:  # else the tables are not those that the rest asks for
+    if schema.status is not Status.PROBLEM:  # else the tables do not match the queries below
         with database.read() as session:
             yield from database_checks.clocks(session)
             yield from record.check(settings, session)
@@ -115,7 +116,7 @@ def _text(findings: Sequence[Finding]) -> str:
 
 
 def _wrapped(text: str, start: str) -> list[str]:
-    # Paths and commands stay whole, so that they can be copied.
+    # Paths and commands are never broken, so that they can be copied.
     return textwrap.wrap(
         text,
         _WIDTH,

@@ -1,4 +1,4 @@
-"""The key of this machine's own user: made at the first start, written where the CLI finds it."""
+"""The API key for this machine's own user: created at the first start, and written where the CLI finds it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from core.errors import Unauthorized
 
 
 def ensure_local_key(path: Path, url: str, database: Database) -> str:
-    """Have a working key in `path` (mode 0600), with the server's address; one that works already is kept.
+    """Write a working key and the server's address to `path` (mode 0600); a key there that still works is kept.
 
     Returns:
         The key's id.
@@ -29,7 +29,7 @@ def ensure_local_key(path: Path, url: str, database: Database) -> str:
 
 
 def _id_of(session: Session, secret: object) -> str | None:
-    """The id of a key that works; None if it does not."""
+    """Return the id of a valid key; None if the secret is not one."""
     if not isinstance(secret, str):
         return None
     try:

@@ -12,7 +12,7 @@ from gradient_server.upgrading import prepare_schema
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run one verb; the exit code."""
+    """Run one subcommand and return the exit code."""
     database = open_database(settings)
     verbs = {"create": _create, "list": _list, "revoke": _revoke}
     verbs[parsed.verb](parsed, database)
@@ -21,7 +21,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
 
 
 def open_database(settings: Settings) -> Database:
-    """The database, for a command that ends soon; only SQLite's schema is brought up to date unasked."""
+    """Open the database for a short command; only SQLite's schema is migrated without being asked."""
     database = Database(settings.database_url)
     prepare_schema(database)
     return database
@@ -77,5 +77,5 @@ def _times(key: ApiKey, *names: str) -> dict[str, str | None]:
 
 
 def shown_time(at: datetime | None) -> str:
-    """A time in a table."""
+    """Format a time for a table."""
     return at.strftime("%Y-%m-%d %H:%M:%S") if at else "never"

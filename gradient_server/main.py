@@ -1,4 +1,4 @@
-"""`gradient-server`: the command of whoever runs the service. The only place that knows both halves."""
+"""`gradient-server`: the operator's command line."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from core.settings import Settings
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="gradient-server",
         description="Runs Gradient Jobs. Settings come from GRADIENT_* variables; .env.example lists them.",
@@ -194,11 +194,11 @@ def _add_users(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command and return the exit code."""
     parsed = build_parser().parse_args(arguments)
     try:
         settings = Settings()
-        # The doctor says itself what it finds.
+        # The doctor prints its findings itself.
         configure(settings.log_format, "critical" if parsed.command == "doctor" else settings.log_level)
         return _run(parsed, settings)
     except GradientError as error:
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors():
             variable = "GRADIENT_" + "__".join(str(part) for part in problem["loc"]).upper()
-            # Addresses may hold a password: what was given is not repeated.
+            # The value is not printed: an address may contain a password.
             print(f"error: {variable}: {problem['msg'].removeprefix('Value error, ')}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run what the command line asks for; each command loads only what it needs."""
+    """Run the chosen command; each imports only its own modules."""
     if parsed.command in {"keys", "users", "sessions"}:
         from gradient_server import keys, sessions, users
 

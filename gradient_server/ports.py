@@ -7,7 +7,7 @@ from core.settings import Settings
 
 
 def are_ports_at_dashboard(settings: Settings) -> bool:
-    """Whether jobs' ports are opened at an address of this machine that the dashboard's name leads to."""
+    """Return whether jobs' ports are opened at an address of this machine that the dashboard's name resolves to."""
     bind, own = settings.ports.bind, _addresses(settings.dashboard_host or "")
     return bind in own or (bind in EVERY_ADDRESS and any(_is_here(address) for address in own))
 
@@ -20,7 +20,7 @@ def _addresses(name: str) -> set[str]:
 
 
 def _is_here(address: str) -> bool:
-    """Whether an address is one of this machine."""
+    """Return whether an address belongs to this machine."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

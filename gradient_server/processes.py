@@ -1,4 +1,4 @@
-"""The processes of the service, put together from its parts. Each loads only those that it is made of."""
+"""The service's processes (API, worker, both). Each imports only the modules it needs."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ _ONLY_HOST = "this machine"
 
 
 class PortTaken(GradientError):
-    """Something else listens there."""
+    """The API's port is in use."""
 
 
 class HttpInsecure(GradientError):
@@ -42,7 +42,7 @@ class HttpInsecure(GradientError):
 
 
 def up(settings: Settings, name: str | None) -> int:
-    """API and worker in one process; ends with SIGTERM or Ctrl-C, the jobs go on."""
+    """Run API and worker in one process until SIGTERM or Ctrl-C; jobs keep running."""
     require_ports_apart(settings)
     database = _open_ready(settings, migrate=True)
     listener = _listen(settings)
@@ -60,7 +60,7 @@ def up(settings: Settings, name: str | None) -> int:
 
 
 def up_with_tpus(settings: Settings, name: str | None) -> int:
-    """The same, with a made-up cloud for TPU jobs, which ends with it."""
+    """Run API and worker with a simulated cloud for TPU jobs, which ends with the process."""
     world: World = import_module("gradient_server.simulator.world").World().start()
     try:
         return up(world.settings(settings), name)
@@ -69,7 +69,7 @@ def up_with_tpus(settings: Settings, name: str | None) -> int:
 
 
 def api(settings: Settings) -> int:
-    """Only the API."""
+    """Run only the API."""
     require_ports_apart(settings)
     database = _open_ready(settings)
     Patience(database, settings.database.patience_seconds)
@@ -79,7 +79,7 @@ def api(settings: Settings) -> int:
 
 
 def worker(settings: Settings, name: str | None) -> int:
-    """Only a worker; ends with SIGTERM or Ctrl-C, its jobs go on and are adopted by the next."""
+    """Run only a worker until SIGTERM or Ctrl-C; its jobs keep running and are adopted by the next one."""
     require_ports_apart(settings)
     database = _open_ready(settings)
     Patience(database, settings.database.patience_seconds)
@@ -98,7 +98,7 @@ def worker(settings: Settings, name: str | None) -> int:
 
 
 def migrate(settings: Settings, back_to: str | None) -> int:
-    """Bring the schema up to date, or take it back to an earlier revision."""
+    """Migrate the schema to this release, or back to an earlier revision."""
     from core import migrating
 
     database = _open(settings)
@@ -114,12 +114,12 @@ def migrate(settings: Settings, back_to: str | None) -> int:
 
 
 def require_ports_apart(settings: Settings) -> None:
-    """Have links to jobs' ports lead to another host name than the dashboard's.
+    """Require that links to jobs' ports lead to another host name than the dashboard's.
 
-    Browsers send a cookie to every port of a host name, so a job there would be sent the session of whoever asks it.
+    Browsers send a cookie to every port of a host name, so a job there would receive its visitors' sessions.
 
     Raises:
-        SpecInvalid: They do not.
+        SpecInvalid: Both have the same host name, or, without https, the same address.
     """
     if canonical_host(settings.ports_host) == settings.dashboard_host:
         raise SpecInvalid(
@@ -128,7 +128,7 @@ def require_ports_apart(settings: Settings) -> None:
             "another name or address of this machine, or GRADIENT_API__PUBLIC_URL to another name of the dashboard.",
             field="worker.address",
         )
-    # A cookie for https alone goes to no job: it has no certificate for that name.
+    # A cookie limited to https is never sent to a job: a job has no certificate for that name.
     if not settings.public_url.lower().startswith("https://") and are_ports_at_dashboard(settings):
         raise SpecInvalid(
             f"Jobs' ports would be opened at {settings.ports.bind}, and so under the dashboard's own host name, "
@@ -145,11 +145,11 @@ def _open(settings: Settings) -> Database:
 
 
 def _open_ready(settings: Settings, *, migrate: bool = False) -> Database:
-    """The database, once it answers.
+    """Open the database once it answers.
 
     Args:
-        settings: Where it is.
-        migrate: Bring its schema up to date; SQLite's, which one machine has to itself, is so in any case.
+        settings: Name the database.
+        migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
     """
 
     def prepare() -> Database:
@@ -165,7 +165,7 @@ def _supervisor(settings: Settings, database: Database, name: str | None) -> "tu
     from worker.supervisor import Supervisor
 
     hostname = socket.gethostname()
-    # Over SQLite there is one machine, whatever it is called today: a laptop's name changes with its network.
+    # With SQLite there is only one machine, so a fixed name is used: a laptop's name changes with its network.
     host = settings.worker.host or (_ONLY_HOST if database.is_sqlite else hostname)
     opened = Host.open(settings, database, name=name or hostname, host=host)
     return opened, Supervisor(opened, _bell(settings))
@@ -176,7 +176,7 @@ def _bell(settings: Settings) -> Bell:
 
 
 def _publish(settings: Settings) -> Callable[[Sequence[Ring]], None] | None:
-    """What rings on other hosts, where there is a broker. Celery is loaded only then."""
+    """Return the function that notifies workers through the broker, if there is one. Only then Celery is imported."""
     if settings.queue.broker_url is None:
         return None
     publish: Callable[[Sequence[Ring]], None] = import_module("core.queue").Ringer(settings.queue.broker_url).ring
@@ -194,8 +194,8 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
     dispatcher.start()
     server = Server(create_app(settings, database=database, wake=dispatcher.wake))
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Also before uvicorn listens for them. After it, uvicorn raises again what it was stopped by: that must not
-        # end us before the rest is put away.
+        # Set before uvicorn installs its handlers. After its shutdown uvicorn raises the signal again, which must not
+        # end the process before the rest is closed.
         signal.signal(number, server.handle_exit)
     with database.write() as session:
         ticket = once.issue(session, Purpose.TICKET, key_id)
@@ -207,7 +207,7 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Bind before anything else is started: a taken port must not leave half a service behind."""
+    """Bind before anything else is started: a port in use must not leave a half-started service."""
     from service.connections import BACKLOG
 
     host, port = settings.api.host, settings.api.port
@@ -224,7 +224,7 @@ def _listen(settings: Settings) -> socket.socket:
             "that one; else choose another port with --port.",
             field="port",
         ) from error
-    listener.listen(BACKLOG)  # who comes before the server is up waits a moment
+    listener.listen(BACKLOG)  # connections before the server is up wait in the backlog
     return listener
 
 

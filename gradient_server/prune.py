@@ -1,4 +1,4 @@
-"""`gradient-server prune`: what no policy keeps any longer, listed and removed."""
+"""`gradient-server prune`: lists and deletes expired logs, artifacts and workspaces."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ _ROW = "{:24} {:10} {:>8} {:>10}  {:20} {}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """What is kept."""
+    """The stores that output is deleted from."""
 
     settings: Settings
     database: Database
@@ -34,7 +34,7 @@ class Stores:
 
 
 def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
-    """Remove what is due, or only say what would go; the exit code: 1 if some files could not be removed."""
+    """Delete expired output, or only list it; return 1 if some files could not be deleted."""
     database = _open(settings, dry_run=dry_run)
     stores = Stores(
         settings=settings,
@@ -53,11 +53,11 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
 
 
 def _open(settings: Settings, *, dry_run: bool) -> Database:
-    """The database; for a dry run in a way in which nothing can be changed.
+    """Open the database; for a dry run, read-only.
 
     Raises:
-        StoreUnavailable: There is none.
-        DatabaseOutdated: Its schema is not this release's.
+        StoreUnavailable: The database does not exist.
+        DatabaseOutdated: Its schema is older than this release's.
     """
     file = settings.database_url.removeprefix("sqlite:///")
     if file != settings.database_url and not Path(file).exists():

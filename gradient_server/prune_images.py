@@ -1,4 +1,4 @@
-"""`gradient-server prune --images`: this host's images that jobs brought and nothing uses, listed and removed."""
+"""`gradient-server prune --images`: lists and deletes this host's unused images of jobs."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ _ROW = "{:52} {:>10}  {:16} {}"
 
 
 def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
-    """Remove them, or only say which would go; the exit code.
+    """Delete unused images, or only list them, and return the exit code.
 
     Raises:
-        StoreUnavailable: No engine of this host answers.
+        StoreUnavailable: The container engine does not answer.
     """
     if settings.machines.simulate:
         print(_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs bring no images.")

@@ -1,7 +1,7 @@
-"""Waiting, at a process's start, for a database or a disk that is away.
+"""Waiting at startup for an unavailable database or disk.
 
-What passes by itself is waited for: a server that is down or starting, a disk that is full or read-only. What somebody
-has to mend in the settings is an error at once: an address, a password, a database that does not exist.
+Transient failures are waited for: a server that is down or starting, a disk that is full or read-only. Wrong settings
+are an error at once: an address, a password, a database that does not exist.
 """
 
 import errno
@@ -22,7 +22,7 @@ T = TypeVar("T")
 _PAUSE_SECONDS = 1.0
 _SAY_AGAIN_SECONDS = 300.0
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
-# PostgreSQL's refusals for good, and libpq's of an address. Anything else may pass: a server that starts says much.
+# PostgreSQL's permanent errors, and libpq's for an address. Any other may be transient: a starting server has many.
 _REFUSALS = (
     "authentication failed",
     "no password supplied",
@@ -36,19 +36,19 @@ _REFUSALS = (
 
 
 class DatabaseRefused(GradientError):
-    """The database answers, and refuses; or it can never be reached as the settings name it."""
+    """A permanent database error: it refuses the connection or is damaged, or its address is wrong."""
 
 
 def wait_until_ready(root: Path, prepare: Callable[[], T]) -> T:
-    """Call `prepare` until disk and database are there, and say on stderr what is waited for.
+    """Call `prepare` until disk and database are available, printing to stderr what it waits for.
 
     Args:
-        root: GRADIENT_HOME; it is made if it is missing, and has to take a file.
-        prepare: What needs the database; it is repeated from the start.
+        root: GRADIENT_HOME; created if missing, and tested by writing a file.
+        prepare: The steps that need the database; repeated as a whole.
 
     Raises:
-        DatabaseRefused: Waiting would not help.
-        OSError: Likewise, of the disk.
+        DatabaseRefused: A permanent error of the database.
+        OSError: A permanent error of the disk.
     """
     said_at: float | None = None
     while True:
@@ -75,7 +75,7 @@ def _try_disk(root: Path) -> None:
 
 
 def _why(error: DBAPIError | OSError, root: Path) -> str:
-    """The sentence for what passes; raises for what does not."""
+    """Describe a transient failure; raise a permanent one."""
     if isinstance(error, OSError):
         if error.errno in _DISK:
             return f"{root} cannot be written ({error.strerror})."

@@ -1,4 +1,4 @@
-"""`gradient-server secrets rotate` and `signing rotate`: encrypt what is stored, or sign, with a new key."""
+"""`gradient-server secrets rotate` and `signing rotate`: replace the encryption key or the signing key."""
 
 import sys
 
@@ -11,10 +11,10 @@ from service.signing import SIGNING_KEYS, SigningKeys
 
 
 def rotate(settings: Settings) -> int:
-    """Encrypt everything anew; the exit code is 1 if something could not be read.
+    """Re-encrypt all stored values; return 1 if some could not be decrypted.
 
-    A key in the file of ours is made first; one that the settings name is the administrator's to put before the
-    others, in every process.
+    If the keys are in the service's own file, a new one is created first. If the settings name the keys, the
+    administrator puts the new one first, in every process.
     """
     vault = Vault(settings)
     database = Database(settings.database_url)
@@ -36,7 +36,7 @@ def rotate(settings: Settings) -> int:
 
 
 def rotate_signing(settings: Settings, *, forget: bool) -> int:
-    """Sign links and S3 tokens with a new key; the exit code."""
+    """Sign links and S3 tokens with a new key from now on; return the exit code."""
     path = settings.root / SIGNING_KEYS
     SigningKeys(path).rotate(forget=forget)
     older = "is refused from now on" if forget else "works until it expires"

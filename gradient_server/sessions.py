@@ -12,7 +12,7 @@ from gradient_server.keys import open_database, shown_time
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run one verb; the exit code."""
+    """Run one subcommand and return the exit code."""
     database = open_database(settings)
     try:
         if parsed.verb == "list":

@@ -1,4 +1,4 @@
-"""`gradient-server tpu-simulator`: TPUs without Google, for tests and laptops."""
+"""`gradient-server tpu-simulator`: simulated TPUs for tests and laptops."""
 
 import argparse
 import shlex
@@ -10,7 +10,7 @@ from gradient_server.simulator.world import World
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Simulate until SIGTERM or Ctrl-C."""
+    """Run the simulation until SIGTERM or Ctrl-C, and return the exit code."""
     world = World(
         port=parsed.port,
         storage_port=parsed.storage_port,

@@ -1,4 +1,4 @@
-"""OpenTelemetry's SDK, set up for one process: where spans go that the rest tells of through the API alone."""
+"""OpenTelemetry's SDK, set up for one process. All other code uses only OpenTelemetry's API."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 _LAST_SECONDS = 5.0
-"""Allowed at the end for what is not sent yet: a collector that is away must not hold up a restart."""
+"""Time limit for sending the last spans: an unreachable collector must not delay a restart."""
 
 
 class TracingMissing(GradientError):
-    """Traces are wanted, but what sends them is not installed."""
+    """Tracing is enabled, but its libraries are not installed."""
 
 
 @contextmanager
 def traced(settings: TracingSettings) -> Iterator[None]:
-    """Send spans for as long as the block runs, if the settings want it.
+    """Export spans while the block runs, if tracing is enabled.
 
-    Where to, with which headers and how many is said by OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT,
-    OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, …).
+    OpenTelemetry's own variables configure the export (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS,
+    OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, …).
 
     Raises:
-        TracingMissing: The extra is not installed.
+        TracingMissing: The extra `otel` is not installed.
     """
     if not settings.enabled:
         yield
@@ -41,7 +41,7 @@ def traced(settings: TracingSettings) -> Iterator[None]:
     try:
         yield
     finally:
-        # The SDK itself would go on trying for half a minute.
+        # With a limit of our own: the SDK would keep trying for half a minute.
         closing = Thread(target=provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(_LAST_SECONDS)
@@ -62,7 +62,7 @@ def _provider() -> "TracerProvider":
         ) from error
 
     class Generator(RandomIdGenerator):
-        """Random ids, except of spans whose ids follow from what they are of."""
+        """Random ids, except where the span's creator has chosen its ids."""
 
         def generate_span_id(self) -> int:
             chosen = chosen_ids()
@@ -73,7 +73,7 @@ def _provider() -> "TracerProvider":
             return super().generate_trace_id() if chosen is None else chosen.trace_id
 
     ours = Resource({"service.name": "gradient-jobs", "service.version": version("gradient-jobs")})
-    # The operator's own variables have the last word.
+    # The operator's own variables take precedence.
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, id_generator=Generator(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -1,20 +1,20 @@
-"""Bringing the schema up to date where a process or a command may do so unasked."""
+"""Checks the schema at startup, and migrates it where that is allowed without being asked."""
 
 from core import schema
 from core.db import Database
 
 
 def prepare_schema(database: Database, *, migrate: bool = False) -> None:
-    """Have the schema be this release's, or one that serves it. Only what has to be migrated loads Alembic.
+    """Make sure that this release can run on the schema. Alembic is imported only for a migration.
 
     Args:
-        database: Which one.
-        migrate: Bring it up to date; SQLite's, which one machine has to itself, is so in any case.
+        database: The database.
+        migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
 
     Raises:
-        DatabaseOutdated: It has to be migrated first.
-        ReleaseOutdated: It is newer, and this release cannot run on it.
-        StoreUnavailable: Somebody else kept a table locked all the time.
+        DatabaseOutdated: The schema must be migrated first.
+        ReleaseOutdated: The schema is newer, and this release cannot run on it.
+        StoreUnavailable: Another connection kept a table locked during the migration.
     """
     state = schema.examine(database)
     behind = state.standing in {schema.Standing.EMPTY, schema.Standing.OLDER}

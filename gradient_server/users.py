@@ -12,7 +12,7 @@ from gradient_server.keys import open_database, shown_time
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run one verb; the exit code."""
+    """Run one subcommand and return the exit code."""
     verbs = {"create": _create, "list": _list, "remove": _remove}
     database = open_database(settings)
     try:
@@ -23,7 +23,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
 
 
 def _create(parsed: argparse.Namespace, database: Database) -> None:
-    # Never an argument: everybody on this machine can read those.
+    # Never an argument: every user of this machine can read those.
     password = getpass.getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     with database.write() as session:
         user = users.create(session, parsed.email, password)

@@ -1,4 +1,4 @@
-"""`gradient-server workers|drain|resume`: who works, and who is to take no more."""
+"""`gradient-server workers|drain|resume`: list workers, and stop or resume their claiming of jobs."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ _FEW = 5
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    """Run one command; the exit code."""
+    """Run one command and return the exit code."""
     database = Database(settings.database_url)
     try:
         schema.check(database)
@@ -84,7 +84,7 @@ def _set_drained(parsed: argparse.Namespace, database: Database) -> int:
 
 
 def _wait(database: Database, name: str, timeout: float | None) -> int:
-    """Wait for the worker's last job; 1 if there are still some after `timeout` seconds."""
+    """Wait until the worker has no jobs; return 1 if some are left after `timeout` seconds, 130 after Ctrl-C."""
     deadline = None if timeout is None else time.monotonic() + timeout
     said = ""
     try:

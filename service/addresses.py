@@ -1,4 +1,4 @@
-"""The addresses in a job: those that nothing may connect to are refused, and passwords in them kept apart."""
+"""Checks of the addresses in a job's spec, and removal of the passwords in them."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from service.deps import OpenStores
 
 
 def without_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
-    """The spec without the `user:password` of its git address, and that."""
+    """Split a spec into the spec without the `user:password` of its git address, and that login."""
     if spec.workspace is None:
         return spec, None
     workspace, login = split_login(spec.workspace)
@@ -16,15 +16,15 @@ def without_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
 
 
 def check_egress(stores: OpenStores, spec: JobSpec, image: str | None) -> None:
-    """Refuse a job that names a git server or a registry which may not be connected to.
+    """Refuse a job that names a git server or a registry to which connections are not allowed.
 
     Args:
         stores: The open stores.
         spec: The job.
-        image: The image reference that its container stands for.
+        image: The image reference that its `container` resolves to.
 
     Raises:
-        EgressRefused: It does.
+        EgressRefused: The job names such a server or registry.
     """
     if spec.workspace is None and image is None and spec.registry_target is None:
         return

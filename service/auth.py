@@ -1,4 +1,4 @@
-"""Who is asking: an API key in a header, or a browser session that was opened with one."""
+"""Authentication: an API key in a header, or a browser session opened with one."""
 
 import re
 from collections.abc import AsyncIterator
@@ -26,18 +26,18 @@ _BearerKey = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 @dataclass(frozen=True, slots=True)
 class KeyHolder:
-    """Who is asking: the id and the name of the API key."""
+    """The authenticated caller: the id and the name of the API key."""
 
     id: str
     name: str
 
 
 async def require_key(connection: HTTPConnection, stores: Stores, header: _HeaderKey, bearer: _BearerKey) -> KeyHolder:
-    """Who sent this key; from here on the request has the id that they gave it.
+    """Authenticate the API key, and take over the client's request id.
 
     Raises:
-        Unauthorized: No key came, or it is not good.
-        LimitReached: It sent too many requests.
+        Unauthorized: The key is missing or not valid.
+        LimitReached: The key sent too many requests.
     """
     secret = (header or (bearer.credentials if bearer else "")).strip()
     if not secret:
@@ -50,7 +50,7 @@ async def require_key(connection: HTTPConnection, stores: Stores, header: _Heade
 
 
 def _counted(connection: HTTPConnection, stores: OpenStores, holder: KeyHolder) -> KeyHolder:
-    """Count a request against its key's limit, once however many dependencies ask for the key."""
+    """Count a request against its key's limit, once even if several dependencies ask for the key."""
     if not getattr(connection.state, "counted", False):
         connection.state.counted = True
         stores.limits.requests.take(holder.id)
@@ -60,11 +60,11 @@ def _counted(connection: HTTPConnection, stores: OpenStores, holder: KeyHolder) 
 async def require_key_or_session(
     connection: HTTPConnection, stores: Stores, header: _HeaderKey, bearer: _BearerKey
 ) -> KeyHolder:
-    """Who sent this key, or opened this browser session.
+    """Authenticate the API key, or else the browser session.
 
     Raises:
-        Unauthorized: Neither came, or it is not good.
-        LimitReached: It sent too many requests.
+        Unauthorized: Both are missing, or the one given is not valid.
+        LimitReached: The key sent too many requests.
     """
     token = session_token(connection, stores.settings)
     if header or bearer or not token:
@@ -74,7 +74,7 @@ async def require_key_or_session(
 
 
 def _take_request_id(connection: HTTPConnection) -> None:
-    # Not from strangers: ids are what is looked for in logs.
+    # Only after authentication: logs are searched by these ids.
     given = connection.headers.get("x-request-id", "")
     if _REQUEST_ID.match(given):
         connection.state.request_id = given
@@ -82,10 +82,10 @@ def _take_request_id(connection: HTTPConnection) -> None:
 
 
 Caller = Annotated[KeyHolder, Depends(require_key)]
-"""A key in a header: what every endpoint that changes something asks for."""
+"""A key in a header, required by every API endpoint that changes something."""
 
 PageCaller = Annotated[KeyHolder, Depends(require_key_or_session)]
-"""A key in a header, or a browser's session cookie: enough to read."""
+"""A key in a header, or a browser's session cookie: enough to read, and for the dashboard's own forms."""
 
 
 async def _searching(stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
@@ -94,4 +94,4 @@ async def _searching(stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
 
 
 Searching = Depends(_searching, scope="function")
-"""One of the key's slots for requests that read much of the record."""
+"""Holds one of the key's slots for requests that read many rows."""

@@ -1,4 +1,4 @@
-"""JSON bodies that are read once the caller is known: nobody without a key has us read theirs."""
+"""JSON bodies, read after authentication."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -16,12 +16,12 @@ R = TypeVar("R", bound=Shape)
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """How an operation's body is described, for `openapi_extra`."""
+    """Describe an operation's body, for `openapi_extra`."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 
 def posted(model: type[R]) -> Callable[[Request, Stores, Caller], Awaitable[R]]:
-    """A dependency: the body of this shape."""
+    """Build a dependency that reads and validates the body."""
 
     async def read(request: Request, stores: Stores, _caller: Caller) -> R:
         allow_json(request, stores.settings.api)

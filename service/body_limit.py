@@ -1,6 +1,6 @@
-"""Bounds on request bodies: small for everybody, larger only once a dependency that knows the caller says so.
+"""Limits of request bodies: small by default, raised only by dependencies that run after authentication.
 
-Plain ASGI, so that streams pass through untouched.
+Plain ASGI, so that streams are not buffered.
 """
 
 import anyio
@@ -13,7 +13,7 @@ from core.settings.api import ApiSettings
 from service.errors import http_answer
 
 SMALL_BYTES = 64 * 1024
-"""For sign-ins and forms, and for every route that asks for no more."""
+"""Default limit, for sign-ins, forms and every route that does not raise it."""
 
 _FORM_OVERHEAD = 64 * 1024
 _BODY = "gradient.body"
@@ -23,12 +23,12 @@ _LINGER_SECONDS = 10.0
 
 
 def allow_json(connection: HTTPConnection, api: ApiSettings) -> None:
-    """Have this request's body be as large as JSON may be. Only for callers that are known."""
+    """Raise this request's limit to that of JSON bodies. Only for authenticated callers."""
     _allow(connection, api.max_body_bytes)
 
 
 def allow_upload(connection: HTTPConnection, api: ApiSettings) -> None:
-    """Have this request's body be as large as an upload with its JSON may be. Only for callers that are known."""
+    """Raise this request's limit to that of an upload with its JSON. Only for authenticated callers."""
     _allow(connection, api.max_upload_bytes + api.max_body_bytes + _FORM_OVERHEAD)
 
 
@@ -39,10 +39,10 @@ def _allow(connection: HTTPConnection, limit: int) -> None:
 
 
 class BodyLimit:
-    """Refuses bodies that are too large, and answers before the end of a body that nobody wants.
+    """Refuses bodies that are too large, and may answer before the end of an unread body.
 
-    A client that is still sending when its connection is closed gets an error instead of the answer, so what it sends
-    is thrown away for a while.
+    A client that is still sending when its connection is closed gets an error instead of the response, so the rest of
+    its body is discarded for a while.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -66,19 +66,19 @@ class BodyLimit:
 
         try:
             await self._app(scope, body.receive, send_beside_body)
-        except _TooLarge as error:  # before anything that turns errors into answers was reached
+        except _TooLarge as error:  # raised before any error handler was reached
             await http_answer(error)(scope, receive, send_beside_body)
 
 
 class _TooLarge(HTTPException):
-    """The refusal of a body."""
+    """A body over the limit."""
 
 
 class _Body:
-    """A body on its way in.
+    """A request body while it is received.
 
     Attributes:
-        limit: The most bytes that are handed on.
+        limit: The largest size in bytes.
     """
 
     def __init__(self, receive: Receive, headers: Headers) -> None:
@@ -91,11 +91,11 @@ class _Body:
 
     @property
     def unread(self) -> bool:
-        """Whether the client is still sending."""
+        """True while the client is still sending."""
         return not self._complete and not (self._awaits_leave and not self._size)
 
     async def receive(self) -> Message:
-        """The next message.
+        """Return the next message.
 
         Raises:
             HTTPException: 413: the body is too large.
@@ -107,7 +107,7 @@ class _Body:
         raise _TooLarge(413, f"The body is larger than {self.limit:,} bytes, the limit here.")
 
     async def skip(self, size: int, seconds: float) -> bool:
-        """Throw away so much of the rest, within this time; whether all of the body has come."""
+        """Discard up to `size` bytes of the rest within `seconds`; return whether the body is complete."""
         end = self._size + size
         with anyio.move_on_after(seconds):
             while self.unread and self._size < end:

@@ -1,6 +1,6 @@
-"""Connections of clients: how many there may be, and how long each may take over what it sends and reads.
+"""Client connections: limits of their number, and timeouts for sending and receiving.
 
-uvicorn's own protocol takes connections without end, and has no time-out but that between two requests.
+uvicorn's own protocol accepts any number of connections, and its only timeout is the one between two requests.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from service.scopes import client_name
 logger = logging.getLogger(__name__)
 
 BACKLOG = 100
-"""Connections that wait in the kernel, and that one turn of the event loop accepts, at most."""
+"""Largest number of connections that wait in the kernel, and that one turn of the event loop accepts."""
 
 BODY_BYTES = 16 * 1024
-"""A body has to bring so much every `body_seconds`."""
+"""Least bytes of a body in every `body_seconds`."""
 
 _OWN_DESCRIPTORS = 64
 _FEWEST = 16
@@ -35,8 +35,7 @@ _LOG_SECONDS = 60.0
 class Connections:
     """The open connections of one server, and their limits.
 
-    A new connection takes the place of the one that has been without a request for the longest. It is refused where
-    all others are in the middle of a request.
+    At a limit, a new connection replaces the one that has been idle for the longest. It is refused if none is idle.
 
     Args:
         settings: The limits.
@@ -52,7 +51,7 @@ class Connections:
         self._silent_until = 0.0
 
     def opened(self, one: "Connection") -> str | None:
-        """Count a connection in and make room for it; returns which limit is reached, if there is no room."""
+        """Count a new connection and make room for it; return the limit that is reached, if there is no room."""
         self._counted.add(one)
         self._by_client[one.client_name] += 1
         most = self.settings.max_connections_per_client
@@ -68,7 +67,7 @@ class Connections:
         return None
 
     def closed(self, one: "Connection") -> None:
-        """Count a connection out; a repeat does nothing."""
+        """Stop counting a connection; a repeated call has no effect."""
         if one not in self._counted:
             return
         self.busy(one)
@@ -78,15 +77,15 @@ class Connections:
             del self._by_client[one.client_name]
 
     def idle(self, one: "Connection") -> None:
-        """Record that a connection has no request under way."""
+        """Record that a connection has no request in progress."""
         self._idle[one] = None
 
     def busy(self, one: "Connection") -> None:
-        """Record that a connection has a request under way."""
+        """Record that a connection has a request in progress."""
         self._idle.pop(one, None)
 
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an error of the event loop; that no descriptor is left, which it reports in floods, once a minute."""
+        """Log an error of the event loop; failures to accept connections, which repeat quickly, only once a minute."""
         if not str(context.get("message")).startswith("socket.accept()"):
             loop.default_exception_handler(context)
         elif loop.time() >= self._silent_until:
@@ -97,22 +96,22 @@ class Connections:
         oldest = next(iter(candidates), None)
         if oldest is None:
             return False
-        self.closed(oldest)  # now: several may come before the event loop gets to closing it
+        self.closed(oldest)  # at once: several connections may arrive before the event loop closes it
         oldest.end()
         return True
 
     def _is_proxy(self, one: "Connection") -> bool:
         try:
             address = ipaddress.ip_address(one.client[0] if one.client else "")
-        except ValueError:  # a Unix socket's other end has none
+        except ValueError:  # a peer on a Unix socket has no address
             return False
         return any(address in network for network in self._proxies)
 
 
 def affordable(wanted: int) -> int:
-    """So many connections, or as many as this process may open descriptors for: each may need a file besides.
+    """Return the number of connections that the limit of file descriptors allows, at most `wanted`.
 
-    Raises the process's soft limit as far as its hard one allows.
+    Each connection may need a file too. Raises the process's soft limit as far as its hard one allows.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * wanted + BACKLOG + _OWN_DESCRIPTORS
@@ -126,13 +125,13 @@ def affordable(wanted: int) -> int:
 
 
 class Connection(H11Protocol):
-    """One connection, with its time-outs.
+    """One connection, with its timeouts.
 
     Args:
-        config: uvicorn's.
-        server_state: uvicorn's.
-        app_state: Of the lifespan.
-        connections: The server's.
+        config: uvicorn's configuration.
+        server_state: uvicorn's state.
+        app_state: The state of the lifespan.
+        connections: The server's open connections.
         _loop: The event loop; default: the running one.
     """
 
@@ -156,7 +155,7 @@ class Connection(H11Protocol):
         self._held_back = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection, or refuse it."""
+        """Accept a new connection, or refuse it."""
         super().connection_made(transport)
         self.client_name = client_name(self.client[0] if self.client else None)
         refusal = self._others.opened(self)
@@ -168,7 +167,7 @@ class Connection(H11Protocol):
         self._await(h11.IDLE)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Process received data."""
         self._received += len(data)
         super().data_received(data)
         self._held_back = self._held_back or self.flow.read_paused
@@ -178,7 +177,7 @@ class Connection(H11Protocol):
         self._await(state if state in {h11.IDLE, h11.SEND_BODY} else None)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; until its first byte uvicorn's own time-out runs."""
+        """Wait for the next request; until its first byte, uvicorn's own timeout applies."""
         super().on_response_complete()
         state = self.conn.their_state
         if state is h11.IDLE and not self.transport.is_closing():
@@ -186,30 +185,30 @@ class Connection(H11Protocol):
         self._await(state if state is h11.SEND_BODY else None)
 
     def pause_writing(self) -> None:
-        """Stop sending: the client does not read."""
+        """Pause sending, because the client does not read, and start the timeout."""
         super().pause_writing()
         if self._write_deadline is None:
             self._write_deadline = self.loop.call_later(self._limits.send_seconds, self.end)
 
     def resume_writing(self) -> None:
-        """Go on sending."""
+        """Resume sending."""
         super().resume_writing()
         if self._write_deadline is not None:
             self._write_deadline.cancel()
             self._write_deadline = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Clean up."""
+        """Cancel the timeout and stop counting the connection."""
         super().connection_lost(exc)
         self._await(None)
         self._others.closed(self)
 
     def end(self) -> None:
-        """Break the connection."""
+        """Abort the connection."""
         self.transport.abort()
 
     def _await(self, awaited: type[h11.IDLE] | type[h11.SEND_BODY] | None) -> None:
-        """Bound the time until the head of a request, or its body, is complete; None: until nothing."""
+        """Start the timeout for the head of a request, or for its body; None: cancel it."""
         if awaited is self._awaited:
             return
         self._awaited = awaited
@@ -227,7 +226,7 @@ class Connection(H11Protocol):
         self._deadline = self.loop.call_later(self._limits.body_seconds, self._check_body)
 
     def _check_body(self) -> None:
-        # A client cannot send more while we have not taken what is here, nor before we let it begin.
+        # A client cannot send more while reading is paused, nor before it gets "100 Continue".
         waits_for_us = self._held_back or self.cycle.waiting_for_100_continue
         self._held_back = self.flow.read_paused
         if self._received < BODY_BYTES and not waits_for_us:

@@ -1,4 +1,4 @@
-"""What an endpoint can ask for, as `Annotated` aliases: its signature reads as a list of needs."""
+"""Dependencies of endpoints, as `Annotated` aliases."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,26 +28,26 @@ from service.throttle import SignIns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStores:
-    """Everything the service reads and writes, opened once per process.
+    """The application's state: settings, database, stores and caches, opened once per process.
 
     Attributes:
         settings: The process's configuration.
-        database: The truth.
+        database: The database.
         catalogue: The machine types.
         images: The short names of images.
         workspaces: Uploaded archives.
-        logs: What jobs print.
-        artifacts: What jobs leave.
-        keys: API keys, recognised without a query each time.
+        logs: The jobs' logs.
+        artifacts: The jobs' artifacts.
+        keys: API keys, cached to avoid a query for each request.
         sessions: Browser sessions.
         sign_ins: Checks passwords.
-        signer: Signs what the service gives out to holders of keys for a while, such as links.
+        signer: Signs expiring links and tokens for holders of keys.
         streams: The logs being followed now.
-        limits: What one key may use.
+        limits: The limits per key.
         job_counts: Numbers of jobs by project.
-        metrics: Answers about what jobs measured.
-        measures: What this process counts about itself.
-        wake: Says that a transaction left something in the outbox; called after its commit.
+        metrics: Cached responses with jobs' metrics.
+        measures: This process's own metrics, for Prometheus.
+        wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
     """
 
     settings: Settings
@@ -69,7 +69,7 @@ class OpenStores:
     wake: Callable[[], None]
 
     def backend_for(self, machine: MachineType) -> str:
-        """The backend that runs jobs on this machine type."""
+        """Return the backend that runs jobs on this machine type."""
         return self.settings.backend_of(machine.backend)
 
 
@@ -85,7 +85,7 @@ async def _request_id(connection: HTTPConnection) -> str:
 
 
 RequestId = Annotated[str, Depends(_request_id)]
-"""The request's id, as `service.middleware.RequestContext` gave it."""
+"""The request's id, set by `service.middleware.RequestContext` or taken over from an authenticated client."""
 
 
 def _reading(stores: Stores) -> Iterator[Session]:
@@ -98,7 +98,7 @@ def _writing(stores: Stores) -> Iterator[Session]:
         yield session
 
 
-# With the default scope the part after `yield` runs when the answer is already sent: a commit that fails would
-# leave the client with its 201.
+# With the default scope, the code after `yield` runs after the response was sent: if the commit failed, the client
+# would still have its 201.
 Reading = Annotated[Session, Depends(_reading, scope="function")]
 Writing = Annotated[Session, Depends(_writing, scope="function")]

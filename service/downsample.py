@@ -1,4 +1,4 @@
-"""Thinning a series for a chart: at most so many points, and no peak lost."""
+"""Downsampling of a series for a chart, keeping its peaks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ Point = tuple[float | None, float, float | None]
 
 
 def thin(points: Sequence[Point], most: int) -> list[Point]:
-    """At most `most` of the points (at least 3), in their order.
+    """Return at most `most` (at least 3) of the points, in their order.
 
-    The first and the last stay, and so do the lowest and the highest of each stretch, so that no spike is lost.
+    Keeps the first and the last point, and the lowest and the highest of each section, so that no spike is lost.
     """
     if len(points) <= most:
         return list(points)
@@ -37,7 +37,7 @@ def _extremes(stretch: Sequence[Point]) -> Iterator[Point]:
 
 
 def series_view(series: Series, most: int) -> SeriesView:
-    """A series as clients see it, with at most `most` points."""
+    """Convert a series to its public form, with at most `most` points."""
     finite = [value for value in (_finite(value) for *_, value in series.points) if value is not None]
     return SeriesView(
         name=series.name,

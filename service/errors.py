@@ -1,4 +1,4 @@
-"""Errors as answers: one table from error class to status, one shape for everything that goes wrong."""
+"""Error responses: a table from error class to status, and one format for all of them."""
 
 import difflib
 import http
@@ -44,10 +44,10 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.ReleaseOutdated: 503,
     errors.LeaseLost: 409,
 }
-"""Every class of `core.errors`; a class without a row of its own is an error in this module."""
+"""HTTP status of every class in `core.errors`; a missing class is a bug in this module."""
 
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}, 503: {"Retry-After": "2"}}
-_NAMES = {413: "TooLarge", 416: "RangeNotSatisfiable", 422: "Unprocessable"}  # these differ between Pythons
+_NAMES = {413: "TooLarge", 416: "RangeNotSatisfiable", 422: "Unprocessable"}  # phrases differ by Python version
 _MOST_PROBLEMS = 3
 
 
@@ -68,7 +68,7 @@ RESPONSES_TO_ALL = _declared(
         500: "The service failed; `message` says under which id its log tells more.",
     }
 )
-"""How errors are declared in the OpenAPI document, by status: those that anybody can get."""
+"""OpenAPI declarations of the errors that any client can get, by status."""
 
 RESPONSES = RESPONSES_TO_ALL | _declared(
     {
@@ -79,11 +79,11 @@ RESPONSES = RESPONSES_TO_ALL | _declared(
         503: "A store does not answer now; try again.",
     }
 )
-"""The same for whoever has a key."""
+"""OpenAPI declarations of the errors that clients with a key can get, by status."""
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of this app answered in the one shape."""
+    """Install handlers that return every error as `{"error": …}`."""
     app.add_exception_handler(errors.GradientError, _expected)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _http)
@@ -94,7 +94,7 @@ def install(app: FastAPI) -> None:
 def answer(
     status: int, name: str, message: str, *, field: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """An error as its answer."""
+    """Build an error response."""
     body: dict[str, Any] = {"name": name, "status": status, "message": message}
     if field is not None:
         body["field"] = field
@@ -102,14 +102,14 @@ def answer(
 
 
 def http_answer(error: HTTPException) -> JSONResponse:
-    """A refusal that is about HTTP itself as its answer."""
+    """Build the response of an HTTPException."""
     phrase = http.HTTPStatus(error.status_code).phrase
     name = _NAMES.get(error.status_code, phrase.replace(" ", "").replace("-", ""))
     return answer(error.status_code, name, error.detail, headers=error.headers)
 
 
 def problem(loc: Sequence[str | int], message: str) -> RequestValidationError:
-    """A request of the wrong shape, found by our own code: where, and what is wrong with it."""
+    """Build a validation error found by the service's own code, with its location and message."""
     return RequestValidationError([{"type": "value_error", "loc": tuple(loc), "msg": message, "input": None}])
 
 
@@ -137,7 +137,7 @@ def _http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _unstorable(_request: Request, error: Exception) -> JSONResponse:
-    # PostgreSQL takes no NUL in a text, not even to look for it; SQLite does.
+    # PostgreSQL accepts no NUL in text, not even in a query's parameters; SQLite does.
     logger.warning("value_refused_by_database", exc_info=error)
     return answer(422, "ValidationError", "A value holds a NUL character, or another that cannot be stored.")
 
@@ -147,7 +147,7 @@ def _gone(_request: Request, _error: Exception) -> JSONResponse:
 
 
 def incident(error: Exception) -> JSONResponse:
-    """Something unexpected as its answer: the log has all of it, the client an id to find it by."""
+    """Build the 500 response; details go to the log under an incident id."""
     found_by = secrets.token_hex(4)
     logger.error("incident", extra={"incident": found_by}, exc_info=error)
     return answer(
@@ -168,7 +168,7 @@ def _malformed(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _field(loc: Sequence[str | int]) -> str | None:
-    # The first part says where it came from (body, query, header), which the name itself makes plain.
+    # Without the first part, its source (body, query, header), which is plain from the field's name.
     return ".".join(str(part)[:80] for part in loc[1:]) or None
 
 

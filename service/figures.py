@@ -1,4 +1,4 @@
-"""A census of the record as families of figures for Prometheus."""
+"""Prometheus metrics of jobs, queues and workers, from a snapshot of the database."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,13 +14,13 @@ _LIVE = [state for state in JobState if state not in TERMINAL]
 
 
 class Counted(Collector):
-    """What a census counted."""
+    """A collector of a snapshot's metrics."""
 
     def __init__(self, taken: Census) -> None:
         self._census = taken
 
     def collect(self) -> Iterable[Metric]:
-        """The families."""
+        """Yield the metric families."""
         yield from _jobs(self._census)
         yield from _queues(self._census)
         yield from _workers(self._census)
@@ -85,7 +85,7 @@ def _workers(taken: Census) -> Iterator[Metric]:
 def _cards(taken: Census) -> Iterator[Metric]:
     cards = GaugeMetricFamily("gradient_cards", "Accelerator cards of a host.", labels=["host"])
     held = GaugeMetricFamily("gradient_cards_held", "Cards of a host that jobs hold.", labels=["host"])
-    # Workers of one host share its cards.
+    # Workers of one host share its GPUs.
     there = {worker.host: worker.cards for worker in (*taken.missed, *taken.workers) if worker.cards is not None}
     for host, number in sorted(there.items()):
         cards.add_metric([host], number)

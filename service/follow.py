@@ -1,14 +1,14 @@
-"""A job's log as server-sent events, followed until the job's record is closed.
+"""A job's log as server-sent events, followed until the job has ended.
 
-    line     a line of the log; its id is the line's number, so that a client can come back for what it missed
-    partial  the present state of a line that has no end yet, such as a progress bar
-    phase    where the job is, whenever that changes
-    removed  the log is no longer there: when it was removed, and by which policy
+    line     a line of the log; its id is the line's number, so that a client can resume after it
+    partial  the current text of an unfinished line, such as a progress bar
+    phase    the job's state, phase and reason, whenever they change
+    removed  the log was deleted: when, and by which policy
     end      the job ended and every line was sent
 
-While nothing happens a follower costs a look at the job's row each second: no thread, no session, no reading. A
-worker on the same host says when the row changed, so that nobody waits for that look. Why a job waits is asked less
-often: that costs the more the longer the queue is.
+While nothing happens, a follower only polls the job's row and its log once a second, and holds neither a thread nor a
+session in between. A worker on the same host wakes the followers when the row changes. The reason why a job waits is
+polled less often: its cost grows with the queue.
 """
 
 import json
@@ -53,13 +53,13 @@ _FULL_SECONDS = 5.0
 
 
 class LogStream(Response):
-    """The answer that follows a log.
+    """The streaming response that follows a log.
 
     Args:
         stores: The open stores.
-        job_id: Whose log.
+        job_id: Id of the job.
         after: The last line that the client has.
-        key: Id of the API key of whoever follows.
+        key: Id of the client's API key.
     """
 
     def __init__(self, stores: OpenStores, job_id: str, after: int, key: str) -> None:
@@ -71,7 +71,7 @@ class LogStream(Response):
         self._follower = Follower(stores, job_id, after)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the job's end, the client's leave or the service's stop.
+        """Send events until the job ends, the client disconnects or the service stops.
 
         Raises:
             LimitReached: The key follows too many logs.
@@ -79,7 +79,7 @@ class LogStream(Response):
         """
         del scope
         streams = self._stores.streams
-        # Checked and counted in one step of the event loop, so that no number of requests at once gets past a limit.
+        # Checked and counted in one step of the event loop, so that concurrent requests cannot exceed a limit.
         if streams.full_for(self._key):
             limit = self._stores.settings.limits.streams
             raise limit_reached(limit, "logs followed at once by one key", "streams", _FULL_SECONDS)
@@ -106,7 +106,7 @@ class LogStream(Response):
 
                 async def stop() -> None:
                     await wakes.stopped.wait()
-                    # A follower that waits for its client to read has no other way out.
+                    # A stream that blocks on a client that does not read ends only by cancellation.
                     await anyio.sleep(_GOODBYE_SECONDS)
                     group.cancel_scope.cancel()
 
@@ -141,22 +141,22 @@ class LogStream(Response):
 
 
 class Pace:
-    """How often a log is looked at: 100 times a second, where a job prints letter by letter.
+    """Rate limiter of reads of a log: at most 100 a second, even if a job prints letter by letter.
 
-    A few changes close together, as at a job's start, are each seen at once.
+    A short burst of changes, as at a job's start, is not delayed.
     """
 
     def __init__(self) -> None:
         self._due = 0.0
 
     def after(self, looked: float) -> float:
-        """When the next look may be, after one at this moment of the monotonic clock."""
+        """Return the earliest time of the next read after one at `looked`, by the monotonic clock."""
         self._due = min(max(self._due, looked) + _LEAST_SECONDS, looked + _BURST_SECONDS + _LEAST_SECONDS)
         return self._due - _BURST_SECONDS
 
 
 async def _pause(wakes: Wakes, until: float, earliest: float) -> None:
-    """Wait for a change, or until then at the latest; and on, if that is too early."""
+    """Wait for a change, at the latest until `until`; but not less than until `earliest`, unless the service stops."""
     with anyio.move_on_after(max(0.0, until - time.monotonic())):
         await wakes.changed.wait()
     with anyio.move_on_after(max(0.0, earliest - time.monotonic())):
@@ -168,11 +168,11 @@ def _chunk(data: bytes) -> dict[str, Any]:
 
 
 class Follower:
-    """What one client has seen of a job, and what is new to it.
+    """Tracks what one client has received of a job's log and state, and produces the new events.
 
     Args:
         stores: The open stores.
-        job_id: Whose log.
+        job_id: Id of the job.
         after: The last line that the client has.
     """
 
@@ -189,20 +189,20 @@ class Follower:
         self._waits_due = 0.0
         self._nudged = 0
         self.row_due = 0.0
-        """When to look at the row again, by the monotonic clock."""
+        """Time of the next poll of the row, by the monotonic clock."""
         self.more = False
-        """Whether there is more to read at once."""
+        """True if more lines may be ready to be read."""
         self.done = False
-        """Whether nothing will follow."""
+        """True once no more events will follow."""
 
     def prepare(self) -> Any:  # noqa: ANN401 - a path, for a thread to return
-        """The folder to watch, made so that the first line of a job that still waits is not missed."""
+        """Create and return the folder to watch, so that the first line of a waiting job is not missed."""
         folder = self._stores.logs.directory(self._job_id)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def look(self) -> bytes:
-        """Events for everything that is new."""
+        """Return the events for everything new."""
         out: list[bytes] = []
         nudged = self._stores.logs.nudged_at(self._job_id)
         if nudged != self._nudged or time.monotonic() >= self.row_due:
@@ -222,7 +222,7 @@ class Follower:
             self.done = True
             return [_event("error", _error(error, 404))]
         except StoreUnavailable:
-            # The log itself can still be followed; the row is looked at again later.
+            # The log itself can still be followed; the row is read again later.
             self.row_due = time.monotonic() + _ROW_SECONDS
             return []
         self.row_due = time.monotonic() + _ROW_SECONDS
@@ -238,7 +238,7 @@ class Follower:
         if phase == self._phase:
             return []
         self._phase = phase
-        # The estimate moves with the clock: it comes along with news, and is none itself.
+        # The estimate moves with the clock: it is sent along with other changes, and is not a change itself.
         starts_at = iso(waits.starts_at) if waits and waits.starts_at else None
         return [_event("phase", phase | {"estimatedStartAt": starts_at})]
 
@@ -252,7 +252,7 @@ class Follower:
 
     def _look_at_log(self) -> list[bytes]:
         final = self._job is not None and self._job.ended
-        # Read before the lines: if there are none after it, it is what comes after the last line sent.
+        # Read before the lines: if no lines follow, it belongs after the last line sent.
         partial = "" if final else self._reader.partial()
         lines = self._reader.lines(self._after, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES)
         self.more = bool(lines)
@@ -270,7 +270,7 @@ class Follower:
 
 
 def log_row(line: LogLine) -> dict[str, Any]:
-    """A line of a log as clients see it."""
+    """Convert a line of a log to its public form."""
     return {"line": line.line, "timestamp": iso_ms(line.time_ms), "message": line.message}
 
 

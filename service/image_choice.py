@@ -1,4 +1,4 @@
-"""Which image a job means: short names resolved, builds refused where there is no engine to build on."""
+"""Choice of a job's image: resolves short names, and refuses builds where none are possible or allowed."""
 
 from dataclasses import replace
 
@@ -14,16 +14,16 @@ _BUILDER = "docker"
 
 
 def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> str | None:
-    """The image reference that a job's `container` stands for; None: the worker's default, or one that is built.
+    """Resolve a job's `container` to an image reference; None: the worker's default image, or one to be built.
 
     Args:
         stores: The open stores.
-        spec: What is asked for.
-        machine: On what.
-        uploaded: Whether it comes with a folder.
+        spec: The job's spec.
+        machine: Its machine type.
+        uploaded: Whether it has an uploaded workspace.
 
     Raises:
-        SpecInvalid: It is to be built, and cannot be.
+        SpecInvalid: The image is to be built, and cannot be.
     """
     if not spec.use_dockerfile:
         return stores.images.resolve(spec.container, machine).image
@@ -52,10 +52,10 @@ def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploade
 
 
 def pinned_spec(job: Job) -> JobSpec:
-    """The job's spec, with the image it ran in place of the name it gave.
+    """Return the job's spec with the digest of the image it ran in place of the image's name.
 
     Raises:
-        SpecInvalid: Which image it ran is not known, or it built one, which is built again.
+        SpecInvalid: The digest is not known, or the job built its image.
     """
     spec = job.spec
     exact = None if spec.use_dockerfile else pinned(job.image or "", job.image_digest)

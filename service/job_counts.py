@@ -1,4 +1,4 @@
-"""How many jobs each project has. Of a long record they are counted seldom, however many pages show them."""
+"""Number of jobs by project, cached if there are many jobs."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ _SECONDS = 30.0
 
 
 class JobCounts:
-    """Numbers of jobs by project; where there are very many jobs they may be half a minute old."""
+    """Number of jobs by project; with very many jobs, the numbers may be half a minute old."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +20,7 @@ class JobCounts:
         self._until = 0.0
 
     def get(self, session: Session) -> dict[str, int]:
-        """How many jobs each project has, by project id."""
+        """Return the number of jobs by project id."""
         if queries.last_seq(session) < _MANY_JOBS:
             return queries.job_counts(session)
         with self._lock:

@@ -1,7 +1,7 @@
 """Limits per API key: requests and submissions a minute, queued jobs, and slots for expensive requests.
 
-All of them answer 429 with the limit, its setting and a time to come back. Rates and slots are counted by each API
-process for itself; queued jobs are counted in the database.
+Over a limit, the response is 429 with the limit, its setting and a time to retry. Each API process counts rates and
+slots by itself; queued jobs are counted in the database.
 """
 
 import threading
@@ -24,17 +24,17 @@ _IDLE_KEYS = 4096
 _QUEUE_RETRY_SECONDS = 30.0
 _SLOT_RETRY_SECONDS = 5.0
 _QUEUED = Job.state == literal_column(f"'{JobState.QUEUED}'")
-"""As the partial indexes say it: with a bound parameter SQLite would read each row."""
+"""With a literal, as in the partial indexes: with a bound parameter SQLite would not use them."""
 _COUNT_SHARE = 8
 _COUNT_SECONDS = 30.0
 
 
 def limit_reached(limit: int, of: str, setting: str, retry_after: float) -> LimitReached:
-    """The refusal of a request that is over a limit.
+    """Build the error of a request over a limit.
 
     Args:
         limit: The limit's value.
-        of: What it limits, in the plural.
+        of: The limited things, in the plural.
         setting: Name of its field in `LimitSettings`.
         retry_after: Seconds until a repeat may succeed.
     """
@@ -44,14 +44,14 @@ def limit_reached(limit: int, of: str, setting: str, retry_after: float) -> Limi
 class RateLimit:
     """A token bucket for each key: full at first, refilled evenly over a minute.
 
-    A bucket is stored as the moment at which it will be full again (generic cell rate algorithm), so an idle key costs
+    A bucket is stored as the time at which it will be full again (generic cell rate algorithm), so an idle key costs
     nothing.
 
     Args:
         per_minute: Size of a bucket, and tokens a minute; 0: no limit.
-        of: What a token is for, in the plural.
+        of: The things that tokens are for, in the plural.
         setting: Name of the limit's field in `LimitSettings`.
-        clock: Seconds that only grow.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, per_minute: int, of: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,13 +82,13 @@ class RateLimit:
 
 
 class Slots:
-    """Slots of each key for requests that are expensive; who finds none free waits in the event loop, not in a thread.
+    """Slots per key for expensive requests; a request waits for a free one in the event loop, not in a thread.
 
     Args:
         per_key: Slots of one key; 0: no limit.
-        of: What a slot is for, in the plural.
+        of: The things that slots are for, in the plural.
         setting: Name of the limit's field in `LimitSettings`.
-        wait_seconds: How long a request waits before it is refused.
+        wait_seconds: Time that a request waits before it is refused.
     """
 
     def __init__(self, per_key: int, of: str, setting: str, *, wait_seconds: float) -> None:
@@ -100,10 +100,10 @@ class Slots:
 
     @asynccontextmanager
     async def taken(self, key: str) -> AsyncIterator[None]:
-        """A slot of a key, while the block lasts.
+        """Hold a slot of a key during the block.
 
         Raises:
-            LimitReached: None became free in time.
+            LimitReached: No slot became free in time.
         """
         if self._per_key == 0:
             yield
@@ -129,17 +129,17 @@ class Slots:
 
 @dataclass(slots=True)
 class _Slot:
-    """The slots of one key, and how many requests use or await one."""
+    """The slots of one key, and the number of requests that use or await one."""
 
     free: anyio.Semaphore
     users: int = 0
 
 
 class QueueLimit:
-    """Limits of how many jobs may be queued, per key and per project.
+    """Limits of the number of queued jobs, per key and per project.
 
-    The database counts, at most up to the limit. While a limit is far away it is not counted for each submission:
-    after a count this process grants an eighth of what was free, for half a minute, without another one.
+    The database counts, at most up to the limit. Far below a limit, not every submission is counted: after a count this
+    process grants an eighth of the free number for half a minute without another one.
     """
 
     def __init__(self, settings: LimitSettings) -> None:
@@ -148,7 +148,7 @@ class QueueLimit:
         self._granted: dict[tuple[str, str], tuple[int, float]] = {}
 
     def check(self, session: Session, job: Job) -> None:
-        """Refuse a job that was made in this transaction, if it is one too many.
+        """Refuse a job created in this transaction if it exceeds a limit.
 
         Raises:
             LimitReached: Its key or its project has too many queued jobs.
@@ -182,7 +182,7 @@ class QueueLimit:
 
 
 def _queued(owned: ColumnElement[bool], limit: int) -> ScalarSelect[int]:
-    """The number of queued jobs of one owner, counted up to one more than the limit."""
+    """Build the count of one owner's queued jobs, up to one more than the limit."""
     found = select(literal(1)).where(_QUEUED, owned).limit(limit + 1).subquery()
     return select(func.count()).select_from(found).scalar_subquery()
 
@@ -191,12 +191,12 @@ class Limits:
     """Every limit of one API process.
 
     Attributes:
-        settings: Their values.
-        requests: Taken once for each request that carries a key.
+        settings: The limits' values.
+        requests: Taken once for each authenticated request.
         submissions: Taken once for each submission, dry run and clone.
-        queue: Checked for each job that is made.
-        searches: Slots for requests that read much of the record.
-        uploads: Slots for submissions with an archive, which is read through in the request.
+        queue: Checked for each new job.
+        searches: Slots for requests that read many rows.
+        uploads: Slots for submissions with an archive, which is checked during the request.
     """
 
     def __init__(self, settings: LimitSettings) -> None:
@@ -210,7 +210,7 @@ class Limits:
 
     @property
     def archive_readers(self) -> anyio.CapacityLimiter:
-        """Threads that read archives, of all keys together, apart from the threads of other requests."""
+        """The threads that read archives, shared by all keys and separate from those of other requests."""
         if self._readers is None:
             self._readers = anyio.CapacityLimiter(self.settings.archives)
         return self._readers

@@ -1,4 +1,4 @@
-"""Where an answer leads: OpenAPI links, so that a reader finds what to ask next, and links to the ports of jobs."""
+"""OpenAPI links between operations, and links to the ports of jobs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,10 @@ def _to(operations: tuple[str, ...], parameter: str, where: str) -> dict[str, An
 
 
 OF_JOB: dict[str, Any] = _to((*_JOB, *_OUTPUTS), "job_id", "id") | _to(("show_project",), "project_id", "projectId")
-"""From a job to everything about it."""
+"""Links from a job to everything about it."""
 
 OF_JOBS: dict[str, Any] = _to((*_JOB[:1], *_JOB[3:-1], *_OUTPUTS), "job_id", "jobs/0/id")
-"""From a list of jobs to what can be read about the first."""
+"""Links from a list of jobs to everything that can be read about the first."""
 
 OF_PROJECT: dict[str, Any] = _to(("show_project",), "project_id", "id")
 
@@ -30,16 +30,16 @@ OF_ARTIFACTS: dict[str, Any] = {
         "parameters": {"job_id": "$request.path.job_id", "path": "$response.body#/files/0/path"},
     }
 }
-"""From a list of artifacts to the first one's bytes."""
+"""Links from a list of artifacts to the content of the first."""
 
 
 def port_views(spec: JobSpec, held: Sequence[HeldPort] = (), dashboard: str | None = None) -> list[PortView]:
-    """What a job is reached at, with links where it has a host.
+    """Return a job's ports, with links for those allocated on a host.
 
     Args:
-        spec: The job's.
-        held: The ports that it has.
-        dashboard: The dashboard's host name. No link leads there: a browser would send the job its session.
+        spec: The job's spec.
+        held: The job's allocated ports.
+        dashboard: The dashboard's host name. No link leads there: a browser would send its session to the job.
     """
     hosts = {port.internal: port for port in held}
     views = []

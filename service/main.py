@@ -76,12 +76,12 @@ Errors all look like `{"error": {"name", "status", "message", "field"?}}`.
 
 
 def open_stores(settings: Settings, database: Database, *, wake: Callable[[], None]) -> OpenStores:
-    """Open what the service reads and writes.
+    """Open the service's stores.
 
     Args:
         settings: The process's configuration.
-        database: Its schema is up to date.
-        wake: Called after each commit that left something in the outbox.
+        database: The database, with a schema that this release can run on.
+        wake: Called after each commit that wrote to the outbox.
     """
     streams, keys = Streams(settings.limits.streams), KeyRing(database)
     return OpenStores(
@@ -106,12 +106,12 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
 
 
 def create_app(settings: Settings, *, database: Database, wake: Callable[[], None]) -> FastAPI:
-    """The application; its open stores are at `app.state.stores`.
+    """Create the application; its open stores are at `app.state.stores`.
 
     Args:
         settings: The process's configuration.
-        database: Its schema is up to date; whoever opened it closes it.
-        wake: Called after each commit that left something in the outbox.
+        database: The database, with a schema that this release can run on; the caller closes it.
+        wake: Called after each commit that wrote to the outbox.
     """
     app = FastAPI(
         title="Gradient Jobs",
@@ -122,7 +122,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
         lifespan=_lifespan,
-        # Its own spans would hold queries, and with them what signs somebody in; `Traced` makes ours.
+        # FastAPI's own spans would contain query strings, and with them sign-in tickets; `Traced` makes ours.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     stores = app.state.stores = open_stores(settings, database, wake=wake)
@@ -155,7 +155,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _seal_git_logins(stores: OpenStores) -> None:
-    """Encrypt what releases before this one kept in the clear."""
+    """Encrypt the git logins that earlier releases stored in plain text."""
     vault, after = Vault(stores.settings), ""
     try:
         while True:
@@ -176,7 +176,7 @@ async def _note_use(stores: OpenStores) -> None:
 
 
 def _note(stores: OpenStores) -> None:
-    """Write down which keys and sessions were used."""
+    """Store the times of use of keys and sessions."""
     try:
         stores.keys.flush()
         stores.sessions.flush()

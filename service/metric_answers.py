@@ -1,4 +1,4 @@
-"""Answers about metrics, kept for the next who asks: a large job's are read seldom, however many ask."""
+"""Cached responses with a job's metrics, so that those of a large job are read rarely."""
 
 import hashlib
 import threading
@@ -16,7 +16,7 @@ from service.downsample import series_view
 from service.wire import Metrics, SeriesView
 
 MAX_POINTS = 100_000
-"""Points in one answer, of all series together."""
+"""Largest number of points in one response, of all series together."""
 _LEAST_POINTS = 3
 _MAX_BYTES = 64 * 1024**2
 _LARGE_ROWS = 5000
@@ -26,13 +26,13 @@ _LOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class MetricAnswer:
-    """An answer, as it is sent and in short.
+    """A response, serialized and summarized.
 
     Attributes:
-        etag: Of the metrics that it is about; in quotes.
+        etag: The ETag of its metrics, in quotes.
         body: JSON of `service.wire.Metrics`.
         summary: Its series without their points.
-        left_out: What it leaves out, and by which limit; None: nothing.
+        left_out: Sentences on what is left out, and by which limit; None: nothing.
     """
 
     etag: str
@@ -43,12 +43,12 @@ class MetricAnswer:
 
 
 class MetricAnswers:
-    """Makes answers about metrics, one at a time for each job.
+    """Builds and caches responses with metrics, one at a time for each job.
 
-    An answer is kept as long as its metrics do not change; of a large job it is given for 10 seconds even then.
+    A cached response is used until its metrics change; that of a large job for at least 10 seconds.
 
     Args:
-        settings: How much one request reads.
+        settings: The limit of values read by one request.
     """
 
     def __init__(self, settings: MetricSettings) -> None:
@@ -59,7 +59,7 @@ class MetricAnswers:
         self._bytes = 0
 
     def get(self, session: Session, job: Job, name: str | None, max_points: int) -> MetricAnswer:
-        """The metrics of a job, each series thinned to `max_points` without losing a peak."""
+        """Return the metrics of a job, each series downsampled to `max_points` keeping its peaks."""
         key = (job.id, name, max_points)
         with self._making[hash(job.id) % _LOCKS]:
             extents = measured.extents(session, job.id)

@@ -1,6 +1,6 @@
-"""What stands before every request: its id and log line, safe headers, and whose page it is from.
+"""Middleware: request id, access log, security headers, origin check.
 
-Plain ASGI, so that streams pass through untouched.
+Plain ASGI, so that streams are not buffered.
 """
 
 import ipaddress
@@ -31,11 +31,11 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
 }
-"""Set where an endpoint set nothing of its own."""
+"""Default security headers; an endpoint may set its own."""
 
 
 class RequestContext:
-    """Gives every request an id, safe headers and one line in our own log, and every failure an answer."""
+    """Gives each request an id, security headers, a line in the access log, and a 500 response to unexpected errors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -65,15 +65,15 @@ class RequestContext:
             await self._app(scope, receive, send_with_headers)
         except Exception as error:
             answer = incident(error)
-            if status:  # half an answer is out: the connection must break, so that nobody takes it for whole
+            if status:  # partly sent: break the connection, so that the client does not take it as complete
                 raise
             await answer(scope, receive, send_with_headers)
         finally:
             took = round((time.monotonic() - began) * 1000, 1)
-            # The path alone: queries may carry what does not belong into a log.
+            # Only the path: query strings may contain credentials.
             fields = {"method": scope["method"], "path": scope["path"], "route": route_of(scope), "status": status}
             fields |= {"ms": took} | _of_job(scope)
-            # A page that is open asks every few seconds; what went well and changed nothing is not news.
+            # Successful reads only at debug level: open pages poll every few seconds.
             quiet = scope["method"] in {"GET", "HEAD"} and status < HTTPStatus.BAD_REQUEST
             logger.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
             structlog.contextvars.unbind_contextvars("request_id")
@@ -85,10 +85,10 @@ def _of_job(scope: Scope) -> dict[str, str]:
 
 
 class SameSite:
-    """Refuses requests that another site's page made a browser send.
+    """Refuses requests that a page of another site made a browser send.
 
-    A name that an attacker points at this machine (DNS rebinding) is not one of ours; a page of another origin says
-    so in its Origin header.
+    With DNS rebinding, the Host header has a name that is not the service's; a page of another origin is recognised by
+    the Origin header.
     """
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
@@ -122,7 +122,7 @@ class SameSite:
 def _netloc(origin: str) -> str:
     try:
         return urlsplit(origin).netloc.lower()
-    except ValueError:  # brackets that hold no address
+    except ValueError:  # brackets without an IPv6 address
         return ""
 
 
@@ -142,5 +142,5 @@ def _is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on this host."""
+    """Return whether a socket bound to this host is reachable only from this machine."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

@@ -4,11 +4,11 @@ from starlette.convertors import PathConvertor, register_url_convertor
 
 
 class _FileConvertor(PathConvertor):
-    """Takes every character: names of files may hold line breaks, where Starlette's `path` ends."""
+    """Matches every character: file names may contain line breaks, where Starlette's `path` ends."""
 
     regex = r"[\s\S]*"
 
 
 FILE = "file"
-"""Name of the convertor for routes' parameters that are paths of files."""
+"""Name of the convertor, for route parameters that are paths of files."""
 register_url_convertor(FILE, _FileConvertor())

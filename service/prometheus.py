@@ -1,7 +1,7 @@
-"""What the service counts about itself, and the page on which Prometheus reads it.
+"""The service's own metrics, in Prometheus' text format.
 
 Requests, bytes and times are counted in this process; everything about jobs, workers and the queue is read from the
-database when the page is asked for, so that there is no second record of it.
+database for each scrape, so that it is counted in one place only.
 """
 
 import platform
@@ -32,7 +32,7 @@ from service.streams import Streams
 
 __all__ = ["CONTENT_TYPE_LATEST", "Measured", "Measures"]
 
-# A second series beside each one, of when it began: Prometheus tells a restart from the figures themselves.
+# No `_created` series with start times: Prometheus detects a restart from the values themselves.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
 
 _CONTENT = {
@@ -41,7 +41,7 @@ _CONTENT = {
     "/jobs/{job_id}/artifacts/file/{path:file}": "artifact",
     "/jobs/{job_id}/artifacts.zip": "artifact",
 }
-"""Routes whose answers are what jobs printed or left."""
+"""Kind of content by route, of routes that serve jobs' logs and artifacts."""
 _FIRST_ERROR = 400
 _REQUEST_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _CLAIM_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0)
@@ -49,14 +49,14 @@ _SUBMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25
 
 
 class Measures:
-    """What one process of the service counts.
+    """The metrics of one API process.
 
     Args:
-        streams: The logs being followed; their number is read when it is asked for.
+        streams: The logs being followed; their number is read at each scrape.
     """
 
     def __init__(self, streams: Streams) -> None:
-        # Of its own, not the library's global one: two applications in a process do not share their figures.
+        # Not the library's global registry: two applications in one process must not share their metrics.
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "gradient_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry
@@ -88,29 +88,29 @@ class Measures:
 
     @contextmanager
     def submitting(self) -> Iterator[None]:
-        """Time a submission; one that is refused is not counted."""
+        """Time a submission; a refused one is not counted."""
         began = time.perf_counter()
         yield
         self._submit.observe(time.perf_counter() - began)
 
     def answered(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request that was answered.
+        """Count a request.
 
         Args:
-            scope: The request's, after it was routed.
-            status: Of the answer; 0: the client left before there was one.
-            seconds: From its arrival to the beginning of the answer.
+            scope: The request's ASGI scope, after routing.
+            status: Status of the response; 0: the client disconnected before it.
+            seconds: Time from its arrival to the start of the response.
         """
         route, method = route_of(scope), scope["method"] if scope["method"] in METHODS else "other"
         self._requests.labels(route, method, str(status)).inc()
         self._seconds.labels(route, method).observe(seconds)
 
     def sent(self, content: str, size: int) -> None:
-        """Count bytes that were sent of what jobs printed or left."""
+        """Count sent bytes of logs or artifacts."""
         self._served.labels(content).inc(size)
 
     def page(self, session: Session) -> bytes:
-        """Everything, in Prometheus' text format.
+        """Render all metrics in Prometheus' text format.
 
         Raises:
             StoreUnavailable: The database does not answer.
@@ -122,7 +122,7 @@ class Measures:
 
 
 class _OfJobs:
-    """What is counted of jobs as it happens, whichever process made it happen."""
+    """Counters of job events, whichever process caused them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._following = Following()
@@ -149,7 +149,7 @@ class _OfJobs:
             self._stored.labels(content)
 
     def follow(self, session: Session) -> None:
-        """Count what happened since the last time."""
+        """Count the events since the last call."""
         happened = self._following.look(session)
         for labels, number in happened.ended.items():
             self._ended.labels(*labels).inc(number)
@@ -160,7 +160,7 @@ class _OfJobs:
 
 
 class Measured:
-    """Counts and times every request; plain ASGI, so that streams pass through untouched."""
+    """Counts and times every request; plain ASGI, so that streams are not buffered."""
 
     def __init__(self, app: ASGIApp, measures: Measures) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Serving bytes: one Range of a stretch, ETags, and headers that keep a browser from trusting user content."""
+"""Serving of bytes: single byte ranges, ETags, and headers against active content in a browser."""
 
 import re
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ INLINE_TYPES = {
     ".yaml": "text/plain; charset=utf-8",
     ".yml": "text/plain; charset=utf-8",
 }
-"""What may be looked at in the browser, by ending. Nothing that can hold a script: no html, svg, xml or pdf."""
+"""Content types that a browser may display, by suffix. None that can contain a script: no html, svg, xml or pdf."""
 
 
 _ANY = {"schema": {"type": "string", "format": "binary"}}
@@ -52,11 +52,11 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "headers": {"Content-Range": {"schema": _TEXT}},
     },
 }
-"""How bytes are declared in the OpenAPI document, by status."""
+"""OpenAPI declarations of responses with bytes, by status."""
 
 
 def headers_read(*names: str) -> dict[str, Any]:
-    """The declaration of request headers that an endpoint reads by itself."""
+    """Declare, for OpenAPI, request headers that an endpoint reads by itself."""
     return {"parameters": [{"name": name, "in": "header", "required": False, "schema": _TEXT} for name in names]}
 
 
@@ -70,19 +70,19 @@ class Stretch:
 
     @property
     def length(self) -> int:
-        """Bytes in it."""
+        """The number of bytes."""
         return self.stop - self.start
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is left out."""
+        """True if the range covers all bytes."""
         return self.length == self.size
 
 
 def stretch_of(request: Request, size: int, etag: str | None) -> Stretch:
-    """Which bytes a request wants.
+    """Parse the byte range of a request.
 
-    A header that is no single byte range is ignored, as RFC 9110 (14.2) allows; so is one whose If-Range names
+    A header that is not a single byte range is ignored, as RFC 9110 (14.2) allows; so is one whose If-Range names
     another version.
 
     Raises:
@@ -108,13 +108,13 @@ def stretch_of(request: Request, size: int, etag: str | None) -> Stretch:
 
 
 def not_modified(request: Request, etag: str) -> bool:
-    """Whether the client has this version already (If-None-Match)."""
+    """Return whether the client has this version already (If-None-Match)."""
     given = request.headers.get("if-none-match", "")
     return given.strip() == "*" or etag in _ETAG.findall(given)
 
 
 def serve(blocks: Iterator[bytes], stretch: Stretch, headers: dict[str, str]) -> Response:
-    """A stretch of bytes as an answer: 200 for all, 206 for a part."""
+    """Build the response with a range of bytes: 200 for all, 206 for a part."""
     headers = {**headers, "Accept-Ranges": "bytes", "Content-Length": str(stretch.length)}
     if stretch.whole:
         return StreamingResponse(blocks, 200, headers)
@@ -123,7 +123,7 @@ def serve(blocks: Iterator[bytes], stretch: Stretch, headers: dict[str, str]) ->
 
 
 def file_blocks(file: BinaryIO, stretch: Stretch) -> Iterator[bytes]:
-    """The bytes of an open file, which is closed at the end."""
+    """Yield the range's bytes from an open file, and close it at the end."""
     with file:
         file.seek(stretch.start)
         left = stretch.length
@@ -133,11 +133,11 @@ def file_blocks(file: BinaryIO, stretch: Stretch) -> Iterator[bytes]:
 
 
 def user_content(path: str, *, inline: bool = False) -> dict[str, str]:
-    """Headers for content that a job made: saved as a file, never run by a browser.
+    """Build headers for the output of a job: saved as a file, never run by a browser.
 
     Args:
-        path: Of the file; its last part names the download.
-        inline: Show it, if its type cannot hold a script.
+        path: The file's path; its last part names the download.
+        inline: Let the browser display it, if its type cannot contain a script.
     """
     name = PurePosixPath(path).name
     kind = INLINE_TYPES.get(PurePosixPath(path).suffix.lower()) if inline else None

@@ -1,4 +1,4 @@
-"""What policies removed: told where it would have been, and refused where its bytes are asked for."""
+"""Outputs deleted by a retention policy: their public form, and the refusal to read them."""
 
 from typing import Any
 
@@ -13,25 +13,25 @@ from service.wire import ErrorView, RemovedView
 GONE: dict[int | str, dict[str, Any]] = {
     410: {"model": ErrorView, "description": "It was removed by policy; the message says when and by which."}
 }
-"""How the refusal is declared in the OpenAPI document."""
+"""OpenAPI declaration of the refusal."""
 
 
 def removed_view(removed: Removed) -> RemovedView:
-    """What was removed, when, and by which policy."""
+    """Convert a deletion to its public form: what was deleted, when, and by which policy."""
     return RemovedView(what=removed.kind.value, at=removed.at, message=removed.message)
 
 
 def removed_of(session: Session, job: Job, kind: Kind) -> RemovedView | None:
-    """What a policy removed of a job; None if it did not."""
+    """Return the deletion of this kind of output of a job; None if no policy deleted it."""
     found = retention.removed(session, [job]).get(job.id, ())
     return next((removed_view(one) for one in found if one.kind is kind), None)
 
 
 def refuse_removed(session: Session, job: Job, kind: Kind) -> None:
-    """Refuse to read what was removed.
+    """Refuse to read deleted output.
 
     Raises:
-        OutputRemoved: It was; the message says when and by which policy.
+        OutputRemoved: The output was deleted; the message says when and by which policy.
     """
     removed = removed_of(session, job, kind)
     if removed is not None:

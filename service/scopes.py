@@ -1,24 +1,24 @@
-"""What a request's ASGI scope says of it."""
+"""Helpers for ASGI scopes."""
 
 import ipaddress
 
 from starlette.types import Scope
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Others are made up."""
+"""Known methods; any other is counted as one."""
 
 _UNMATCHED = "none"
 
 
 def route_of(scope: Scope) -> str:
-    """The pattern of the route that serves a request: there are few of them, and endlessly many paths."""
+    """Return the pattern of a request's route, not its path: the number of patterns is limited."""
     return str(getattr(scope.get("route"), "path", _UNMATCHED))
 
 
 def client_name(host: str | None) -> str:
-    """The name that a client's limits are counted by: its address, or its network if that is of IPv6.
+    """Return the name that a client's limits are counted by: its IPv4 address, or its IPv6 /64 network.
 
-    Whoever has one IPv6 address has all of its /64.
+    An IPv6 client usually controls its whole /64.
     """
     try:
         address = ipaddress.ip_address(host or "")

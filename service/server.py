@@ -1,4 +1,4 @@
-"""uvicorn, with limits for its connections, and told to end followed logs before it waits for them to close."""
+"""uvicorn with limits of connections, and a shutdown that ends log streams before it waits for connections to close."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ _HEADER_BYTES = 64 * 1024
 
 
 class Server(uvicorn.Server):
-    """Serves one application of `service.main.create_app`.
+    """A server for one application of `service.main.create_app`.
 
     Args:
         app: The application.
@@ -48,11 +48,11 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve."""
+        """Start serving."""
         asyncio.get_running_loop().set_exception_handler(self._connections.loop_failed)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: first the streams, which would not end by themselves, then the rest."""
+        """Stop serving: first the streams, which would not end by themselves."""
         self._stores.streams.stop()
         await super().shutdown(sockets)

@@ -8,18 +8,18 @@ from core.settings import Settings
 
 _NAME = "gradient_session"
 COOKIES = (f"__Host-{_NAME}", _NAME)
-"""Its names: with https, and without, where a browser takes no `__Host-` cookie."""
+"""The cookie's names: with https, and without it, where browsers reject a `__Host-` cookie."""
 
 
 def session_token(connection: HTTPConnection, settings: Settings) -> str | None:
-    """The token that a browser sent along; None if it has no session."""
+    """Return the browser's session token; None if it has no session."""
     return connection.cookies.get(_name(settings))
 
 
 def set_session(answer: Response, token: str, settings: Settings) -> None:
-    """Have the browser keep a session.
+    """Set the session cookie.
 
-    What users reach the service by says whether it is https: a proxy in front need not tell us how it was reached.
+    The public URL decides whether it is an https cookie: a proxy need not forward the scheme of the request.
     """
     answer.set_cookie(
         _name(settings),
@@ -32,7 +32,7 @@ def set_session(answer: Response, token: str, settings: Settings) -> None:
 
 
 def forget_session(answer: Response, settings: Settings) -> None:
-    """Have the browser forget its session."""
+    """Delete the session cookie."""
     answer.delete_cookie(_name(settings), httponly=True, samesite="strict", secure=_is_secure(settings))
 
 

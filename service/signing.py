@@ -1,6 +1,6 @@
-"""Stamps: signatures that expire, on what the service gives out to the holder of a key, such as links to files.
+"""Stamps: signatures that expire, on links and tokens issued to the holder of an API key.
 
-The signing keys stand in a file, newest first: the newest signs, all of them verify.
+The signing keys are in a file, newest first: the newest signs, all of them verify.
 """
 
 import base64
@@ -22,10 +22,10 @@ _PARTS = 3
 
 
 class SigningKeys:
-    """The keys in a file that only its owner can read; the first is made when it is needed.
+    """The signing keys, in a file that only its owner can read; the first is created when needed.
 
     Args:
-        path: The file: one key of 32 bytes after the other.
+        path: The file: keys of 32 bytes each, without separators.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class SigningKeys:
         self._keys: tuple[bytes, ...] = ()
 
     def all(self) -> tuple[bytes, ...]:
-        """Every key, newest first; read anew when another process has replaced the file."""
+        """Return every key, newest first; reread after another process has replaced the file."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -55,10 +55,10 @@ class SigningKeys:
             return self._keys
 
     def rotate(self, *, forget: bool = False) -> None:
-        """Put a new key before the newest one.
+        """Sign with a new key, keeping the previous one for verification.
 
         Args:
-            forget: Keep no older key: what it signed is refused at once.
+            forget: Keep no older key, so that everything signed before is refused at once.
         """
         older = () if forget else self.all()[:1]
         fresh = self._write((secrets.token_bytes(_KEY_BYTES), *older))
@@ -67,7 +67,7 @@ class SigningKeys:
     def _make(self) -> None:
         fresh = self._write((secrets.token_bytes(_KEY_BYTES),))
         try:
-            # A link never replaces: of two processes that start at once, both take the first one's key.
+            # A hard link never replaces a file: two processes that start at once both use the first one's key.
             self._path.hardlink_to(fresh)
         except FileExistsError:
             pass
@@ -84,11 +84,11 @@ class SigningKeys:
 
 
 class Signer:
-    """Makes and checks stamps.
+    """Creates and verifies stamps.
 
     Args:
-        signing_keys: Sign; who has them can make stamps.
-        keys: The API keys, whose holders stamps are given to.
+        signing_keys: The keys that sign.
+        keys: The API keys that stamps are bound to.
     """
 
     def __init__(self, signing_keys: SigningKeys, keys: KeyRing) -> None:
@@ -96,16 +96,16 @@ class Signer:
         self._keys = keys
 
     def stamp(self, purpose: str, text: str, key_id: str, seconds: float) -> str:
-        """A stamp on a text, good for so long, and no longer than the API key of whoever it is given to.
+        """Sign a text for `seconds`, but no longer than the API key is valid.
 
         Returns:
-            `key.expires.signature`, in characters that a URL takes as they are.
+            `key.expires.signature`, in characters that need no quoting in a URL.
         """
         expires = int(time.time() + seconds)
         return f"{key_id}.{expires}.{_sign(self._signing_keys.all()[0], purpose, text, key_id, str(expires))}"
 
     def holds(self, purpose: str, text: str, stamp: str) -> bool:
-        """Whether a stamp is ours, on this text for this purpose, has not expired, and its API key is still good."""
+        """Verify a stamp: signature of this text for this purpose, expiry, and validity of its API key."""
         parts = stamp.split(".")
         if len(parts) != _PARTS:
             return False

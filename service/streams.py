@@ -1,4 +1,4 @@
-"""The job logs being followed now: how many there may be, what wakes them, and how they end."""
+"""The registry of log streams: their limits, wake-ups and shutdown."""
 
 import asyncio
 import logging
@@ -20,10 +20,10 @@ _READERS = 8
 
 @dataclass(slots=True, eq=False)
 class Wakes:
-    """What a follower waits for.
+    """Events that wake a log stream.
 
     Attributes:
-        changed: Set after each change in its folder, and when the service stops.
+        changed: Set after each change in the log's folder, and when the service stops.
         stopped: Set when the service stops.
     """
 
@@ -31,19 +31,19 @@ class Wakes:
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self) -> None:
-        """Say that the service stops."""
+        """Signal that the service stops."""
         self.stopped.set()
         self.changed.set()
 
 
 class Streams:
-    """Every followed log of one process.
+    """All log streams of one process.
 
-    Everything but `stop` belongs to the event loop's thread.
+    Only `stop` is thread-safe; everything else must be called in the event loop's thread.
 
     Args:
-        per_key: Most logs that one key follows at once; 0: no limit.
-        limit: Most logs followed at once.
+        per_key: Largest number of logs that one key follows at once; 0: no limit.
+        limit: Largest number of logs followed at once.
     """
 
     def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
@@ -58,28 +58,28 @@ class Streams:
 
     @property
     def full(self) -> bool:
-        """Whether no further log can be followed."""
+        """True if no further log can be followed."""
         return self._by_key.total() >= self._limit
 
     @property
     def active(self) -> int:
-        """How many logs are followed."""
+        """The number of followed logs."""
         return len(self._wakes)
 
     @property
     def readers(self) -> anyio.CapacityLimiter:
-        """Threads for reading logs, apart from those of requests: many followers must not hold those up."""
+        """The threads that read logs, separate from those of requests, which many followers must not block."""
         if self._readers is None:
             self._readers = anyio.CapacityLimiter(_READERS)
         return self._readers
 
     def full_for(self, key: str) -> bool:
-        """Whether a key follows as many logs as it may."""
+        """Return whether a key follows as many logs as it may."""
         return 0 < self._per_key <= self._by_key[key]
 
     @contextmanager
     def counted(self, key: str) -> Iterator[None]:
-        """Count a followed log as one of a key's, while the block lasts."""
+        """Count a followed log for a key during the block."""
         self._by_key[key] += 1
         try:
             yield
@@ -90,7 +90,7 @@ class Streams:
 
     @contextmanager
     def watching(self, folder: Path) -> Iterator[Wakes]:
-        """Follow changes in a folder, while the block lasts."""
+        """Watch a folder for changes during the block."""
         wakes = Wakes()
         self._wakes.add(wakes)
         try:
@@ -107,7 +107,7 @@ class Streams:
             watching = self._folder_watch().watching(folder, callback)
             watching.__enter__()
         except OSError as error:
-            # Without a watch (the host's limit is reached) followers still look once a second.
+            # Without a watch (the host's limit is reached), followers still poll once a second.
             logger.warning("folder_not_watched", extra={"error": str(error)})
             yield
             return
@@ -125,9 +125,9 @@ class Streams:
         return self._watch
 
     def stop(self) -> None:
-        """End every stream, now and from now on; safe from any thread.
+        """End all streams, and each later one at once. Thread-safe.
 
-        A server that stops gracefully waits for its connections, so this comes before that wait.
+        Must be called before a graceful shutdown waits for connections.
         """
         self._stopping = True
         if self._loop is not None:
@@ -135,7 +135,7 @@ class Streams:
                 self._loop.call_soon_threadsafe(self._stop_all)
 
     def close(self) -> None:
-        """Give the watch's descriptor back."""
+        """Close the watch."""
         if self._watch is not None:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(self._watch.fileno())

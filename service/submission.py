@@ -1,4 +1,4 @@
-"""Making a job from what a client sent: check everything, store the workspace, then write the record."""
+"""Submission of a job: check everything, store the workspace, then write the job to the database."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ _MAX_KEY = 255
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A request that can be granted, as far as can be known without its workspace."""
+    """A valid request, except that its workspace is not yet checked."""
 
     asked: SubmitJob
     spec: JobSpec
@@ -49,12 +49,12 @@ class _Checked:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a job comes from.
+    """The origin of a job.
 
     Attributes:
-        key_id: Id of the API key of who asks.
-        request_id: Of the request.
-        idempotency_key: The client's, or None.
+        key_id: Id of the client's API key.
+        request_id: Id of the request.
+        idempotency_key: The client's Idempotency-Key, or None.
     """
 
     key_id: str
@@ -64,7 +64,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A job in the record, with its project's name; made now, or before under the same Idempotency-Key."""
+    """A stored job with its project's name; created now, or before under the same Idempotency-Key."""
 
     job: Job
     project: str
@@ -72,20 +72,20 @@ class _Written:
 
 
 def submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[JobView, bool]:
-    """Make the job that a client asked for.
+    """Create the job that a client requested.
 
     Args:
         stores: The open stores.
-        origin: Who asks.
-        body: What came; its workspace is stored only when the rest is good.
+        origin: The client and its request.
+        body: The request's body; its workspace is stored only if the rest is valid.
 
     Returns:
-        The job, and whether it was made now.
+        The job, and whether it was created now.
 
     Raises:
         RequestValidationError: The spec has the wrong shape.
-        SpecInvalid: It asks for what cannot be.
-        IdempotencyMismatch: The key came with another request before.
+        SpecInvalid: The spec cannot be run here.
+        IdempotencyMismatch: The Idempotency-Key was used with another request before.
         LimitReached: Its key or project has too many queued jobs.
     """
     check_key(origin.idempotency_key)
@@ -122,11 +122,11 @@ def _submit(stores: OpenStores, origin: Origin, body: Body) -> _Written:
 
 
 def dry_run(stores: OpenStores, body: Body) -> DryRun:
-    """What `submit` would do; makes and stores nothing.
+    """Return the job that `submit` would create, storing nothing.
 
     Raises:
         RequestValidationError: The spec has the wrong shape.
-        SpecInvalid: It asks for what cannot be.
+        SpecInvalid: The spec cannot be run here.
     """
     checked = _check(stores, body)
     _check_stored(stores, checked.asked.workspace_sha256)
@@ -147,22 +147,22 @@ def dry_run(stores: OpenStores, body: Body) -> DryRun:
 
 
 def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = False) -> tuple[JobView, bool]:
-    """Make a job with the spec, workspace and project of another.
+    """Create a job with the spec, workspace and project of another.
 
     Args:
         stores: The open stores.
-        origin: Who asks.
+        origin: The client and its request.
         job_id: The other job.
-        pin_image: Have it run the very image that the other ran, whatever its name means by now.
+        pin_image: Use the exact image digest of the other job, even if its image's name has moved on.
 
     Returns:
-        The new job, and whether it was made now.
+        The new job, and whether it was created now.
 
     Raises:
         JobNotFound: There is no job of this id.
         WorkspaceNotFound: The upload it ran on is no longer stored.
         MachineTypeUnknown: Its machine type is no longer offered.
-        IdempotencyMismatch: The key came with another request before.
+        IdempotencyMismatch: The Idempotency-Key was used with another request before.
         LimitReached: Its key or project has too many queued jobs.
     """
     check_key(origin.idempotency_key)
@@ -214,10 +214,10 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
 
 
 def check_key(key: str | None) -> None:
-    """Refuse an Idempotency-Key that cannot be one.
+    """Validate an Idempotency-Key.
 
     Raises:
-        SpecInvalid: It is empty, too long, or holds more than visible ASCII.
+        SpecInvalid: The key is empty, too long, or not only visible ASCII.
     """
     if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable() and " " not in key):
         raise SpecInvalid(
@@ -227,10 +227,10 @@ def check_key(key: str | None) -> None:
 
 
 def check_project_name(name: str) -> str:
-    """A project's name, if it can be one.
+    """Validate a project's name and return it.
 
     Raises:
-        SpecInvalid: It cannot.
+        SpecInvalid: The name is not valid.
     """
     check_label(name, "project", MAX_NAME)
     return name
@@ -263,7 +263,7 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
 
 
 def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:
-    """Refuse a priority over the limit, and what a stand-in for the machine cannot give: nothing is left out unsaid."""
+    """Refuse a priority over the limit, and options that a simulated machine would ignore."""
     _check_priority(stores, spec)
     if stores.backend_for(machine) != SIMULATOR:
         return
@@ -299,7 +299,7 @@ def _check_registry(asked: SubmitJob) -> None:
 
 def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:
     if upload is None:
-        # From here on it is not removed as unused: the job that will name it is on its way.
+        # Marked as used, so that it is not deleted before the job that refers to it is stored.
         if expected is not None and not stores.workspaces.use(expected):
             raise _not_stored()
         return expected
@@ -328,9 +328,9 @@ def _project(session: Session, asked: SubmitJob) -> Project:
 
 def _write(session: Session, stores: OpenStores, submission: Submission) -> _Written:
     job, made = lifecycle.submit(session, submission)
-    if made:  # what was accepted before stays so
+    if made:  # an earlier submission stays accepted
         stored.require_room(session, submission.project, stores.settings.disk.project_mb)
-    if made:  # a repeat under the same Idempotency-Key adds none
+    if made:  # a repeat under the same Idempotency-Key adds no job
         stores.limits.queue.check(session, job)
     on_commit(session, stores.wake)
     failpoint("submit_before_commit")
@@ -338,7 +338,7 @@ def _write(session: Session, stores: OpenStores, submission: Submission) -> _Wri
 
 
 def _noted(written: _Written) -> _Written:
-    """Say in our own log, and in the trace, which job a request made."""
+    """Write the created job's id to the log and the trace."""
     job = written.job
     if written.made:
         logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
@@ -352,8 +352,8 @@ def _answer(stores: OpenStores, written: _Written) -> tuple[JobView, bool]:
 
 
 def _canonical(asked: SubmitJob) -> bytes:
-    # Not the archive's sha256: a repeat may send it for the archive itself, which is the same request.
-    # Nor a password: what is stored of a request must be of no help in guessing it.
+    # Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
+    # Without a password: the stored hash of a request must not help to guess it.
     fields = asked.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256", "registry_password"})
     if asked.workspace:
         fields["workspace"] = split_login(asked.workspace)[0]

@@ -1,4 +1,4 @@
-"""Bounds on signing in: growing delays after wrong passwords, and few checks of a password at once."""
+"""Throttling of sign-ins: growing delays after wrong passwords, and a limit of concurrent password checks."""
 
 import math
 import os
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Delays:
-    """Delays after failures, by name: each further failure doubles the one before. Kept in this process.
+    """Delays after failures, by name: each further failure doubles the delay. Kept in this process.
 
-    Not safe for threads: belongs to the event loop's.
+    Not thread-safe: only for the event loop's thread.
 
     Args:
-        free: So many failures are followed by no delay.
+        free: Number of failures from which on there is a delay.
         longest: The longest delay, in seconds.
-        forgotten: A name is forgotten so many seconds after its last failure.
+        forgotten: Seconds after its last failure until a name is forgotten.
     """
 
     def __init__(self, *, free: int, longest: float, forgotten: float) -> None:
@@ -37,11 +37,11 @@ class Delays:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def wait_seconds(self, name: str) -> float:
-        """Seconds until the next try of this name; 0: none."""
+        """Return the seconds until the next attempt with this name; 0: now."""
         count, at = self._recent(name)
         if count < self._free:
             return 0.0
-        # Beyond 2**30 s every delay is the longest.
+        # The exponent is bounded against overflow: by then, the delay is the longest.
         delay = min(_FIRST_SECONDS * 2.0 ** min(count - self._free, 30), self._longest)
         return max(0.0, at + delay - time.monotonic())
 
@@ -64,11 +64,11 @@ class Delays:
 class SignIns:
     """Checks passwords, in threads of their own: a check takes a tenth of a second of a CPU and 16 MiB.
 
-    A wrong password delays the next try of the same client for the same address. So nobody can keep somebody else,
-    who is at another client, from signing in. Many wrong ones delay the client, whatever the address.
+    Wrong passwords delay the same client's next attempt for the same address, so nobody can block a user at another
+    client. Many wrong ones delay the client for all addresses.
 
     Args:
-        at_once: Passwords that are checked at once; default: one for two CPUs, at least one.
+        at_once: Number of concurrent checks; default: one for two CPUs, at least one.
     """
 
     def __init__(self, at_once: int | None = None) -> None:
@@ -79,15 +79,15 @@ class SignIns:
         self._pairs = Delays(free=5, longest=60.0, forgotten=900.0)
 
     async def check(self, address: str, client: str, check: Callable[[], T]) -> T:
-        """What `check` returns; its `Unauthorized` counts as a wrong password.
+        """Run `check` and return its result; its `Unauthorized` counts as a wrong password.
 
         Args:
-            address: The e-mail address that is signed in with.
-            client: Who asks, as in `service.scopes.client_name`.
+            address: The e-mail address of the sign-in.
+            client: The client's name, as in `service.scopes.client_name`.
             check: Checks the password; runs in a thread.
 
         Raises:
-            HTTPException: 429: too many passwords were wrong, or too many are checked now.
+            HTTPException: 429: too many wrong passwords, or too many concurrent checks.
         """
         pair = f"{client} {address.strip().casefold()}"
         wait = max(self._clients.wait_seconds(client), self._pairs.wait_seconds(pair))

@@ -1,4 +1,4 @@
-"""TPUs that bill or are about to, as clients see them."""
+"""Public form of TPUs that are billed or about to be."""
 
 from pydantic import Field
 from sqlalchemy import select
@@ -43,7 +43,7 @@ class Tpus(View):
 
 
 def tpus(session: Session) -> Tpus:
-    """What is not known to be gone."""
+    """Return all TPUs that are not known to be deleted."""
     found = resources.all_open(session)
     wanted = select(Job).where(Job.id.in_([one.job_id for one in found]))
     jobs = {job.id: job for job in session.scalars(wanted)} if found else {}

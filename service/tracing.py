@@ -1,4 +1,4 @@
-"""A span for every request, in the trace that its sender began, if it began one and has a key."""
+"""Tracing of requests: a server span each, in the client's trace if the client has one and a valid key."""
 
 from opentelemetry.trace import Span, SpanKind
 from starlette.concurrency import run_in_threadpool
@@ -12,16 +12,16 @@ from core.tracing import TRACE_PARENT, TRACE_STATE, TRACER
 from service.scopes import METHODS, route_of
 
 _UNTRACED = frozenset({"/health", "/readiness", "/metrics"})
-"""Asked every few seconds by machines, with nothing to tell."""
+"""Health checks and scrapes, which are frequent and not worth a span."""
 _FIRST_FAULT = 500
 
 
 class Traced:
-    """Puts every request into a server span; plain ASGI, so that streams pass through untouched.
+    """Wraps every request in a server span; plain ASGI, so that streams are not buffered.
 
     Args:
-        app: Serves the requests.
-        keys: Recognises senders: a stranger's trace is not continued, nor recorded because the stranger says so.
+        app: The application.
+        keys: The API keys: without a valid key, a client's trace is not continued and its sampling flag is ignored.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
@@ -61,7 +61,7 @@ class Traced:
         if not secret:
             return False
         try:
-            # The key is remembered, so that the endpoint needs no second query.
+            # This caches the key, so that the endpoint needs no second query.
             return self._keys.known(secret) is not None or bool(
                 await run_in_threadpool(self._keys.authenticate, secret)
             )

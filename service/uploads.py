@@ -1,7 +1,7 @@
-"""Reading a submission's body: a JSON spec, alone or as a part beside the archive of a workspace.
+"""Reading of a submission's body: a JSON spec, alone or in a form with a workspace archive.
 
-The archive goes straight into a nameless file on the service's own disk: nothing of it is in memory, and nothing
-is left when the client or this process goes away.
+The archive is streamed into an unnamed temporary file on the service's own disk: it is not kept in memory, and nothing
+is left if the client disconnects or this process ends.
 """
 
 import tempfile
@@ -35,18 +35,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Body:
-    """What a client sent.
+    """The body of a submission.
 
     Attributes:
         spec: JSON text.
-        workspace: An open file at its start, or None; who has the body closes it.
+        workspace: An open file at its start, or None; the body's owner closes it.
     """
 
     spec: bytes
     workspace: BinaryIO | None = None
 
     def close(self) -> None:
-        """Let go of the uploaded file."""
+        """Close the uploaded file, which deletes it."""
         if self.workspace is not None:
             self.workspace.close()
 
@@ -57,16 +57,16 @@ async def read_body(
     """Read the whole body of a submission.
 
     Args:
-        request: Its body was not read yet.
-        folder: Where uploads lie until they are stored.
+        request: The request, with its body unread.
+        folder: The folder for uploads until they are stored.
         max_spec_bytes: Largest spec.
         max_upload_bytes: Largest archive.
-        min_free_mb: MiB that stay free on the folder's disk; 0: not looked at.
+        min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
 
     Raises:
-        RequestValidationError: It is neither JSON nor a form with a `spec`.
-        WorkspaceInvalid: The upload breaks off.
-        StorageFull: There is too little room for it.
+        RequestValidationError: The body is neither JSON nor a form with a `spec`.
+        WorkspaceInvalid: The upload is incomplete.
+        StorageFull: The disk has too little room for the upload.
         HTTPException: 413: a part is too large; 415: another content type.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
@@ -83,19 +83,19 @@ async def read_body(
 
 
 async def read_upload(request: Request, folder: Path, *, part: str, max_upload_bytes: int, min_free_mb: int) -> Body:
-    """Read a form of one file, whose content type does not matter; what the spec says came otherwise.
+    """Read a form with one file, of any content type, and without a spec.
 
     Args:
-        request: Its body was not read yet.
-        folder: Where uploads lie until they are stored.
+        request: The request, with its body unread.
+        folder: The folder for uploads until they are stored.
         part: The part's name.
         max_upload_bytes: Largest file.
-        min_free_mb: MiB that stay free on the folder's disk; 0: not looked at.
+        min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
 
     Raises:
         RequestValidationError: The form has other parts.
-        WorkspaceInvalid: The upload breaks off.
-        StorageFull: There is too little room for it.
+        WorkspaceInvalid: The upload is incomplete.
+        StorageFull: The disk has too little room for the upload.
         HTTPException: 413: the file is too large.
     """
     _, options = parse_options_header(request.headers.get("content-type", ""))
@@ -106,16 +106,16 @@ async def read_upload(request: Request, folder: Path, *, part: str, max_upload_b
 
 
 async def checked(stores: OpenStores, key: str, body: Body, submit: Callable[[], T]) -> T:
-    """What `submit` gives, run in a thread.
+    """Run `submit` in a thread and return its result.
 
-    An archive is read through there, which may take minutes: that has threads and slots of its own, so that no number
-    of archives holds up other requests, nor the archives of other keys.
+    Checking an archive may take minutes, so this has its own threads and slots: archives block neither other requests
+    nor, by the slots, the archives of other keys.
 
     Args:
         stores: The open stores.
-        key: Id of the API key that submits.
-        body: What it sent.
-        submit: Makes the job.
+        key: Id of the client's API key.
+        body: The submission's body.
+        submit: Creates the job.
 
     Raises:
         LimitReached: Too many archives of the key are being checked.
@@ -151,7 +151,7 @@ async def _read_json(stream: AsyncIterator[bytes], limit: int) -> bytes:
 
 @dataclass(slots=True)
 class _Part:
-    """One part of the form, as far as it was read."""
+    """One part of the form, as far as read."""
 
     headers: dict[bytes, bytes] = field(default_factory=dict)
     name: str = ""
@@ -159,13 +159,13 @@ class _Part:
 
 
 class _Form:
-    """Collects the parts of a form while they come in.
+    """Collects the parts of a form as they arrive.
 
     Args:
-        folder: Where the file lies until it is stored.
-        file: Name of the part that is the file.
-        min_free_mb: MiB that stay free on the folder's disk.
-        max_upload_bytes: Its largest size.
+        folder: The folder for the file until it is stored.
+        file: Name of the part with the file.
+        min_free_mb: MiB to keep free on the folder's disk.
+        max_upload_bytes: Largest size of the file.
         max_spec_bytes: Largest spec; None: the form has none.
     """
 
@@ -186,10 +186,10 @@ class _Form:
         self._ended = False
 
     def require_room(self, coming: int) -> None:
-        """Check that so many bytes fit on the disk.
+        """Check that the disk has room for `coming` bytes.
 
         Raises:
-            StorageFull: They do not.
+            StorageFull: There is too little room.
         """
         short = shortage([self._folder], self._min_free_mb, coming=coming)
         if short is not None:
@@ -200,7 +200,7 @@ class _Form:
             )
 
     async def read(self, stream: AsyncIterator[bytes], boundary: bytes) -> Body:
-        """The form's parts, once the whole of it was read."""
+        """Read the whole form and return its parts."""
         parser = self._parser(boundary)
         try:
             async for chunk in stream:
@@ -224,7 +224,7 @@ class _Form:
         return Body(bytes(self._spec or b""), self._workspace)
 
     def discard(self) -> None:
-        """Let go of what was read."""
+        """Close, and so delete, the file read so far."""
         if self._workspace is not None:
             self._workspace.close()
 

@@ -1,4 +1,4 @@
-"""What a job's attempt ran on and what it used, as clients see it."""
+"""Public form of the hardware and the resource usage of a job's attempt."""
 
 from typing import TypedDict
 
@@ -7,7 +7,7 @@ from service.wire_usage import CardView, JobTpu, UsageView
 
 
 class Machine(TypedDict):
-    """The fields of a job that tell of its cards, its TPU and its peaks."""
+    """The fields of a job with its GPUs, its TPU and its usage."""
 
     gpu_name: str | None
     gpu_mem: int | None
@@ -20,7 +20,7 @@ class Machine(TypedDict):
 
 
 def machine_of(attempt: Attempt | None) -> Machine:
-    """From the record of the present attempt; None: there was none yet."""
+    """Build the fields from the job's current attempt; None: no attempt yet."""
     cards = (attempt.cards if attempt else None) or []
     first = cards[0] if cards else {}
     return {

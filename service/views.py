@@ -1,4 +1,4 @@
-"""From rows to what clients see: outside names of states, reasons as sentences, durations and costs."""
+"""Converts database rows to their public form: state names, reasons as sentences, durations, costs."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -38,22 +38,23 @@ _OUTSIDE = {
     JobState.CANCELLED: "Cancelled",
 }
 _FAILED = {True: "Failed", False: "Error"}
-"""`failed` by whether there is an exit code: the command failed, or it could not be run."""
+"""Public name of the state `failed`, by whether there is an exit code: the command failed, or it could not be run."""
 
 OUTSIDE_STATES = (*dict.fromkeys(_OUTSIDE.values()), *_FAILED.values())
-"""The state names that clients see."""
+"""The public state names."""
 
 
 def outside_state(state: JobState, exit_code: int | None) -> str:
-    """The name of a state that clients see."""
+    """Return the public name of a state."""
     return _OUTSIDE.get(state) or _FAILED[exit_code is not None]
 
 
 def job_filter(asked: ListJobs, catalogue: Catalogue) -> JobFilter:
-    """What a list is narrowed to.
+    """Build the filter of a list of jobs.
 
     Raises:
-        SpecInvalid: An unknown state or machine type.
+        SpecInvalid: A state is unknown.
+        MachineTypeUnknown: The machine type is unknown.
     """
     wanted = {part.strip().casefold(): part.strip() for part in (asked.state or "").split(",") if part.strip()}
     known = {outside.casefold(): outside for outside in OUTSIDE_STATES}
@@ -75,20 +76,20 @@ def job_filter(asked: ListJobs, catalogue: Catalogue) -> JobFilter:
 
 
 def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
-    """One job as clients see it."""
+    """Convert one job to its public form."""
     return job_views(session, stores, [job])[0]
 
 
 def submitted_view(stores: OpenStores, job: Job, project: str) -> JobView:
-    """The answer to a submission to a project: neither place nor estimate, which cost the more, the longer the queue.
+    """Convert a submitted job to its public form, without queue position and estimate, whose cost grows with the queue.
 
-    It takes no query: over a slow database each would add to the wait.
+    Makes no query: with a slow database, each would delay the response.
     """
     return _job_view(job, _Beside(project), stores.settings, datetime.now(UTC))
 
 
 def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
-    """Jobs as clients see them; the number of queries does not depend on how many there are."""
+    """Convert jobs to their public form; the number of queries does not depend on the number of jobs."""
     names = queries.project_names(session, jobs)
     waits = waiting_of(session, jobs)
     removed = retention.removed(session, jobs)
@@ -114,7 +115,7 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
 
 
 class _Beside(NamedTuple):
-    """What is known of a job beside its row."""
+    """Data of a job from outside its row."""
 
     project: str
     waits: Waiting | None = None
@@ -165,7 +166,7 @@ def _job_view(job: Job, beside: _Beside, settings: Settings, current: datetime) 
 
 
 def _cost(job: Job, seconds: float) -> float:
-    """US dollars for so long on its machine type."""
+    """Return the US dollars for this time on the job's machine type."""
     return round(seconds * job.price_per_hour / 3600, 6)
 
 
@@ -222,7 +223,7 @@ def _spec_fields(spec: JobSpec) -> _SpecFields:
 
 
 def reason_of(job: Job, waits: Waiting | None, current: datetime) -> tuple[str | None, str | None]:
-    """Why a job waits or how it ended: the code and the sentence."""
+    """Return why a job waits or how it ended, as code and sentence."""
     if waits is not None:
         return waits.reason, sentence(waits.reason, waits.detail)
     if job.heartbeat_at is not None and is_silent(job, current):
@@ -231,7 +232,7 @@ def reason_of(job: Job, waits: Waiting | None, current: datetime) -> tuple[str |
 
 
 def is_silent(job: Job, current: datetime) -> bool:
-    """Whether a worker holds the job and has not been heard of for too long."""
+    """Return whether the job is assigned to a worker that has sent no heartbeat for too long."""
     heard = job.heartbeat_at
     if job.state not in OWNED or heard is None:
         return False
@@ -239,7 +240,7 @@ def is_silent(job: Job, current: datetime) -> bool:
 
 
 def _message(reason: str | None, detail: str | None) -> str | None:
-    # A row that a newer release wrote may hold a reason that this one does not know.
+    # A row written by a newer release may have a reason unknown to this one.
     return sentence(reason, detail) if reason in REASONS else detail
 
 
@@ -251,7 +252,7 @@ def _duration(job: Job, current: datetime) -> float | None:
 
 
 def event_view(event: Event, job: Job) -> EventView:
-    """Something that happened to this job."""
+    """Convert an event of this job to its public form."""
     return EventView(
         id=event.id,
         at=event.at,
@@ -270,12 +271,12 @@ def _state_of_event(state: str | None, job: Job) -> str | None:
 
 
 def machine_type_view(machine: MachineType, backend: str, offered: Offers) -> MachineTypeView:
-    """A machine type, and whether it can be had now.
+    """Convert a machine type to its public form, with its availability.
 
     Args:
-        machine: From the catalogue.
-        backend: What would run its jobs here.
-        offered: What the running workers offer.
+        machine: The machine type.
+        backend: The backend that would run its jobs here.
+        offered: The capacity of the running workers.
     """
     return MachineTypeView(
         name=machine.name,
@@ -298,7 +299,7 @@ def machine_type_view(machine: MachineType, backend: str, offered: Offers) -> Ma
 def resolved_view(
     spec: JobSpec, machine: MachineType, backend: str, project: Mapping[str, str | None], image: str | None
 ) -> ResolvedJob:
-    """A job as it would be made; `project` has its name and id, as far as they were given."""
+    """Convert a job that would be created to its public form; `project` has its name and id, as far as known."""
     return ResolvedJob(
         image=image,
         name=spec.name,
@@ -313,7 +314,7 @@ def resolved_view(
 
 
 def project_view(project: Project, jobs: int, live: Live, settings: Settings) -> ProjectView:
-    """A project, the number of its jobs, how many of them are not over, and what it keeps for how long."""
+    """Convert a project to its public form, with the numbers of its jobs and its retention policies."""
     logs, artifacts = (retention.policy(project, kind, settings.retention) for kind in (Kind.LOGS, Kind.ARTIFACTS))
     return ProjectView(
         id=project.id,

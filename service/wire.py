@@ -1,4 +1,4 @@
-"""The shapes of requests and answers: JSON in camelCase, times in UTC with milliseconds and Z."""
+"""Schemas of requests and responses: JSON in camelCase, times in UTC with milliseconds and Z."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, TypeVar
@@ -25,12 +25,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def iso(at: datetime) -> str:
-    """A time as the wire has it, for example `2026-01-31T09:05:00.250Z`."""
+    """Format a time for the API, for example `2026-01-31T09:05:00.250Z`."""
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
 
 
 def iso_ms(unix_ms: int) -> str:
-    """The same for Unix milliseconds."""
+    """Format Unix milliseconds for the API."""
     return iso(_EPOCH + timedelta(milliseconds=unix_ms))
 
 
@@ -38,7 +38,7 @@ Time = Annotated[datetime, PlainSerializer(iso, return_type=str)]
 
 
 class Request(BaseModel):
-    """Base of what clients send: unknown fields are refused, and "5" is no number."""
+    """Base of requests: unknown fields are refused, and text such as "5" is not taken as a number."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
 
@@ -47,10 +47,10 @@ R = TypeVar("R", bound=Request)
 
 
 def parse(model: type[R], raw: bytes) -> R:
-    """A request's JSON, checked for its shape.
+    """Parse and validate a request's JSON.
 
     Raises:
-        RequestValidationError: It has another shape; unknown fields come with the names there are.
+        RequestValidationError: The JSON does not fit the model; for an unknown field, the error lists the known names.
     """
     try:
         return model.model_validate_json(raw)
@@ -59,7 +59,7 @@ def parse(model: type[R], raw: bytes) -> R:
         known = [field.alias or name for name, field in model.model_fields.items()]
         found = [
             {"type": one["type"], "loc": ("body", *one["loc"]), "msg": one["msg"]}
-            # A text that is no JSON is all of the request.
+            # Hidden fields must not be echoed; the input of invalid JSON is the whole request.
             | {"input": None if hidden & {*one["loc"]} or (hidden and not one["loc"]) else one["input"]}
             | ({"ctx": {"known": known}} if one["type"] == "extra_forbidden" else {})
             for one in error.errors(include_url=False, include_context=False)
@@ -75,7 +75,7 @@ def _ports(given: object, check: ValidatorFunctionWrapHandler) -> object:
 
 
 class SubmitJob(AskedImage, Request):
-    """What to run, and on what."""
+    """A job to run: its command, machine type and options."""
 
     machine_type: str = Field(max_length=200, description="one of GET /machine-types")
     command: str = Field(description="run by the container's shell")
@@ -114,13 +114,13 @@ class SubmitJob(AskedImage, Request):
     code_commit: str | None = Field(None, description="git commit that the uploaded folder was at")
 
     def spec(self, workspace_sha256: str | None) -> JobSpec:
-        """What was asked for, checked for its meaning.
+        """Build the job's spec, which validates the values.
 
         Args:
-            workspace_sha256: Of the stored archive, or None.
+            workspace_sha256: Digest of the stored archive, or None.
 
         Raises:
-            SpecInvalid: With the field and the fix.
+            SpecInvalid: A value is not valid; the error names the field and the remedy.
         """
         given = self.model_dump(
             exclude_none=True,
@@ -147,7 +147,7 @@ class Filters(BaseModel):
 
 
 class ListJobs(Filters):
-    """Which jobs to list."""
+    """Filters of a list of jobs."""
 
     state: str | None = Field(None, description="Pending, Running, …; one or more, comma separated")
     project: str | None = Field(None, description="a project's name")
@@ -159,7 +159,7 @@ class ListJobs(Filters):
 
 
 class ReadLog(Filters):
-    """Which lines to read."""
+    """The lines of a log to read."""
 
     line: int = Field(0, ge=0, le=MAX_LINE, description="lines after this one; 0: from the start")
     limit: int = Field(2000, ge=1, le=10_000)
@@ -167,7 +167,7 @@ class ReadLog(Filters):
 
 
 class ErrorDetail(View):
-    """What went wrong."""
+    """The details of an error."""
 
     name: str = Field(description="stable name of the kind of error")
     status: int = Field(description="the HTTP status")
@@ -182,7 +182,7 @@ class ErrorView(View):
 
 
 class PortView(View):
-    """What a job is reached at."""
+    """A port of a job."""
 
     internal: int = Field(description="what the job listens on; a process without a container: `external`")
     external: int | None = Field(description="the host's port; null where the host has yet to choose one")
@@ -192,7 +192,7 @@ class PortView(View):
 
 
 class RemovedView(View):
-    """What a policy removed of a job."""
+    """Output of a job that a retention policy deleted."""
 
     what: Literal["logs", "artifacts"]
     at: Time
@@ -325,7 +325,7 @@ class ResolvedJob(WishedImage, View):
 
 
 class DryRun(View):
-    """What a submission would do."""
+    """The job that a submission would create."""
 
     job: ResolvedJob
     machine_type: MachineTypeView

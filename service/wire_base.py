@@ -1,4 +1,4 @@
-"""What every answer has in common, and the answers about the service itself."""
+"""The base of all responses, and the responses of the health checks."""
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -18,7 +18,7 @@ class Health(View):
 
 
 class Readiness(View):
-    """Whether requests can be served, check by check."""
+    """Readiness to serve requests, check by check."""
 
     status: str
     checks: dict[str, str]

@@ -1,4 +1,4 @@
-"""The shapes of secrets and registries."""
+"""Schemas of secrets and registries."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from service.wire_base import View
 
 
 class SetSecret(Request):
-    """What jobs get that name the secret."""
+    """The value of a secret, for the jobs that name it."""
 
     value: str = Field(description="up to 64 KiB; never shown again", repr=False)
 
@@ -28,7 +28,7 @@ class Secrets(View):
 
 
 class SetRegistry(Request):
-    """How to sign in to a registry."""
+    """The login for a registry."""
 
     username: str
     password: str = Field(description="or a token; never shown again", repr=False)

@@ -1,11 +1,11 @@
-"""The shapes about images; the fields of a job's own image are mixed into the shapes of jobs."""
+"""Schemas of images; the fields of a job's own image are mixed into the schemas of jobs."""
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
 class AskedImage(BaseModel):
-    """What a submission says about the image, beside `container`."""
+    """The image options of a submission, besides `container`."""
 
     image_pull_policy: str | None = Field(
         None, description="Always, IfNotPresent or Never; default: as the worker's settings say"

@@ -1,4 +1,4 @@
-"""The shapes of projects."""
+"""Schemas of projects."""
 
 from typing import Annotated, Literal
 
@@ -18,12 +18,12 @@ def _days(given: object, check: ValidatorFunctionWrapHandler) -> object:
     try:
         return check(given)
     except ValidationError:
-        # One sentence instead of one for each of the types that it is not.
+        # One message instead of one for each type of the union.
         raise ValueError('must be a number of days, null (for good) or "default" (as the service is set)') from None
 
 
 Days = Annotated[int | Literal["default"] | None, WrapValidator(_days)]
-"""How long something is kept."""
+"""A retention time."""
 
 
 def _limit(given: object, check: ValidatorFunctionWrapHandler) -> object:
@@ -34,11 +34,11 @@ def _limit(given: object, check: ValidatorFunctionWrapHandler) -> object:
 
 
 Limit = Annotated[int | Literal["default"] | None, WrapValidator(_limit)]
-"""How much is kept."""
+"""A storage limit."""
 
 
 class UpdateProject(Request):
-    """What to change of a project; what is left out stays as it is."""
+    """Changes to a project; fields left out stay as they are."""
 
     max_running: int | None = Field(None, description="jobs that run at once, at least 1; null: no limit")
     max_stored_mb: Limit = Field(

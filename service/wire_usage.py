@@ -1,4 +1,4 @@
-"""The shapes of what a job ran on and what it used."""
+"""Schemas of a job's hardware and resource usage."""
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""Everything a job left as one zip, made while it is sent."""
+"""A job's artifacts as one zip, created while it is sent."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _PACKED_ALREADY = (".gz", ".zip", ".png", ".jpg", ".jpeg", ".webp", ".gif", ".ke
 
 
 def zip_blocks(store: ArtifactStore, job_id: str, attempt: int, folder: str) -> Iterator[bytes]:
-    """The bytes of a zip with all files of an attempt, below a folder of this name.
+    """Yield the bytes of a zip with all files of an attempt, in a folder of this name.
 
     One file is open at a time and one block in memory; only the list of names at the end grows with their number.
     """
@@ -26,13 +26,13 @@ def zip_blocks(store: ArtifactStore, job_id: str, attempt: int, folder: str) -> 
         if first is None:
             continue
         stream.add(_joined(first, blocks), f"{folder}/{safe_name(file.path)}", compress_type=kind)
-        # Written out one by one, so that the stream never holds the list of what is still to come.
+        # Written one by one, so that the stream never holds a list of pending files.
         yield from stream.all_files()
     yield from stream.finalize()
 
 
 def safe_name(path: str) -> str:
-    """A path that unpacks below its folder on every system: no step up, no drive, no backslash, no control."""
+    """Make a path safe to unpack on every system: no `..`, no leading slash, backslashes or control characters."""
     parts = [_UNSAFE.sub("_", part) for part in path.split("/")]
     return "/".join(part for part in parts if part not in {"", ".", ".."})
 
@@ -42,8 +42,8 @@ def _blocks(store: ArtifactStore, job_id: str, attempt: int, file: ArtifactFile)
         opened = store.open(job_id, attempt, file.path)
     except ArtifactNotFound:
         if file.sha256 is not None:
-            raise  # it was removed while it was sent: what breaks off cannot be taken for all there was
-        return  # the job that is still running has removed it
+            raise  # deleted during the download: break off, so that the zip is not taken as complete
+        return  # the running job has deleted it
     with opened.file:
         yield b""
         while block := opened.file.read(_BLOCK):

@@ -1,4 +1,4 @@
-"""What the service needs of the bucket that artifacts are kept in, where they are."""
+"""Checks of the bucket that artifacts are stored in, if one is configured."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _INSTALL = "pip install 'gradient-jobs[tpu]'"
 
 
 def check(settings: Settings) -> Iterator[Finding]:
-    """The bucket is there and lets this account read, write, list and delete; nothing, where there is none."""
+    """Check that the bucket, if one is configured, exists and lets this account read, write, list and delete."""
     url = settings.artifacts.url
     if url is None:
         return
@@ -39,7 +39,7 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _allowed(settings: Settings, name: str) -> list[str]:
-    # Google's libraries are loaded only where they are used.
+    # Imported here: Google's libraries are optional.
     from stores.gcs.client import answering, open_client
 
     with answering("asking for permissions"):

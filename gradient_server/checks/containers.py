@@ -1,4 +1,4 @@
-"""What the service needs of this machine's container engine, where jobs run in containers."""
+"""Checks of this machine's container engine."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ _TIMEOUT_SECONDS = 5.0
 
 
 def check(settings: Settings) -> Iterator[Finding]:
-    """The engine answers, survives its own restart, and can hand cards over; nothing, where machines are simulated."""
+    """Check everything about the engine; nothing if machines are simulated."""
     if settings.machines.simulate:
         return
     yield from opened(settings)
@@ -43,10 +43,10 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def engine_found(info: dict[str, Any]) -> Finding:
-    """Jobs live on when the engine is restarted.
+    """Check that jobs survive a restart of the engine.
 
     Args:
-        info: What the engine tells of itself (`docker info`).
+        info: The engine's own description (`docker info`).
     """
     version = info.get("ServerVersion", "of unknown version")
     if info.get("LiveRestoreEnabled"):
@@ -59,11 +59,11 @@ def engine_found(info: dict[str, Any]) -> Finding:
 
 
 def walls(settings: Settings, info: dict[str, Any]) -> Finding:
-    """What stands between a job and this machine, beside its container.
+    """Check the isolation of jobs from this machine: their user, seccomp, AppArmor or SELinux.
 
     Args:
-        settings: Whom jobs run as.
-        info: What the engine tells of itself (`docker info`).
+        settings: Name the user that jobs run as.
+        info: The engine's own description (`docker info`).
     """
     told = [dict(part.partition("=")[::2] for part in one.split(",")) for one in info.get("SecurityOptions") or ()]
     has = {one.get("name", ""): one for one in told}
@@ -95,7 +95,7 @@ def walls(settings: Settings, info: dict[str, Any]) -> Finding:
 
 
 def firewall(settings: Settings) -> Finding:
-    """Jobs are kept from this host, from metadata addresses and from the service."""
+    """Check that firewall rules keep jobs from this host, from metadata addresses and from the service."""
     docker = settings.docker
     if docker.network == "none":
         return ok("firewall", "Jobs have no network.")
@@ -122,11 +122,11 @@ def firewall(settings: Settings) -> Finding:
 
 
 def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
-    """Cards that are here can be handed to containers.
+    """Check that containers can use this machine's GPUs.
 
     Args:
-        found: The cards.
-        info: What the engine tells of itself (`docker info`).
+        found: The GPUs.
+        info: The engine's own description (`docker info`).
     """
     if not found:
         return ok("cards", "No NVIDIA card is here: CPU types run, GPU types do not.")
@@ -145,7 +145,7 @@ def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
 
 
 def toolkit() -> Iterator[Finding]:
-    """NVIDIA's toolkit is one that lets no container out; nothing, where its program is not here to be asked."""
+    """Check that NVIDIA's toolkit has no known container escape; nothing if its program is not installed."""
     program = shutil.which(handover.TOOLKIT)
     if program is None:
         return
@@ -165,11 +165,11 @@ def toolkit() -> Iterator[Finding]:
 
 
 def opened(settings: Settings) -> Iterator[Finding]:
-    """What this host's file opens to the containers of machine types, and whether it can be; nothing, if it is none."""
+    """Check the extra privileges, if any, that this host's file grants to containers of machine types."""
     try:
         types = [one for one in Catalogue.load(override_path=settings.machines.file) if one.docker.words()]
     except SpecInvalid:
-        return  # another check says what is wrong with the file
+        return  # another check reports the error in the file
     for machine in types:
         wrong = "; ".join(mistakes(machine.docker, settings))
         if wrong:

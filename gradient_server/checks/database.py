@@ -1,4 +1,4 @@
-"""The database and the broker: whether they answer, and whether they are set up to keep what they are given."""
+"""Checks of the database (reachable, durable, migrated, clocks in step) and of the broker (reachable)."""
 
 import re
 import time
@@ -21,12 +21,12 @@ _PASSWORD = re.compile(r":[^:@/]*@")
 
 
 def where(settings: Settings) -> str:
-    """The database's address, without its password."""
+    """Return the database's address without its password."""
     return make_url(settings.database_url).render_as_string(hide_password=True)
 
 
 def settings_of(database: Database, session: Session) -> Iterator[Finding]:
-    """Its kind, and whether what is committed outlives a power cut."""
+    """Report the database's version, and whether its commits survive a power cut."""
     yield from _sqlite(session) if database.is_sqlite else _postgres(session)
 
 
@@ -62,7 +62,7 @@ def _postgres(session: Session) -> Iterator[Finding]:
 
 
 def migrations(database: Database) -> Finding:
-    """The schema is this release's, or one that this release may run on."""
+    """Check that this release can run on the schema."""
     state = schema.examine(database)
     if state.fix is None:
         return ok("migrations", state.message)
@@ -71,11 +71,11 @@ def migrations(database: Database) -> Finding:
 
 
 def clocks(session: Session) -> Iterator[Finding]:
-    """This machine's clock agrees with the database's and with what was recorded before."""
+    """Check this machine's clock against the database's, and against the newest event."""
     began = time.time()
     theirs = session.scalars(select(now())).one()
     ended = time.time()
-    # What the question took cannot be told from a difference of clocks.
+    # A difference within the query's own duration cannot be distinguished from latency.
     skew = max(0.0, abs(theirs.timestamp() - (began + ended) / 2) - (ended - began) / 2)
     fix = "Let both machines take their time from NTP (chrony or systemd-timesyncd)."
     if skew > _SKEW_SECONDS:
@@ -93,7 +93,7 @@ def clocks(session: Session) -> Iterator[Finding]:
 
 
 def broker(settings: Settings) -> Iterator[Finding]:
-    """The broker answers, where one is set."""
+    """Check that the broker answers, if one is configured."""
     url = settings.queue.broker_url
     if url is None:
         return

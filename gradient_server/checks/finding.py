@@ -1,27 +1,27 @@
-"""What a check finds."""
+"""The result of a check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """The service works, but not as it should, or not for long."""
+    """The service works, but not fully, or not for long."""
     PROBLEM = "problem"
     """Something does not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        check: What was looked at, as one word for scripts.
-        message: What was found.
-        fix: What to do about it; None if all is well.
+        check: The checked thing, as one word for scripts.
+        message: The result in words.
+        fix: The remedy; None if the status is OK.
     """
 
     check: str
@@ -31,22 +31,22 @@ class Finding:
 
 
 def ok(check: str, message: str) -> Finding:
-    """All is well."""
+    """Build a finding without a problem."""
     return Finding(check, Status.OK, message)
 
 
 def warning(check: str, message: str, fix: str) -> Finding:
-    """It works, but should be looked after."""
+    """Build a finding that needs attention."""
     return Finding(check, Status.WARNING, message, fix)
 
 
 def problem(check: str, message: str, fix: str) -> Finding:
-    """It does not work."""
+    """Build a finding of something that does not work."""
     return Finding(check, Status.PROBLEM, message, fix)
 
 
 def duration(seconds: float) -> str:
-    """A time in words, in the unit that suits it."""
+    """Format a duration in a suitable unit."""
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

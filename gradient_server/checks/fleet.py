@@ -1,4 +1,4 @@
-"""Workers that are missed, drained or deaf, and what the sweeps had to repair."""
+"""Checks of workers (silent, drained, without broker messages) and of the repairs made by sweeps."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,7 +12,7 @@ _ILL = frozenset({"lost_jobs"})
 
 
 def check(taken: Census) -> Iterator[Finding]:
-    """Everything about workers that were seen within a day."""
+    """Check every worker that was seen within a day."""
     yield missed(taken)
     yield drained(taken)
     yield deaf(taken)
@@ -20,7 +20,7 @@ def check(taken: Census) -> Iterator[Finding]:
 
 
 def missed(taken: Census) -> Finding:
-    """Workers that were there are still there."""
+    """Check that no worker seen within a day is silent now."""
     if taken.missed:
         names = _named(taken.missed, lambda one: f"last seen {duration(one.seen)} ago, with {one.held} jobs")
         return warning(
@@ -33,7 +33,7 @@ def missed(taken: Census) -> Finding:
 
 
 def drained(taken: Census) -> Finding:
-    """Workers that claim nothing are meant to."""
+    """Report the drained workers."""
     resting = [one for one in (*taken.workers, *taken.missed) if one.drained is not None]
     if resting:
         names = _named(resting, lambda one: f"since {duration(one.drained or 0.0)}, {one.held} jobs left")
@@ -46,7 +46,7 @@ def drained(taken: Census) -> Finding:
 
 
 def deaf(taken: Census) -> Finding:
-    """Messages reach the workers that have a broker."""
+    """Check that the workers with a broker receive its messages."""
     hears_nothing = [one for one in taken.workers if one.deaf]
     if hears_nothing:
         names = _named(hears_nothing, lambda one: f"heard nothing for {duration(one.heard or 0.0)}")
@@ -60,7 +60,7 @@ def deaf(taken: Census) -> Finding:
 
 
 def repairs(taken: Census) -> Finding:
-    """What the sweeps repaired is what they repair in health."""
+    """Check that the sweeps repaired nothing that points to lost machines."""
     ill = [one for one in taken.repairs if one.kind in _ILL and one.last < _LATELY_SECONDS]
     if ill:
         what = ", ".join(f"{one.kind}, last {duration(one.last)} ago, noticed by {one.worker}" for one in ill)

@@ -1,4 +1,4 @@
-"""What the service needs of this machine: folders, disk, programs, the kernel's limits."""
+"""Checks of this machine: folders, disk, programs, kernel limits."""
 
 import os
 import platform
@@ -31,7 +31,7 @@ _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
 
 
 def check(settings: Settings) -> Iterator[Finding]:
-    """Everything that can be told without the database."""
+    """Check everything that needs neither the database nor the container engine."""
     yield python()
     yield git()
     yield sandbox(settings.worker.sandbox)
@@ -47,7 +47,7 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def python() -> Finding:
-    """The interpreter is one that this release is made for."""
+    """Check that this release supports the interpreter."""
     version = platform.python_version()
     if _OLDEST_PYTHON <= sys.version_info[:2] <= _NEWEST_PYTHON:
         return ok("python", f"Python {version}.")
@@ -59,7 +59,7 @@ def python() -> Finding:
 
 
 def git() -> Finding:
-    """Workspaces can be fetched."""
+    """Check that git is installed, to fetch workspaces."""
     found = shutil.which("git")
     if found is None:
         return warning(
@@ -69,7 +69,7 @@ def git() -> Finding:
 
 
 def sandbox(mode: str) -> Finding:
-    """Git for jobs can be contained."""
+    """Check that git for jobs runs in a sandbox."""
     why = "GRADIENT_WORKER__SANDBOX=off" if mode == "off" else unavailable()
     if why is None:
         return ok("sandbox", "Git for jobs runs in a sandbox.")
@@ -81,7 +81,7 @@ def sandbox(mode: str) -> Finding:
 
 
 def home(root: Path) -> Finding:
-    """GRADIENT_HOME is there, ours and private."""
+    """Check that GRADIENT_HOME exists, is writable and is private."""
     if not root.is_dir():
         return problem(
             "home",
@@ -100,7 +100,7 @@ def home(root: Path) -> Finding:
 
 
 def disk(root: Path, keep_free: int) -> Finding:
-    """There is room for what jobs leave."""
+    """Check that the disk has room for logs and artifacts."""
     place = next(folder for folder in (root, *root.parents) if folder.exists())
     usage = shutil.disk_usage(place)
     free = f"{usage.free / GIB:.1f} GiB ({usage.free / usage.total:.0%}) are free on the disk of {root}"
@@ -113,7 +113,7 @@ def disk(root: Path, keep_free: int) -> Finding:
 
 
 def folders(root: Path) -> Finding:
-    """What the service keeps can be written."""
+    """Check that the service's folders are writable."""
     there = [root / name for name in _FOLDERS if (root / name).exists()]
     bad = [str(path) for path in there if not (path.is_dir() and os.access(path, os.R_OK | os.W_OK | os.X_OK))]
     if bad:
@@ -128,7 +128,7 @@ def folders(root: Path) -> Finding:
 
 
 def shared_before(root: Path) -> Iterator[Finding]:
-    """Files that jobs of an earlier release shared, and that no job sees now; nothing, if there are none."""
+    """Report shared files of an earlier release that no job sees now; nothing if there are none."""
     left = Storage(root / "storage").unclaimed()
     if left:
         names = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")  # noqa: PLR2004 - a line
@@ -140,7 +140,7 @@ def shared_before(root: Path) -> Iterator[Finding]:
 
 
 def same_file_system(root: Path) -> Iterator[Finding]:
-    """Outputs can be linked into the store rather than copied."""
+    """Check that outputs can be hard-linked into the store rather than copied."""
     attempts, artifacts = root / "attempts", root / "artifacts"
     if attempts.is_dir() and artifacts.is_dir() and attempts.stat().st_dev != artifacts.stat().st_dev:
         yield warning(
@@ -151,7 +151,7 @@ def same_file_system(root: Path) -> Iterator[Finding]:
 
 
 def ports(settings: Settings) -> Finding:
-    """Jobs' ports are reached under another host name than the dashboard, and at another address."""
+    """Check that jobs' ports have another host name and another address than the dashboard."""
     links, bind, dashboard = settings.ports_host, settings.ports.bind, settings.dashboard_host
     fix = (
         "Set GRADIENT_WORKER__ADDRESS to another name of this machine than the dashboard's, and GRADIENT_PORTS__BIND "
@@ -174,7 +174,7 @@ def ports(settings: Settings) -> Finding:
 
 
 def bell(root: Path) -> Finding:
-    """The doorbell can be rung."""
+    """Check that the file `bell` can be touched, which wakes the workers on this machine."""
     path = root / "bell"
     if path.exists() and not os.access(path, os.W_OK):
         return problem(
@@ -186,7 +186,7 @@ def bell(root: Path) -> Finding:
 
 
 def inotify() -> Finding:
-    """The kernel lets us watch files."""
+    """Check the kernel's limits for watching files."""
     allowed = _number(_INOTIFY / "max_user_instances")
     fix = "Run `sysctl fs.inotify.max_user_instances=512`, and put the line into /etc/sysctl.d/ to keep it."
     try:
@@ -200,7 +200,7 @@ def inotify() -> Finding:
 
 
 def machines(file: Path | None) -> Finding:
-    """The list of machine types can be read."""
+    """Check that the list of machine types is valid."""
     try:
         number = len(list(Catalogue.load(override_path=file)))
     except SpecInvalid as error:
@@ -215,7 +215,7 @@ def machines(file: Path | None) -> Finding:
 def _owner(path: Path) -> str:
     try:
         return path.owner()
-    except KeyError:  # an account that is gone
+    except KeyError:  # a deleted account
         return str(path.stat().st_uid)
 
 

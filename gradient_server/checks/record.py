@@ -1,4 +1,4 @@
-"""What the record says of workers, jobs and keys."""
+"""Checks of the workers, jobs and keys in the database."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ _LEAST_DAYS = 14
 
 
 def check(settings: Settings, session: Session) -> Iterator[Finding]:
-    """Everything that needs the record's tables."""
+    """Check everything that needs the database's tables."""
     taken = census.take(session)
     yield workers(taken)
     yield from fleet.check(taken)
@@ -39,7 +39,7 @@ def check(settings: Settings, session: Session) -> Iterator[Finding]:
 
 
 def workers(taken: Census) -> Finding:
-    """Somebody runs jobs."""
+    """Check that at least one worker is live."""
     if not taken.workers:
         return warning(
             "worker",
@@ -55,7 +55,7 @@ def workers(taken: Census) -> Finding:
 
 
 def queue(taken: Census) -> Finding:
-    """Every waiting job has a worker that takes its kind."""
+    """Check that each waiting job has a worker that takes its machine type."""
     waiting = {pool: number for pool in taken.pools if (number := taken.waiting(pool))}
     stuck = [pool for pool in waiting if not taken.takers(pool)]
     if stuck:
@@ -71,7 +71,7 @@ def queue(taken: Census) -> Finding:
 
 
 def silent(settings: Settings, session: Session) -> Finding:
-    """Whoever holds a job shows signs of life."""
+    """Check that no job has been silent for longer than its lease."""
     lease = settings.worker.lease_seconds
     jobs = queries.silent(session, lease)
     if not jobs:
@@ -87,7 +87,7 @@ def silent(settings: Settings, session: Session) -> Finding:
 
 
 def api_keys(session: Session) -> Finding:
-    """Somebody may use the service."""
+    """Check that there is a valid API key."""
     valid = sum(keys.state(key) == "valid" for key in keys.list_keys(session))
     if not valid:
         return problem("keys", "There is no valid API key.", "Run `gradient-server keys create NAME`.")
@@ -95,7 +95,7 @@ def api_keys(session: Session) -> Finding:
 
 
 def client_file(path: Path, session: Session) -> Finding:
-    """The client on this machine finds a key that works, and nobody else does."""
+    """Check that the file with this machine's API key is private, and that the key works."""
     again = "Start `gradient-server up` or `gradient-server api`: it writes the file anew."
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -118,8 +118,8 @@ def client_file(path: Path, session: Session) -> Finding:
 
 
 def scratch(settings: Settings, session: Session) -> Finding:
-    """No folder of a job is left that nobody holds."""
-    # The folders first: a job that starts between the two looks must not seem to be left over.
+    """Check that no scratch folder is left that belongs to no running job."""
+    # The folders first: a job that starts between the two reads must not seem to be left over.
     found = scratches(settings.root / "attempts")
     left = [f"{job_id}-{attempt}" for job_id, attempt in sorted(set(found) - queries.held_attempts(session))]
     if left and not settings.worker.keep_scratch:
@@ -136,7 +136,7 @@ def scratch(settings: Settings, session: Session) -> Finding:
 
 
 def growth(settings: Settings, session: Session) -> Finding:
-    """What jobs leave does not fill the disk soon."""
+    """Check that logs and artifacts will not fill the disk soon."""
     kept = queries.kept_bytes(session, days=_TREND_DAYS)
     free = shutil.disk_usage(next(place for place in (settings.root, *settings.root.parents) if place.exists())).free
     daily = kept / _TREND_DAYS

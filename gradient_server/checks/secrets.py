@@ -1,4 +1,4 @@
-"""Whether what is stored encrypted can be read."""
+"""Check of stored secrets and passwords."""
 
 from sqlalchemy.orm import Session
 
@@ -11,7 +11,7 @@ _SHOWN = 3
 
 
 def check(settings: Settings, session: Session) -> Finding:
-    """Every secret and every registry's password can be decrypted with the keys that are here."""
+    """Check that this host's keys decrypt every secret and every registry password."""
     vault = Vault(settings)
     count, failed = credentials.readable(session, vault)
     if failed:

@@ -1,4 +1,4 @@
-"""What TPU jobs need of Google: credentials, permissions, zones that offer what the machine types are, a bucket."""
+"""Checks of Google Cloud for TPU jobs: credentials, permissions, zones with the wanted types, buckets."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,15 +13,15 @@ from worker.backends.tpu.starting import runtime_of
 
 _ROLES = "roles/tpu.admin, and roles/iam.serviceAccountUser on the account that nodes act as"
 _NOBODY = "doctor"
-"""Stands for a job where the bucket is tried."""
+"""A made-up job id, for the test of a bucket."""
 
 
 def check(settings: Settings, open_bucket: Callable[[str], JobBucket] | None = None) -> Iterator[Finding]:
-    """Everything, in the order in which it should be mended; asks Google, makes nothing that bills.
+    """Check everything, in the order in which to fix it. Creates no TPU, but missing buckets, and writes to buckets.
 
     Args:
-        settings: The service's.
-        open_bucket: The bucket of a region; None: jobs have none.
+        settings: The service's settings.
+        open_bucket: Opens the bucket of a region; None: jobs have none.
     """
     tpu = settings.tpu
     if tpu.backend is None:
@@ -54,7 +54,7 @@ def check(settings: Settings, open_bucket: Callable[[str], JobBucket] | None = N
 
 
 def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
-    """Every zone may be asked, and offers what is sought there."""
+    """Check that each zone can be queried, and offers the wanted types and runtimes."""
     wanted = [one for one in _types(settings) if settings.tpu.way_of(one.name) != "pool"]
     if not settings.tpu.zones and wanted:
         names = ", ".join(one.name for one in wanted)
@@ -119,7 +119,7 @@ def _offered(machine: MachineType, offered: dict[str, set[str]]) -> Iterator[Fin
 
 
 def _pool(settings: Settings, api: TpuApi) -> Iterator[Finding]:
-    """Every node of a pool is there, is what its machine type says, and is well."""
+    """Check that each node of a pool exists, has its machine type's TPU type, and is healthy."""
     types = {one.name: one.tpu_type for one in _types(settings)}
     for machine, names in settings.tpu.pool.items():
         if machine not in types:
@@ -153,7 +153,7 @@ def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
 
 
 def _buckets(settings: Settings, open_bucket: Callable[[str], JobBucket] | None) -> Iterator[Finding]:
-    """Every region's bucket is there, in the region, and open to the account that TPUs act as."""
+    """Check that each region's bucket is usable, also by the service account of the TPUs."""
     if open_bucket is None:
         return
     names = [*settings.tpu.zones, *(name.partition("/")[0] for pool in settings.tpu.pool.values() for name in pool)]

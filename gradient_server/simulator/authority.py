@@ -1,4 +1,4 @@
-"""A throw-away certificate authority: it lets the simulator answer in the name of Google's hosts, and of no others."""
+"""A temporary certificate authority, which lets the simulator impersonate Google's hosts and no others."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -13,16 +13,16 @@ _DAYS = 30
 
 
 def make_authority(folder: Path, names: list[str]) -> tuple[Path, ssl.SSLContext]:
-    """Make an authority and one certificate signed by it.
+    """Create an authority and one certificate signed by it.
 
-    The authority's own key is never written and gone with this call: nothing else can be signed by it.
+    The authority's private key is never stored, so it cannot sign anything else.
 
     Args:
-        folder: Gets `ca.pem`, for clients to trust, and `server.pem`.
+        folder: The folder to write `ca.pem`, for clients to trust, and `server.pem` to.
         names: DNS names that the certificate is for.
 
     Returns:
-        The authority's certificate, and a server's side of TLS.
+        The path of the authority's certificate, and the server's TLS context.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))

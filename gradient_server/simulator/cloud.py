@@ -1,6 +1,6 @@
-"""A make-believe Google Cloud project with TPUs: its nodes, queued resources and operations, and how they change.
+"""A simulated Google Cloud project with TPUs: its nodes, queued resources and operations, and their transitions.
 
-What depends on time is reckoned at each look, so nothing runs in the background. The messages are google-cloud-tpu's.
+Time-dependent states are computed on access, so nothing runs in the background. The messages are google-cloud-tpu's.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from gradient_server.simulator.machines import Machines
 
 T = TypeVar("T")
 
-# Their values are declared as plain numbers, which the messages' fields are not.
+# As Any: their values are declared as plain ints, which the messages' fields do not accept.
 NodeState: Any = tpu_v2.Node.State
 Health: Any = tpu_v2.Node.Health
 QueuedState: Any = tpu_v2.QueuedResourceState.State
@@ -38,12 +38,12 @@ _USABLE = frozenset({NodeState.CREATING, NodeState.READY, NodeState.RESTARTING, 
 
 
 class Refusal(Exception):
-    """The API answers with an error.
+    """An error response of the API.
 
     Args:
         code: gRPC status.
-        message: What is said beside it.
-        reason: Google's code for it; empty: none.
+        message: The error message.
+        reason: Google's error code; empty: none.
     """
 
     def __init__(self, code: grpc.StatusCode, message: str, reason: str = "") -> None:
@@ -63,7 +63,7 @@ class _Operation:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A queued resource and the moments at which it moves on."""
+    """A queued resource and the times of its transitions."""
 
     message: tpu_v2.QueuedResource
     moves_at: float
@@ -72,18 +72,18 @@ class _Waiting:
 
 @dataclass
 class Cloud:
-    """See the module.
+    """A simulated Google Cloud project.
 
     Attributes:
-        device: (address, port) at which every node of the simulation listens.
-        create_seconds: From the wish for a node until it is READY.
-        queue_seconds: From the wish for a queued resource until nodes are made for it.
-        capacity: Nodes that a zone has room for; zones that are not named: `room`.
-        room: Nodes in every other zone.
-        deny_tpu_node: Every wish for a node is refused as Google refuses the TPU Node architecture.
+        device: (address, port) that every simulated node reports as its endpoint.
+        create_seconds: Time from the request for a node until it is READY.
+        queue_seconds: Time from the request for a queued resource until its nodes are created.
+        capacity: Number of nodes by zone; `room` in zones not listed.
+        room: Number of nodes in every other zone.
+        deny_tpu_node: Refuse every request for a node, as Google refuses the TPU Node architecture.
         late_errors: Errors that the next operations end with, after their calls succeeded.
-        machines: Where the nodes' start-up scripts run; None: nowhere.
-        record: Everything that was made and deleted: `("created", "nodes/x")`, in order.
+        machines: Runs the nodes' startup scripts; None: they are not run.
+        record: Everything created and deleted, in order, such as `("created", "nodes/x")`.
     """
 
     device: tuple[str, int] = ("127.0.0.1", 8470)
@@ -102,20 +102,20 @@ class Cloud:
     _operations: dict[str, _Operation] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    # ---- What the API asks
+    # ---- Methods of the API
 
     def node(self, name: str) -> tpu_v2.Node:
-        """The node of this full name."""
+        """Return the node of this full name."""
         self._advance()
         return _found(self._nodes, name)
 
     def nodes(self, parent: str) -> list[tpu_v2.Node]:
-        """The nodes of a place."""
+        """List the nodes of a zone, or of all zones (`-`)."""
         self._advance()
         return [node for name, node in sorted(self._nodes.items()) if _inside(name, parent)]
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> operations_pb2.Operation:
-        """Make a node; the operation."""
+        """Create a node and return the operation."""
         self._advance()
         if self.deny_tpu_node:
             raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, DENIED)
@@ -127,24 +127,24 @@ class Cloud:
         return self._operate(name, self._ready_at[name], self._nodes[name])
 
     def delete_node(self, name: str) -> operations_pb2.Operation:
-        """Delete a node; the operation."""
+        """Delete a node and return the operation."""
         self._advance()
         _found(self._nodes, name)
         self._drop(name)
         return self._operate(name, 0.0, empty_pb2.Empty())
 
     def queued_resource(self, name: str) -> tpu_v2.QueuedResource:
-        """The queued resource of this full name."""
+        """Return the queued resource of this full name."""
         self._advance()
         return _found(self._queued, name).message
 
     def queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
-        """The queued resources of a place."""
+        """List the queued resources of a zone, or of all zones (`-`)."""
         self._advance()
         return [one.message for name, one in sorted(self._queued.items()) if _inside(name, parent)]
 
     def create_queued(self, parent: str, queued_id: str, asked: tpu_v2.QueuedResource) -> operations_pb2.Operation:
-        """Put a wish into the queue; the operation, which ends when it is there."""
+        """Create a queued resource and return the operation, which does not wait for its nodes."""
         self._advance()
         name = f"{parent}/queuedResources/{queued_id}"
         _not_there(self._queued, name)
@@ -159,7 +159,7 @@ class Cloud:
         return self._operate(name, 0.0, message)
 
     def delete_queued(self, name: str, *, force: bool) -> operations_pb2.Operation:
-        """Delete a queued resource, and with force its nodes; the operation."""
+        """Delete a queued resource, with `force` also its nodes, and return the operation."""
         self._advance()
         waiting = _found(self._queued, name)
         nodes = [node for node in self._nodes.values() if node.queued_resource == name]
@@ -172,18 +172,18 @@ class Cloud:
         return self._operate(name, 0.0, empty_pb2.Empty())
 
     def operation(self, name: str) -> operations_pb2.Operation:
-        """How far an operation is."""
+        """Return an operation in its current state."""
         self._advance()
         return _found(self._operations, name).message
 
-    # ---- What whoever runs the simulation does to it
+    # ---- Controls of the simulation
 
     def preempt(self, node_id: str) -> None:
-        """Google takes a node away."""
+        """Preempt a node, as Google may."""
         self.set_state(node_id, NodeState.PREEMPTED)
 
     def set_state(self, node_id: str, state: tpu_v2.Node.State) -> None:
-        """Put a node into a state."""
+        """Set the state of a node."""
         with self.lock:
             node = self._one(node_id)
             node.state = state
@@ -191,13 +191,13 @@ class Cloud:
                 self.machines.end(node.name)
 
     def set_health(self, node_id: str, health: tpu_v2.Node.Health, why: str = "") -> None:
-        """Say of a node that it is ill, or well again."""
+        """Set the health of a node."""
         with self.lock:
             self._one(node_id).health = health
             self._one(node_id).health_description = why
 
     def suspend(self, queued_id: str, *, by_user: bool) -> None:
-        """Take the nodes of a queued resource away."""
+        """Suspend a queued resource: its nodes are deleted."""
         with self.lock:
             (name,) = (name for name in self._queued if _last(name) == queued_id)
             for node in [node for node in self._nodes.values() if node.queued_resource == name]:
@@ -207,12 +207,12 @@ class Cloud:
             )
 
     def left(self) -> tuple[list[str], list[str]]:
-        """Names of the nodes and of the queued resources that are there: what bills."""
+        """Return the names of the existing nodes and queued resources."""
         with self.lock:
             self._advance()
             return sorted(self._nodes), sorted(self._queued)
 
-    # ---- How it changes
+    # ---- Transitions
 
     def _advance(self) -> None:
         current = time.monotonic()
@@ -226,7 +226,7 @@ class Cloud:
                 _end(operation)
 
     def _finish(self, name: str) -> None:
-        """A node's time of making is over: it is READY, or fails late."""
+        """End the creation of a node: it becomes READY, or is dropped by a late error."""
         del self._ready_at[name]
         error = next((one.error for key, one in self._operations.items() if one.error and _of(key, name)), None)
         if error is not None:
@@ -332,7 +332,7 @@ def _of(operation: str, node: str) -> bool:
 
 
 def _place(name: str) -> str:
-    """The zone that something is in, by its full name."""
+    """Return the zone's part of a full name."""
     return name.rsplit("/", 2)[0]
 
 

@@ -1,4 +1,4 @@
-"""What stands in for a TPU: a TensorFlow server process with eight logical devices, reached by gRPC."""
+"""The stand-in for a TPU: a TensorFlow server process with eight logical devices, reached by gRPC."""
 
 import contextlib
 import os
@@ -14,23 +14,23 @@ from core.errors import GradientError
 
 START_SECONDS = 180.0
 READY = "ready"
-"""What the process says once it serves."""
+"""The line that the process prints once it serves."""
 _LAST_LINES = 20
 
 
 class DeviceNotStarted(GradientError):
-    """The TensorFlow server did not begin to serve."""
+    """The TensorFlow server did not start."""
 
 
 class DeviceServer:
-    """A TensorFlow server of this machine's CPU, in a process that ends with this one.
+    """A TensorFlow server on this machine's CPU, in a process that ends with this one.
 
     It listens on every address (TensorFlow offers nothing else) and lets any client read and write files.
 
     Args:
-        port: To listen on; 0 takes a free one.
-        replicas: Logical devices.
-        environment: Variables on top of this process's, such as what leads `gs://` to a simulator.
+        port: Port to listen on; 0 takes a free one.
+        replicas: Number of logical devices.
+        environment: Variables added to this process's, such as those that point `gs://` to a simulator.
     """
 
     def __init__(self, port: int = 0, replicas: int = 8, environment: Mapping[str, str] | None = None) -> None:
@@ -41,19 +41,19 @@ class DeviceServer:
 
     @property
     def url(self) -> str:
-        """What a client connects to, such as `grpc://127.0.0.1:8470`."""
+        """The address for clients, such as `grpc://127.0.0.1:8470`."""
         return f"grpc://127.0.0.1:{self.port}"
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True while the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, seconds: float = START_SECONDS) -> Self:
-        """Start it and wait until it serves.
+        """Start the server and wait until it serves.
 
         Raises:
-            DeviceNotStarted: It ended, or does not serve after so many seconds.
+            DeviceNotStarted: The server ended, or does not serve after so many seconds.
         """
         command = [sys.executable, "-m", "gradient_server.simulator.tensorflow_server"]
         self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -64,7 +64,7 @@ class DeviceServer:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        if self._process.stdout is None:  # asked for above
+        if self._process.stdout is None:  # never, with PIPE; for the type checker
             raise DeviceNotStarted("The TensorFlow server has no output.")
         ready: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_follow, args=(self._process.stdout, ready), name="device", daemon=True).start()
@@ -72,11 +72,11 @@ class DeviceServer:
         return self
 
     def stop(self) -> None:
-        """End it; ending what is not running is success."""
+        """Stop the server, if it runs."""
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()  # SIGTERM is swallowed once a client has connected
+        process.kill()  # TensorFlow ignores SIGTERM once a client has connected
         process.wait()
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -93,7 +93,7 @@ class DeviceServer:
 
 
 def _follow(output: IO[str], ready: "queue.Queue[str | None]") -> None:
-    """Read what the process prints, for as long as it does: a full pipe would stop it."""
+    """Read the process's output until it ends: a full pipe would block it."""
     last: list[str] = []
     with output:
         for line in output:

@@ -1,4 +1,4 @@
-"""What a simulated API can be made to do wrong."""
+"""Faults to inject into the simulated TPU API."""
 
 import threading
 import time
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 import grpc
 
 HANG = 24 * 3600.0
-"""A delay that outlasts every patience."""
+"""A delay longer than every timeout, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way of going wrong.
+    """One fault.
 
     Attributes:
-        code: gRPC status that is answered; None: the call succeeds, late.
-        message: What is said beside it.
-        reason: Google's code for it (ErrorInfo.reason); empty: none is given.
-        seconds: How long the answer takes.
-        done: The work is done all the same, and only the answer is lost.
-        times: How many calls it strikes; 0: all from now on.
+        code: gRPC status of the response; None: the call succeeds, after the delay.
+        message: The error message.
+        reason: Google's error code (ErrorInfo.reason); empty: none.
+        seconds: Delay of the response.
+        done: The work is done all the same, and only the response is lost.
+        times: Number of calls it affects; 0: all from now on.
     """
 
     code: grpc.StatusCode | None = None
@@ -33,7 +33,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults that are still to come, by the method's name; any thread may add some."""
+    """Pending faults by method name. Thread-safe."""
 
     stopped: threading.Event
     _waiting: dict[str, list[Fault]] = field(default_factory=dict)
@@ -41,18 +41,18 @@ class Faults:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, method: str, fault: Fault) -> None:
-        """Have the next calls of a method go wrong; `*` is every method."""
+        """Add a fault for the next calls of a method; `*` is every method."""
         with self._lock:
             self._waiting.setdefault(method, []).append(fault)
 
     def clear(self) -> None:
-        """All goes well from now on."""
+        """Remove all pending faults."""
         with self._lock:
             self._waiting.clear()
             self._struck.clear()
 
     def next(self, method: str) -> Fault | None:
-        """The fault that strikes this call, if one does."""
+        """Take the fault for this call, if there is one."""
         with self._lock:
             for name in (method, "*"):
                 faults = self._waiting.get(name)
@@ -67,7 +67,7 @@ class Faults:
         return None
 
     def wait(self, seconds: float, context: grpc.ServicerContext) -> None:
-        """Take so long, but not longer than somebody waits for the answer."""
+        """Sleep for `seconds`, or until the client cancels or the server stops."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and context.is_active() and not self.stopped.wait(0.02):
             pass

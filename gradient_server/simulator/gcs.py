@@ -1,7 +1,7 @@
-"""A Cloud Storage server for one machine: what google-cloud-storage and TensorFlow's own `gs://` client speak.
+"""A Cloud Storage server for one machine, for google-cloud-storage and TensorFlow's own `gs://` client.
 
-google-cloud-storage is pointed at `url`. TensorFlow's addresses are compiled into it; but it honours a proxy and a
-list of trusted authorities, so the same port answers CONNECT for Google's storage hosts, ends TLS with a throw-away
+google-cloud-storage is pointed at `url`. TensorFlow's addresses are compiled in; but it honours a proxy and a list of
+trusted authorities, so the same port answers CONNECT for Google's storage hosts, terminates TLS with a temporary
 certificate and serves the same buckets. Every other host is refused.
 """
 
@@ -29,22 +29,22 @@ HOSTS = [
     "iamcredentials.googleapis.com",
     "oauth2.googleapis.com",
 ]
-"""What it answers for."""
+"""The hosts that CONNECT is answered for."""
 _MOST_REQUESTS = 200_000
 _NO_BODY = frozenset({204, 304})
 
 
 class GcsSimulator:
-    """The server, its buckets, and what is to go wrong with them.
+    """The server, its buckets, and the faults to inject.
 
     Args:
-        port: To listen on; 0 takes a free one.
+        port: Port to listen on; 0 takes a free one.
         host: Address to listen on.
 
     Attributes:
-        buckets: What there is.
-        faults: What is to go wrong.
-        tokens: Whose tokens there are.
+        buckets: The buckets and their objects.
+        faults: The faults to inject.
+        tokens: The issued access tokens.
         requests: `METHOD path` of the latest requests, in order.
     """
 
@@ -64,12 +64,12 @@ class GcsSimulator:
         return f"http://{host!s}:{port}"
 
     def start(self) -> "GcsSimulator":
-        """Begin to answer."""
+        """Start serving."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Stop answering and forget everything."""
+        """Stop serving and delete all files."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -77,25 +77,25 @@ class GcsSimulator:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def note(self, request: str) -> None:
-        """Remember a request; of very many the older half is forgotten."""
+        """Add a request to `requests`, dropping the older half if there are too many."""
         self.requests.append(request)
         if len(self.requests) > _MOST_REQUESTS:
             del self.requests[: _MOST_REQUESTS // 2]
 
     def objects(self) -> list[str]:
-        """`gs://bucket/name` of every object there is."""
+        """List every object as `gs://bucket/name`."""
         return [f"gs://{one.bucket}/{one.name}" for one in self._every_object()]
 
     def environment(self, url: str | None = None, ca: str | None = None) -> dict[str, str]:
-        """Variables that lead a program's `gs://` here, TensorFlow's and that of google-cloud-storage.
+        """Return variables that point a program's `gs://` to this server, for TensorFlow and google-cloud-storage.
 
         Args:
-            url: Where the program reaches the simulator; default: `url`.
-            ca: Where the program finds `ca.pem`; default: where it is.
+            url: The simulator's address as the program sees it; default: `url`.
+            ca: The path of `ca.pem` as the program sees it; default: its path here.
         """
         address, authority = url or self.url, ca or str(self.ca)
         return {
-            # Not in lower case: gRPC would read that too, and look for TPUs through the proxy.
+            # Not in lower case: gRPC reads that too, and would connect to TPUs through the proxy.
             "HTTPS_PROXY": address,
             "CURL_CA_BUNDLE": authority,
             "REQUESTS_CA_BUNDLE": authority,
@@ -121,7 +121,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver declares it
-        """Clients may go away at any time; that is no error of ours."""
+        """Ignore errors of a connection: clients may disconnect at any time."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body(broken=broken)
         self.server.simulator.note(f"{self.command} {self.path}")
         base = self._tunnel or f"http://{self.headers.get('host') or self.server.simulator.url[7:]}"
-        # A proxied plain request has the whole address in its request line.
+        # The request line of a proxied plain-HTTP request has the full URL.
         target = self.path.removeprefix(base) if self.path.startswith("http") else self.path
         headers = {name.lower(): value for name, value in self.headers.items()}
         asked = replace(Asked.of(self.command, base, target, headers, body), broken=broken)
@@ -172,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server finds methods by these names
 
     def _body(self, *, broken: bool) -> bytes:
-        # TensorFlow's client sends both headers; the length it names is not that of what it sends.
+        # TensorFlow's client sends both headers, and its Content-Length is not the length of the body.
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
             body = b"".join(self._chunks())
         else:
@@ -198,11 +198,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as http.server names it
-        """Requests are in `requests`."""
+        """Log nothing: requests are in `requests`."""
 
 
 class _Unbuffered:
-    """Writes to a socket at once."""
+    """A file-like writer to a socket, without a buffer."""
 
     closed = False
 
@@ -214,7 +214,7 @@ class _Unbuffered:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: there is no buffer."""
 
     def close(self) -> None:
         self.closed = True

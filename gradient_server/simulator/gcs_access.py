@@ -1,6 +1,6 @@
-"""Who a request comes from and what they may: access tokens, impersonation, access boundaries, bucket policies.
+"""Authentication and authorization: access tokens, impersonation, access boundaries, bucket policies.
 
-Whoever brings a token that the simulator did not issue, or none, is the operator and may everything.
+A request without a token, or with one that the simulator did not issue, is the operator's and may do everything.
 """
 
 import re
@@ -32,12 +32,12 @@ _LISTS = re.compile(r"""objectListPrefix['"]\s*,\s*['"]{2}\s*\)\.startsWith\(\s*
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks.
+    """The caller of a request.
 
     Attributes:
-        account: E-mail address of the service account; `operator` for whoever runs this.
-        boundary: Rules that a downscoped token is limited to; None: it is not.
-        expires_at: Unix time.
+        account: E-mail address of the service account, or `operator`.
+        boundary: The access boundary rules of a downscoped token; None: not downscoped.
+        expires_at: Expiry of the token, as Unix time.
     """
 
     account: str = OPERATOR
@@ -47,11 +47,11 @@ class Caller:
 
 @dataclass(frozen=True)
 class Access:
-    """One thing that somebody wants to do.
+    """One operation to be authorized.
 
     Attributes:
-        permission: Such as `storage.objects.get`.
-        name: Of the object; for a listing its prefix.
+        permission: The permission needed, such as `storage.objects.get`.
+        name: The object's name; for a listing, its prefix.
     """
 
     permission: str
@@ -59,16 +59,16 @@ class Access:
 
 
 class Tokens:
-    """Issues tokens and says whose they are."""
+    """Issues access tokens and identifies their callers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._issued: dict[str, Caller] = {}
         self.unimpersonable: set[str] = set()
-        """Accounts that nobody may act as, beside those that Google keeps for itself."""
+        """Accounts that nobody may impersonate, besides those that Google manages."""
 
     def caller(self, authorization: str | None) -> Caller:
-        """Whom a header `Authorization` stands for.
+        """Return the caller that an `Authorization` header identifies.
 
         Raises:
             Refused: 401: the token has expired.
@@ -81,10 +81,10 @@ class Tokens:
         return caller
 
     def impersonate(self, asking: Caller, account: str, lifetime: float) -> dict[str, Any]:
-        """A token to act as another account, as iamcredentials' generateAccessToken makes it.
+        """Issue a token for another account, like iamcredentials' generateAccessToken.
 
         Raises:
-            Refused: 403: nobody may act as this account.
+            Refused: 403: the caller may not impersonate this account.
         """
         if asking.account != OPERATOR or account.endswith(_MANAGED) or account in self.unimpersonable:
             raise Refused(
@@ -95,7 +95,7 @@ class Tokens:
         return {"accessToken": token, "expireTime": until.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     def downscope(self, subject: str, rules: list[Mapping[str, Any]], lifetime: float = 3600.0) -> dict[str, Any]:
-        """The token service's exchange of a token for one with an access boundary."""
+        """Exchange a token for one with an access boundary, like Google's token service."""
         caller = self.caller(subject)
         until = min(caller.expires_at, time.time() + lifetime)
         token = self._issue(Caller(caller.account, tuple(rules), until))
@@ -114,10 +114,10 @@ class Tokens:
 
 
 def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
-    """Refuse what a caller may not do.
+    """Require that a caller may do something.
 
     Raises:
-        Refused: 403.
+        Refused: 403: the caller may not.
     """
     if not has_access(caller, bucket, access):
         raise Refused(
@@ -128,7 +128,7 @@ def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
 
 
 def has_access(caller: Caller, bucket: Bucket, access: Access) -> bool:
-    """Whether a caller may do something."""
+    """Return whether a caller may do something."""
     allowed = caller.account == OPERATOR or _by_policy(caller.account, bucket, access)
     if caller.boundary is not None:
         allowed = allowed and any(_in_rule(rule, bucket.name, access) for rule in caller.boundary)
@@ -153,7 +153,7 @@ def _in_rule(rule: Mapping[str, Any], bucket: str, access: Access) -> bool:
 
 
 def _holds(condition: Mapping[str, Any] | None, bucket: str, access: Access) -> bool:
-    """Whether a condition holds. Only what is written with startsWith is understood; anything else does not."""
+    """Return whether a condition holds. Only startsWith is understood; any other condition does not hold."""
     if condition is None:
         return True
     expression = condition["expression"]

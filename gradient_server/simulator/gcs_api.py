@@ -1,4 +1,4 @@
-"""The requests that the Cloud Storage simulator answers: the JSON API, uploads, downloads by URL, and tokens."""
+"""The API of the Cloud Storage simulator: the JSON API, uploads, downloads by URL, and tokens."""
 
 import base64
 import json
@@ -25,12 +25,12 @@ class Asked:
     """A request.
 
     Attributes:
-        base: Address that it came to, such as `http://127.0.0.1:9000` or `https://storage.googleapis.com`.
-        path: Still quoted: a slash within a name is `%2F`.
-        query: First value of each.
-        values: All values of each.
-        headers: By name in lower case.
-        broken: Whether the body ended before it was whole.
+        base: The address it was sent to, such as `http://127.0.0.1:9000` or `https://storage.googleapis.com`.
+        path: The path, still quoted: a slash within a name is `%2F`.
+        query: The first value of each query parameter.
+        values: All values of each query parameter.
+        headers: The headers by name in lower case.
+        broken: Whether the body is incomplete.
     """
 
     method: str
@@ -44,7 +44,7 @@ class Asked:
 
     @classmethod
     def of(cls, method: str, base: str, target: str, headers: Mapping[str, str], body: bytes) -> "Asked":
-        """The request for a target as it stands in the request line."""
+        """Build a request from the target in its request line."""
         parts = urlsplit(target)
         values = parse_qs(parts.query, keep_blank_values=True)
         return cls(method, base, parts.path, {name: found[0] for name, found in values.items()}, values, headers, body)
@@ -57,7 +57,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer: a status, headers and a body."""
+    """A response: a status, headers and a body."""
 
     status: int = 200
     body: bytes = b""
@@ -65,12 +65,12 @@ class Answer:
 
 
 def as_json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """A value as an answer."""
+    """Build a JSON response."""
     return Answer(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
 
 def refusal(error: Refused) -> Answer:
-    """An error as Google writes it."""
+    """Build an error response in Google's format."""
     if error.status == 304:  # noqa: PLR2004 - Not Modified, which has no body
         return Answer(304)
     inner = {"message": error.message, "domain": "global", "reason": error.reason}
@@ -78,7 +78,7 @@ def refusal(error: Refused) -> Answer:
 
 
 class StorageApi:
-    """Answers requests out of the buckets."""
+    """Handles requests to the buckets."""
 
     def __init__(self, buckets: Buckets, tokens: Tokens, faults: Faults) -> None:
         self._buckets, self._tokens, self._faults = buckets, tokens, faults
@@ -102,7 +102,7 @@ class StorageApi:
         self._routes = [(re.compile(pattern), handler) for pattern, handler in routes]
 
     def answer(self, asked: Asked) -> Answer:
-        """The answer to a request, whatever it is."""
+        """Handle any request; an error becomes an error response."""
         try:
             if not asked.broken:
                 self._faults.strike(asked.method, f"{asked.path}?{asked.query}")
@@ -236,7 +236,7 @@ class StorageApi:
         return _content(asked, self._buckets.get(bucket, name, asked.query))
 
     def _by_url(self, asked: Asked, bucket: str, name: str) -> Answer:
-        """What TensorFlow reads, and signed URLs."""
+        """Handle object URLs, as TensorFlow reads them, and signed URLs."""
         signed = "X-Goog-Signature" in asked.query
         if signed:
             check_signature(asked.query)
@@ -296,7 +296,7 @@ def _append(upload: Upload, start: int, body: bytes, total: str) -> None:
     if start > kept:
         raise Refused(503, "backendError", f"The upload goes on at {kept}, not at {start}.")
     whole = total != "*" and start + len(body) == int(total)
-    # As at Google, what it has already is not looked at again: a client repeats what it got no answer to.
+    # As at Google, bytes received before are skipped: a client repeats those it got no response for.
     upload.content += (body if whole else body[: len(body) // CHUNK * CHUNK])[kept - start :]
 
 
@@ -316,7 +316,7 @@ def _hashes(asked: Asked) -> dict[str, str]:
 
 
 def _two_parts(asked: Asked) -> tuple[dict[str, Any], bytes]:
-    """The object's fields and its content, out of a body of type multipart/related."""
+    """Parse a multipart/related body into the object's fields and its content."""
     boundary = re.search(r"""boundary=['"]?([^'";]+)""", asked.headers["content-type"])
     if boundary is None:
         raise ValueError("no boundary")
@@ -330,7 +330,7 @@ def _two_parts(asked: Asked) -> tuple[dict[str, Any], bytes]:
 
 
 def _content(asked: Asked, found: StoredObject) -> Answer:
-    """An object's bytes, or the part of them that was asked for."""
+    """Build the response with an object's bytes, or the requested range of them."""
     size = len(found.content)
     headers = {
         "Content-Type": str(found.fields.get("contentType", "application/octet-stream")),

@@ -1,4 +1,4 @@
-"""What goes wrong in the Cloud Storage simulator, on request."""
+"""Faults to inject into the Cloud Storage simulator."""
 
 import threading
 import time
@@ -19,14 +19,14 @@ class _Failure:
 
 
 class Faults:
-    """Failures waiting for the requests they are for; `mend` takes all of them back."""
+    """Pending faults; `mend` removes all of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.mend()
 
     def mend(self) -> None:
-        """Everything works again."""
+        """Remove all faults."""
         with self._lock:
             self._failures: list[_Failure] = []
             self._broken: list[_Failure] = []
@@ -38,10 +38,10 @@ class Faults:
         """Answer the next requests with this status.
 
         Args:
-            status: Such as 503.
-            times: How many requests.
-            method: Only requests of this method; `UPLOAD` for the arrival of objects.
-            path: Only requests whose path and query contain this; of an object that arrives, its name.
+            status: The HTTP status, such as 503.
+            times: The number of requests.
+            method: Only requests of this method; `UPLOAD` for uploads of objects.
+            path: Only requests whose path and query contain this; for `UPLOAD`, the object's name.
         """
         with self._lock:
             self._failures.append(_Failure(status, times, method, path))
@@ -52,7 +52,7 @@ class Faults:
             self._broken.append(_Failure(0, times, None, path))
 
     def deny(self, account: str) -> None:
-        """Answer everything that this account asks with 403, whatever the bucket's policy says."""
+        """Answer all requests of this account with 403, despite the bucket's policy."""
         with self._lock:
             self._denied.add(account)
 
@@ -67,10 +67,10 @@ class Faults:
             self._creation_refused = True
 
     def strike(self, method: str, path: str) -> None:
-        """Let go wrong what is to go wrong with a request.
+        """Apply the delay and the pending fault for a request.
 
         Raises:
-            Refused: With the status that was asked for.
+            Refused: With the status of the fault.
         """
         if self._seconds:
             time.sleep(self._seconds)
@@ -81,7 +81,7 @@ class Faults:
                 raise Refused(found.status, "backendError", f"A fault on request: {found.status}.")
 
     def breaks(self, path: str) -> bool:
-        """Whether this upload is to be broken off."""
+        """Return whether to break off this upload, counting it."""
         with self._lock:
             found = next((one for one in self._broken if one.fits("", path)), None)
             if found is not None:
@@ -99,7 +99,7 @@ class Faults:
                 raise Refused(403, "forbidden", f"{account} does not have storage access to the bucket.")
 
     def check_creation(self) -> None:
-        """Refuse new buckets where that was asked for.
+        """Refuse to create a bucket if `refuse_creation` was called.
 
         Raises:
             Refused: 403.

@@ -13,16 +13,16 @@ from urllib.parse import quote
 import google_crc32c
 
 CHUNK = 256 * 1024
-"""What an unfinished upload keeps is a multiple of this, as at Google."""
+"""An unfinished upload keeps a multiple of this many bytes, as at Google."""
 
 
 class Refused(Exception):
-    """A request that is answered with an error.
+    """An error response.
 
     Attributes:
         status: HTTP status.
-        reason: Google's word for it.
-        message: A sentence.
+        reason: Google's error code.
+        message: The error message.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredObject:
-    """One object; a change makes another one."""
+    """One object, immutable."""
 
     bucket: str
     name: str
@@ -42,20 +42,20 @@ class StoredObject:
     created: datetime
     updated: datetime
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """What the client may set: contentType, metadata, cacheControl and the like."""
+    """Fields set by the client: contentType, metadata, cacheControl and the like."""
 
     @property
     def crc32c(self) -> str:
-        """Checksum as the API writes it."""
+        """The CRC32C checksum in the API's format."""
         return crc32c(self.content)
 
     @property
     def md5(self) -> str:
-        """Digest as the API writes it."""
+        """The MD5 digest in the API's format."""
         return base64.b64encode(hashlib.md5(self.content, usedforsecurity=False).digest()).decode()
 
     def resource(self, base: str) -> dict[str, Any]:
-        """The object as the API shows it.
+        """Return the object's JSON representation.
 
         Args:
             base: Address of the API, such as `http://127.0.0.1:9000`.
@@ -93,7 +93,7 @@ class Bucket:
     objects: dict[str, StoredObject] = field(default_factory=dict)
 
     def resource(self, base: str) -> dict[str, Any]:
-        """The bucket as the API shows it."""
+        """Return the bucket's JSON representation."""
         location = str(self.fields.get("location") or "US").upper()
         multi = location in {"US", "EU", "ASIA"}
         return {
@@ -114,7 +114,7 @@ class Bucket:
 
 @dataclass
 class Upload:
-    """A resumable upload that is not finished."""
+    """An unfinished resumable upload."""
 
     id: str
     bucket: str
@@ -125,7 +125,7 @@ class Upload:
 
 
 class Buckets:
-    """Every bucket, and the uploads under way. Each call is one step: nobody sees half of it."""
+    """All buckets and unfinished uploads. Each call is atomic."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -134,10 +134,10 @@ class Buckets:
         self._generation = 1_700_000_000_000_000
 
     def create(self, name: str, fields: dict[str, Any]) -> Bucket:
-        """A new bucket.
+        """Create a bucket.
 
         Raises:
-            Refused: 409: there is one of this name.
+            Refused: 409: a bucket of this name exists.
         """
         with self._lock:
             if name in self._buckets:
@@ -146,10 +146,10 @@ class Buckets:
             return self._buckets[name]
 
     def bucket(self, name: str) -> Bucket:
-        """The bucket of this name.
+        """Return the bucket of this name.
 
         Raises:
-            Refused: 404: there is none.
+            Refused: 404: no such bucket.
         """
         with self._lock:
             if name not in self._buckets:
@@ -157,15 +157,15 @@ class Buckets:
             return self._buckets[name]
 
     def all(self) -> list[Bucket]:
-        """The buckets by name."""
+        """List the buckets, ordered by name."""
         with self._lock:
             return [self._buckets[name] for name in sorted(self._buckets)]
 
     def drop(self, name: str, *, force: bool = False) -> None:
-        """Remove a bucket.
+        """Delete a bucket.
 
         Raises:
-            Refused: 404: there is none; 409: something lies in it.
+            Refused: 404: no such bucket; 409: the bucket is not empty.
         """
         with self._lock:
             if self.bucket(name).objects and not force:
@@ -173,10 +173,10 @@ class Buckets:
             del self._buckets[name]
 
     def get(self, bucket: str, name: str, conditions: Mapping[str, str] | None = None) -> StoredObject:
-        """One object.
+        """Return one object.
 
         Raises:
-            Refused: 404: there is none; 304 or 412: the conditions do not hold.
+            Refused: 404: no such object; 304 or 412: the conditions do not hold.
         """
         with self._lock:
             found = self.bucket(bucket).objects.get(name)
@@ -187,7 +187,7 @@ class Buckets:
             return found
 
     def names(self, bucket: str) -> list[StoredObject]:
-        """The objects of a bucket in order of their names' bytes, as the API lists them."""
+        """List the objects of a bucket, ordered by the bytes of their names, as the API does."""
         with self._lock:
             return sorted(self.bucket(bucket).objects.values(), key=lambda found: found.name.encode())
 
@@ -197,7 +197,7 @@ class Buckets:
         """Store an object.
 
         Raises:
-            Refused: 400: the name is none, or the content is not what its checksum says; 412: conditions.
+            Refused: 400: invalid name, or the content does not match its checksum; 412: the conditions do not hold.
         """
         _check_name(name)
         expected = fields.get("crc32c")
@@ -221,7 +221,7 @@ class Buckets:
             return objects[name]
 
     def update(self, found: StoredObject, fields: Mapping[str, Any]) -> StoredObject:
-        """Change what a client may set."""
+        """Change the fields that a client may set."""
         kept = {**found.fields, **{key: value for key, value in fields.items() if key in _SETTABLE}}
         changed = StoredObject(
             bucket=found.bucket,
@@ -238,10 +238,10 @@ class Buckets:
         return changed
 
     def delete(self, bucket: str, name: str, conditions: Mapping[str, str]) -> None:
-        """Remove an object.
+        """Delete an object.
 
         Raises:
-            Refused: 404: there is none; 412: the conditions do not hold.
+            Refused: 404: no such object; 412: the conditions do not hold.
         """
         with self._lock:
             found = self.get(bucket, name, {key: conditions[key] for key in conditions if key == "generation"})
@@ -258,10 +258,10 @@ class Buckets:
             return upload
 
     def upload(self, upload_id: str) -> Upload:
-        """An upload under way.
+        """Return an unfinished upload.
 
         Raises:
-            Refused: 404: there is none, or it is finished.
+            Refused: 404: no such upload, or it is finished.
         """
         with self._lock:
             if upload_id not in self._uploads:
@@ -269,13 +269,13 @@ class Buckets:
             return self._uploads[upload_id]
 
     def finish(self, upload: Upload) -> StoredObject:
-        """Make an object of what was uploaded."""
+        """Finish an upload: store its content as an object."""
         with self._lock:
             self._uploads.pop(upload.id, None)
             return self.put(upload.bucket, upload.name, bytes(upload.content), upload.fields, upload.conditions)
 
     def cancel(self, upload_id: str) -> None:
-        """Forget an upload."""
+        """Cancel an upload."""
         with self._lock:
             self._uploads.pop(upload_id, None)
 
@@ -291,7 +291,7 @@ _MAX_NAME_BYTES = 1024
 
 
 def crc32c(content: bytes) -> str:
-    """The checksum of a content as the API writes it: big-endian, base64."""
+    """Return the CRC32C checksum in the API's format: big-endian, base64."""
     return base64.b64encode(google_crc32c.value(content).to_bytes(4, "big")).decode()
 
 
@@ -305,7 +305,7 @@ def _check(found: StoredObject | None, conditions: Mapping[str, str], *, reading
 
 
 def _check_name(name: str) -> None:
-    # What Google refuses; everything else is a name, however odd.
+    # Only names that Google refuses; it accepts all others.
     if not name or len(name.encode()) > _MAX_NAME_BYTES or "\n" in name or "\r" in name or name in {".", ".."}:
         raise Refused(400, "invalid", f"Disallowed name for an object: {name!r}")
 

@@ -1,4 +1,4 @@
-"""Signed URLs, as far as a simulator can check them: that they are whole, and not expired."""
+"""Checks of signed URLs, as far as a simulator can: completeness and expiry."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -9,10 +9,10 @@ _LONGEST_SECONDS = 7 * 24 * 3600
 
 
 def check_signature(query: Mapping[str, str]) -> None:
-    """Refuse a signed URL that Google would refuse by its dates. The signature itself is not verified.
+    """Check the dates of a signed URL like Google. The signature itself is not verified.
 
     Raises:
-        Refused: 400: it is not whole, or meant for longer than a week; 403: it has expired.
+        Refused: 400: the URL is incomplete, or valid for longer than a week; 403: it has expired.
     """
     try:
         signed_at = datetime.strptime(query["X-Goog-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)

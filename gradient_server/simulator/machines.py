@@ -1,6 +1,6 @@
-"""The TPU VMs of the simulation: each is a process of this computer that runs its node's start-up script.
+"""Simulated TPU VMs: each is a process on this computer that runs its node's startup script.
 
-Only scripts that say that they can be run so are: any other one would change this computer as if it were a new VM.
+Only scripts that support this (see `MARK`) are run: any other would change this computer as if it were a new VM.
 """
 
 import json
@@ -18,17 +18,17 @@ from pathlib import Path
 import psutil
 
 MARK = "GRADIENT_VM_PLACE"
-"""The variable that tells a start-up script which folder to stay in; one that has not this word is not run."""
+"""The variable with the folder that a startup script must stay in; a script that does not mention it is not run."""
 _TOKEN_SECONDS = 3600
 
 
 class Machines:
-    """See the module.
+    """The simulated VMs and their metadata server.
 
     Args:
-        environment: Variables that lead what runs on a VM to Cloud Storage; with `GRADIENT_VM_RUN=docker` and
+        environment: Variables that point programs on a VM to Cloud Storage; with `GRADIENT_VM_RUN=docker` and
             `DOCKER_HOST` its jobs run in containers of that engine, else as processes.
-        token: Makes an access token, such as a VM gets for the account that it acts as.
+        token: Creates an access token for the VM's service account.
     """
 
     def __init__(self, environment: dict[str, str], token: Callable[[], str] = lambda: "simulated") -> None:
@@ -45,7 +45,7 @@ class Machines:
         } | environment
 
     def start(self, name: str, script: str) -> None:
-        """A VM has started: run its script, if it can be run here."""
+        """Start a VM: run its startup script, if it supports that."""
         if MARK not in script:
             return
         place = self._root / name.replace("/", "_")
@@ -65,7 +65,7 @@ class Machines:
                     pipe.write(script.encode())
 
     def end(self, name: str) -> None:
-        """A VM is gone, at once and with all that runs on it."""
+        """Delete a VM, killing all its processes."""
         with self._lock:
             process = self._running.pop(name, None)
         if process is None:
@@ -79,7 +79,7 @@ class Machines:
         shutil.rmtree(self._root / name.replace("/", "_"), ignore_errors=True)
 
     def stop(self) -> None:
-        """End them all."""
+        """Delete all VMs and stop the metadata server."""
         for name in list(self._running):
             self.end(name)
         self._metadata.shutdown()
@@ -89,7 +89,7 @@ class Machines:
 
 
 class _Metadata(ThreadingHTTPServer):
-    """What a VM learns of itself: here, a token of its account."""
+    """The VMs' metadata server: it only serves access tokens of the service account."""
 
     daemon_threads = True
 
@@ -112,4 +112,4 @@ class _Answer(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as http.server names it
-        """Say nothing."""
+        """Log nothing."""

@@ -14,7 +14,7 @@ from gradient_server.simulator.device import READY
 
 
 def main() -> None:
-    """Serve until whoever started this goes away."""
+    """Serve until stdin is closed, at the latest when the parent process ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--replicas", type=int, required=True)
@@ -24,7 +24,7 @@ def main() -> None:
         {"worker": [f"127.0.0.1:{chosen.port}"]}, job_name="worker", task_index=0, protocol="grpc", config=config
     )
     print(READY, server.target, flush=True)
-    # SIGTERM is swallowed by TensorFlow once a client has connected; the end of input is not.
+    # TensorFlow ignores SIGTERM once a client has connected; the end of input still works.
     sys.stdin.buffer.read()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""A TPU API server for tests and laptops: google-cloud-tpu's own messages over real gRPC, and no cloud behind it."""
+"""A simulated TPU API server: google-cloud-tpu's own messages over real gRPC."""
 
 import errno
 import threading
@@ -21,57 +21,57 @@ ZONES = ("us-central1-a", "us-central1-b", "us-west4-a", "us-east5-b", "europe-w
 TYPES = ("v2-8", "v3-8", "v5litepod-8", "v6e-8")
 RUNTIMES = ("tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "v2-alpha-tpuv6e")
 _DOMAIN = "googleapis.com"
-_THREADS = 64  # a call that hangs keeps one
+_THREADS = 64  # each hanging call occupies one
 
 Method = Callable[[Any], Any]
 
 
 class TpuSimulator:
-    """See the module. What happens in it is `cloud`'s, what goes wrong is injected.
+    """A gRPC server for the TPU API of a simulated `Cloud`, with fault injection.
 
     Args:
-        port: Port on this computer alone; 0: any free one.
-        cloud: What is there; default: an empty project whose zones all have room.
+        port: Port on the loopback address; 0: any free one.
+        cloud: The project; default: an empty one whose zones all have room.
 
     Raises:
-        OSError: The port is taken.
+        OSError: The port is in use.
     """
 
     def __init__(self, port: int = 0, cloud: Cloud | None = None) -> None:
         self.cloud = cloud or Cloud()
         self.calls: list[str] = []
-        """Every method that was called, in order."""
+        """The names of all called methods, in order."""
         self._stopped = threading.Event()
         self._faults = Faults(self._stopped)
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-simulator")
-        # By default two servers could share a port, and each get some of the calls.
+        # By default two servers could share a port, each receiving some of the calls.
         self._server = grpc.server(pool, options=(("grpc.so_reuseport", 0),))
         self._server.add_generic_rpc_handlers(tuple(self._services()))
         try:
             self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
-        except RuntimeError as error:  # the library has no better one
+        except RuntimeError as error:  # gRPC raises no more specific error
             raise OSError(errno.EADDRINUSE, f"port {port} is taken") from error
 
     @property
     def address(self) -> str:
-        """Where it listens, as host:port."""
+        """The server's address, as host:port."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start serving."""
         self._server.start()
 
     def stop(self) -> None:
-        """Answer no more; calls that hang end."""
+        """Stop serving; hanging calls end."""
         self._stopped.set()
         self._server.stop(0).wait()
 
     def inject(self, method: str, fault: Fault) -> None:
-        """Have the next calls of a method (`GetNode`, or `*` for every one) go wrong."""
+        """Inject a fault into the next calls of a method (`GetNode`, or `*` for every one)."""
         self._faults.add(method, fault)
 
     def heal(self) -> None:
-        """Nothing goes wrong any more that has not struck yet."""
+        """Remove all pending faults."""
         self._faults.clear()
 
     def _services(self) -> Iterator[grpc.GenericRpcHandler]:
@@ -125,7 +125,7 @@ class TpuSimulator:
             method: grpc.unary_unary_rpc_method_handler(
                 self._handler(method, act),
                 request_deserializer=getattr(request, "deserialize", None) or request.FromString,
-                response_serializer=None,  # what is answered is bytes already
+                response_serializer=None,  # responses are serialized already
             )
             for method, (request, act) in methods.items()
         }
@@ -148,7 +148,7 @@ class TpuSimulator:
         with self.cloud.lock:
             self.calls.append(method)
             try:
-                return _serialized(act(asked))  # here, while nothing in it can change
+                return _serialized(act(asked))  # serialized under the lock, so that it cannot change meanwhile
             except Refusal as refusal:
                 return _abort(context, refusal)
 
@@ -167,7 +167,7 @@ class TpuSimulator:
 
 
 def _page(things: list[Any], asked: Any) -> tuple[list[Any], str]:  # noqa: ANN401 - any list request
-    """One page of a list, and the token of the next one."""
+    """Return one page of a list, and the token of the next one."""
     first = int(asked.page_token or 0)
     size = asked.page_size or 1000
     more = first + size < len(things)
@@ -175,14 +175,14 @@ def _page(things: list[Any], asked: Any) -> tuple[list[Any], str]:  # noqa: ANN4
 
 
 def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
-    """Answer with an error, as Google's API does: with its details packed beside it."""
+    """Abort the call with an error in Google's format, with its details."""
     status = status_pb2.Status(code=refusal.code.value[0], message=refusal.message)
     if refusal.reason:
         packed = any_pb2.Any()
         packed.Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=_DOMAIN))
         status.details.append(packed)
     context.abort_with_status(rpc_status.to_status(status))
-    raise AssertionError  # never reached: the call above raises
+    raise AssertionError  # unreachable: the call above raises
 
 
 def _serialized(answer: Any) -> bytes:  # noqa: ANN401 - any message, of either generation

@@ -1,4 +1,4 @@
-"""Everything that a TPU job meets of Google, made up on this computer: TPU API, Cloud Storage, and a device."""
+"""An in-process fake of the Google Cloud services that a TPU job uses: TPU API, Cloud Storage, and a device."""
 
 import contextlib
 import importlib.util
@@ -23,7 +23,7 @@ _LOCAL = "127.0.0.1"
 
 
 class PortTaken(GradientError):
-    """Something else listens at a port of the simulation."""
+    """A port of the simulation is in use."""
 
 
 class _Device(Protocol):
@@ -35,7 +35,7 @@ class _Device(Protocol):
 
 
 class Port:
-    """A device that takes connections and does nothing else: for computers without TensorFlow."""
+    """A device that only accepts connections, for computers without TensorFlow."""
 
     def __init__(self, port: int = 0) -> None:
         self._listener = socket.create_server((_LOCAL, port))
@@ -43,13 +43,13 @@ class Port:
         self._thread = threading.Thread(target=self._accept, name="tpu-device", daemon=True)
 
     def start(self) -> Self:
-        """Take connections."""
+        """Start accepting connections."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Take no more."""
-        # Closing alone does not wake who waits for a connection.
+        """Stop accepting connections."""
+        # Closing alone does not wake a thread that waits in accept().
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -61,17 +61,17 @@ class Port:
 
 
 class World:
-    """See the module.
+    """The simulated services and their lifetime.
 
     Args:
-        port: Of the TPU API; 0: any free one. So are the other two.
-        storage_port: Of Cloud Storage.
-        device_port: Of the device.
-        create_seconds: What it takes until a node is READY.
-        room: Nodes that there is room for at once.
+        port: Port of the TPU API; 0, also for the other ports: any free one.
+        storage_port: Port of Cloud Storage.
+        device_port: Port of the device.
+        create_seconds: Time until a new node is READY.
+        room: Number of nodes that can exist at once.
 
     Raises:
-        PortTaken: One of the ports is.
+        PortTaken: One of the ports is in use.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class World:
     ) -> None:
         self._stopping = False
         self.trains = importlib.util.find_spec("tensorflow") is not None
-        made = contextlib.ExitStack()  # of what has to be put away again if the rest cannot be had
+        made = contextlib.ExitStack()  # closes the parts created so far if a later one fails
         try:
             self.storage = GcsSimulator(storage_port)
             made.callback(self.storage.stop)
@@ -106,14 +106,14 @@ class World:
             ) from error
 
     def start(self) -> Self:
-        """Answer from now on; the device comes up by itself, which takes TensorFlow a while."""
+        """Start serving; the device starts in the background, because TensorFlow takes a while."""
         self.storage.start()
         self.tpus.start()
         threading.Thread(target=self._bring_up, name="tpu-device-start", daemon=True).start()
         return self
 
     def stop(self) -> None:
-        """Answer no more, and forget everything."""
+        """Stop serving and delete all data."""
         self._stopping = True
         self.tpus.stop()
         self.machines.stop()
@@ -128,7 +128,7 @@ class World:
                 logger.error("tpu_device_not_started", extra={"why": error.message})  # noqa: TRY400 - it says it all
 
     def environment(self) -> dict[str, str]:
-        """The settings that lead a worker here."""
+        """Return the settings, as variables, that point a worker to this simulation."""
         return {
             "GRADIENT_TPU__SIMULATOR": self.tpus.address,
             "GRADIENT_TPU__ZONES": json.dumps([ZONE]),
@@ -139,7 +139,7 @@ class World:
         }
 
     def settings(self, settings: Settings) -> Settings:
-        """The settings of a process that is to use this."""
+        """Return a copy of the settings that uses this simulation."""
         quick = {"simulator": self.tpus.address, "zones": [ZONE], "runner": "process", "poll_seconds": 0.5}
         gcs = settings.gcs.model_copy(update={"endpoint": self.storage.url, "ca": self.storage.ca})
         return settings.model_copy(update={"tpu": settings.tpu.model_copy(update=quick), "gcs": gcs})

@@ -1,4 +1,4 @@
-"""The pages people look at in a browser: drawn on the server, over the same functions as the API."""
+"""The dashboard: pages rendered on the server, with the same functions as the API."""
 
 from fastapi import FastAPI
 
@@ -13,7 +13,7 @@ __all__ = ["mount"]
 def mount(app: FastAPI) -> None:
     """Add the pages to an application that has its stores and its middleware.
 
-    Must come last: the error pages are drawn from the answers of everything else.
+    Must come last: the error pages are rendered from the error responses of everything else.
     """
     app.state.sign_in_attempts = SignInAttempts()
     for pages in (access, job_pages, artifact_pages, tpu_page, assets):

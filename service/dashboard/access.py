@@ -1,4 +1,4 @@
-"""Signing in with an API key, and proof that a form was sent from one of our own pages."""
+"""Signing in with an API key, and protection of forms against requests from other sites (CSRF)."""
 
 import re
 import threading
@@ -22,7 +22,7 @@ from service.deps import OpenStores, Stores
 from service.sessions import forget_session, session_token, set_session
 
 FORM_FIELDS = 8
-"""The most fields of a form; none has files."""
+"""Largest number of fields in a form; no form has files."""
 
 router = APIRouter(form_limits={"max_files": 0, "max_fields": FORM_FIELDS})
 
@@ -36,11 +36,11 @@ _MAX_KEY = 500
 
 
 class SignInAttempts:
-    """Counts wrong keys by address, so that guessing costs more time than it costs us.
+    """Counts wrong keys by address, to slow down guessing.
 
     Args:
-        most: Wrong keys that are looked at within `seconds`.
-        seconds: How long a wrong key counts.
+        most: Number of wrong keys after which an address has to wait.
+        seconds: Time for which a wrong key counts.
     """
 
     def __init__(self, most: int = _MAX_FAILURES, seconds: float = _FAILURE_SECONDS) -> None:
@@ -50,7 +50,7 @@ class SignInAttempts:
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait_seconds(self, address: str) -> float:
-        """How long this address has to wait until its next key is looked at; 0: not at all."""
+        """Return the seconds until the next key from this address is checked; 0: now."""
         current = time.monotonic()
         with self._lock:
             times = self._failures.get(address)
@@ -59,7 +59,7 @@ class SignInAttempts:
             return times[0] + self._seconds - current if times and len(times) >= self._most else 0.0
 
     def failed(self, address: str) -> None:
-        """Note a wrong key from this address."""
+        """Count a wrong key from this address."""
         with self._lock:
             self._failures.setdefault(address, deque(maxlen=self._most)).append(time.monotonic())
             self._failures.move_to_end(address)
@@ -68,13 +68,13 @@ class SignInAttempts:
 
 
 def require_own_form(request: Request, stores: Stores) -> None:
-    """Let a form through only if one of our own pages sent it.
+    """Refuse a form that was not sent from one of the service's own pages.
 
-    A browser says so in Sec-Fetch-Site, or in Origin where it does not trust the connection. A request that says
-    neither carries no proof, so a cookie alone is not enough for it.
+    A browser states the origin in Sec-Fetch-Site, or in Origin over untrusted connections. A request with neither is
+    refused: a cookie alone proves nothing.
 
     Raises:
-        HTTPException: 403: it came from elsewhere, or does not say where from.
+        HTTPException: 403: the form is of another origin, or of an unknown one.
     """
     site = request.headers.get("sec-fetch-site")
     if site is None:
@@ -90,14 +90,14 @@ OwnForm = Depends(require_own_form)
 
 
 def own_page(wanted: str | None) -> str:
-    """Where to go after signing in: the page that was asked for, if it is one of ours."""
+    """Return the page to open after signing in: the wanted one if it is of this service, else the start page."""
     return wanted if wanted and _OWN_PAGE.match(wanted) else HOME
 
 
 @router.get("/")
 @router.get("/ui")
 def enter() -> Response:
-    """Lead to the list of jobs."""
+    """Redirect to the list of jobs."""
     return RedirectResponse(HOME, 303)
 
 
@@ -108,7 +108,7 @@ def show_sign_in(
     ticket: str | None = None,
     ended: str | None = None,
 ) -> Response:
-    """Ask for a key, or take a one-time ticket instead."""
+    """Show the sign-in form, or sign in with a one-time ticket."""
     target = own_page(wanted)
     if ticket is None:
         problem = "Your session has ended. Sign in again." if ended else None
@@ -117,7 +117,7 @@ def show_sign_in(
     if token is None:
         problem = "This link was used already, or is older than ten minutes. Sign in with an API key."
         return page("login.html", 401, target=target, problem=problem)
-    # Not a redirect: a browser that came from another site's page would not send the cookie along with it.
+    # Not a redirect: after a link on another site, the browser would not send the cookie with it.
     answer = page("continue.html", target=target)
     set_session(answer, token, stores.settings)
     return answer

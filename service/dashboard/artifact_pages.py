@@ -1,4 +1,4 @@
-"""What a job left: folder by folder, and a look at one file."""
+"""Artifact pages: the files of a job folder by folder, and a preview of one file."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,12 +29,12 @@ PREVIEW_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """One file to look at.
+    """The preview of one file.
 
     Attributes:
-        kind: `image`, `text`, or `none` for what a page cannot show.
+        kind: `image`, `text`, or `none` if a page cannot show it.
         text: Its first 256 KiB, if it is text.
-        cut: Whether there is more of it.
+        cut: Whether the file is larger than that.
     """
 
     size: int
@@ -49,7 +49,7 @@ class Preview:
 def show_folder(
     session: Reading, stores: Stores, caller: PageCaller, job_id: str, folder: str = "", after: str = ""
 ) -> Response:
-    """What lies in one folder."""
+    """Show the entries of one folder."""
     job = job_view(session, stores, queries.get(session, job_id))
     prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
 
@@ -75,7 +75,7 @@ def show_folder(
 
 @router.get("/view")
 def show_file(session: Reading, stores: Stores, caller: PageCaller, job_id: str, path: str) -> Response:
-    """A look at one file."""
+    """Show the preview of one file."""
     row = queries.get(session, job_id)
     refuse_removed(session, row, Kind.ARTIFACTS)
     return page(

@@ -36,13 +36,13 @@ _VERSION = hashlib.sha256(b"\0".join(n.encode() + b"\0" + _ASSETS[n] for n in so
 
 
 def asset_url(name: str) -> str:
-    """Address of one of the files; scripts find each other beside it."""
+    """Return the address of an asset; scripts import each other relative to it."""
     return f"/ui/static/{_VERSION}/{name}"
 
 
 @router.get("/ui/static/{version}/{name}")
 async def read_asset(request: Request, version: str, name: str) -> Response:
-    """One file; for ever in the browser's cache if the address is of this version."""
+    """Serve an asset, cached permanently if the address is of this version."""
     content = _ASSETS.get(name)
     if content is None:
         raise HTTPException(404)

@@ -1,4 +1,4 @@
-"""Errors as pages: where a browser asked for a page, the API's error answer is shown as one."""
+"""Error pages: if a browser asked for a page, the API's error response is rendered as one."""
 
 import json
 from typing import Any
@@ -25,9 +25,9 @@ _REPLACED = {"content-type", "content-length", "content-security-policy", "cache
 
 
 class ErrorPages:
-    """Turns error answers under `/ui` into pages; everything else passes through untouched.
+    """Middleware that turns error responses under `/ui` into pages.
 
-    Outermost of all, so that also what the other middleware refuses, or fails at, is shown as a page.
+    The outermost one, so that errors of the other middleware are shown as pages too.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -86,7 +86,7 @@ def _sign_in(scope: Scope) -> Response:
     query = scope["query_string"].decode("latin-1")
     wanted = quote(scope["path"], safe="/") + (f"?{query}" if query else "")
     if headers.get("sec-fetch-site") == "cross-site":
-        # A link on another site: the browser kept our cookie back. It sends it when our own page leads on.
+        # A link on another site: the browser withheld our cookie. It sends it when our own page redirects.
         return page("continue.html", target=wanted)
     ended = "&ended=1" if any(f"{name}=" in headers.get("cookie", "") for name in COOKIES) else ""
     return RedirectResponse(f"/ui/login?next={quote(wanted, safe='/')}{ended}", 303)

@@ -1,4 +1,4 @@
-"""A flat list of paths, shown folder by folder, without reading what lies deeper."""
+"""Folder view of a flat list of paths, without reading the contents of subfolders."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ _READ = 200
 _PAST_EVERYTHING = "\U0010ffff"
 
 Read = Callable[[str | None, int], ArtifactsPage]
-"""The files of one folder and below it: after which path, at most how many."""
+"""Reads a page of the files in and below a folder, given the path to start after and the largest number of files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Entry:
 
 
 def entries(read: Read, folder: str, *, after: str | None, limit: int) -> tuple[list[Entry], str | None]:
-    """What lies directly in a folder, in order of path, and where its next page goes on.
+    """Return the direct entries of a folder, ordered by path, and the cursor of the next page.
 
     Args:
         read: Reads files whose path begins with `folder`.
         folder: Empty, or a path that ends with a slash.
-        after: From the page before.
-        limit: Most entries.
+        after: The cursor returned with the page before.
+        limit: Largest number of entries.
     """
     found: list[Entry] = []
     last = (after or "").removesuffix(_PAST_EVERYTHING)
@@ -45,24 +45,24 @@ def entries(read: Read, folder: str, *, after: str | None, limit: int) -> tuple[
             last = path
         if page.next is None:
             return found, None
-        # Names may begin with the very last character: reading on is what always comes to an end.
+        # Names may begin with the very last character: the larger of both cursors always makes progress.
         after = max(page.next, _past(last))
 
 
 def _past(path: str) -> str:
-    # What lies in a folder is passed over, however much it is.
+    # For a folder, skip everything in it.
     return path + _PAST_EVERYTHING if path.endswith("/") else path
 
 
 @dataclass(frozen=True, slots=True)
 class Crumb:
-    """A folder on the way to a path."""
+    """A folder in a path."""
 
     name: str
     path: str
 
 
 def crumbs(path: str) -> list[Crumb]:
-    """The folders that lead to a path, outermost first; of a folder, itself included."""
+    """Return the folders of a path, outermost first; a folder's path includes the folder itself."""
     parts = path.split("/")[:-1]
     return [Crumb(part, "/".join(parts[: number + 1]) + "/") for number, part in enumerate(parts)]

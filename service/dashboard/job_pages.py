@@ -27,16 +27,16 @@ router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 PAGE_JOBS = 50
 LIVE = frozenset({"Pending", "Running"})
-"""States in which a page about a job still changes by itself."""
+"""States in which the page of a job refreshes itself."""
 
 _LOG_LINES_WITHOUT_SCRIPT = 500
 POINTS = 400
-"""Points of a chart; charts.js asks for the same."""
+"""Number of points in a chart, the same as in charts.js."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One run of a job, as the page shows it."""
+    """One attempt of a job, as the page shows it."""
 
     number: int
     worker: str
@@ -47,7 +47,7 @@ class AttemptRow:
 
 
 async def _clone_key(request: Request, _caller: PageCaller) -> str | None:
-    # By a parameter of FastAPI's `Form` the form would be read before anybody is asked who they are.
+    # Not a parameter with FastAPI's `Form`: the form would be read before authentication.
     key = (await request.form(max_files=0, max_fields=FORM_FIELDS)).get("key")
     return key if isinstance(key, str) else None
 
@@ -76,7 +76,7 @@ def show_jobs(
         after=after,
         states=OUTSIDE_STATES,
         projects=projects.list_projects(session, stores).projects,
-        # The first job of all is waited for, too.
+        # The page of a service without jobs also refreshes, to show the first one.
         live=any(job.state in LIVE for job in found.jobs) or not (found.jobs or state or project or after),
         public_url=stores.settings.public_url,
         tpus=len(resources.all_open(session)) if stores.settings.backend_of("tpu") in CLOUD_BACKENDS else None,
@@ -85,7 +85,7 @@ def show_jobs(
 
 @router.get("/ui/jobs/{job_id}")
 def show_job(session: Reading, stores: Stores, caller: PageCaller, job_id: str, part: str = "") -> Response:
-    """One job; with `part=live` without what only a browser without scripts shows."""
+    """Show one job; `part=live` leaves out the parts for browsers without scripts."""
     row = queries.get(session, job_id)
     job = job_view(session, stores, row)
     events = jobs.list_events(session, job_id).events
@@ -121,7 +121,7 @@ def clone_job(
     job_id: str,
     key: CloneKey,
 ) -> Response:
-    """Submit a job again; the form's key makes a double click one job."""
+    """Submit a job again; with the form's idempotency key, a double click creates only one job."""
     stores.limits.submissions.take(caller.id)
     made, _ = submission.clone(stores, Origin(caller.id, request_id, key), job_id)
     return _to(made.id)
@@ -129,7 +129,7 @@ def clone_job(
 
 @router.post("/ui/jobs/{job_id}/delete", dependencies=[OwnForm])
 def delete_job(session: Writing, stores: Stores, caller: PageCaller, job_id: str) -> Response:
-    """Remove a job from sight."""
+    """Delete a job."""
     jobs.delete_job(session, stores, caller, job_id)
     return RedirectResponse(HOME, 303)
 

@@ -1,6 +1,6 @@
-"""The dashboard answers under one host name, so that no browser has a session for another one.
+"""Restricts the dashboard to one host name, so that no browser has a session for another one.
 
-Browsers send cookies to every port of a host name, and so to the ports of jobs that are reached under it.
+Browsers send cookies to every port of a host name, and so also to jobs' ports under that name.
 """
 
 from urllib.parse import quote
@@ -13,11 +13,11 @@ from service.deps import Stores
 
 
 def require_own_name(request: Request, stores: Stores) -> None:
-    """Let a request through if it came under the dashboard's own host name.
+    """Refuse a request that does not use the dashboard's own host name.
 
     Raises:
-        HTTPException: 307: the same page, under that name. 421: that name is not known, or it is not ours to lead
-            there: behind a proxy that changes the Host header this would go round for ever.
+        HTTPException: 307: redirect to the same page under that name. 421: that name is not known, the request is not
+            a read, or the public URL is configured: behind a proxy that changes the Host header, a redirect would loop.
     """
     own, settings = stores.settings.dashboard_host, stores.settings
     if own is None:

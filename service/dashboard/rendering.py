@@ -1,4 +1,4 @@
-"""Pages from templates: everything a job made is escaped, and nothing but our own files may run or load."""
+"""Rendering of templates: all output of jobs is escaped, and only the service's own files may run or load."""
 
 import re
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ PAGE_HEADERS = {
 }
 
 NOTHING = "\N{EN DASH}"
-"""Stands where there is no value."""
+"""Shown in place of a missing value."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -32,23 +32,23 @@ _LEAST_DOLLARS = 0.0001
 
 
 def page(template: str, status: int = 200, **values: Any) -> HTMLResponse:  # noqa: ANN401 - what the template shows
-    """A page.
+    """Render a page.
 
     Args:
         template: Name of a file in `templates/`.
         status: HTTP status.
-        values: What the template shows.
+        values: The template's variables.
     """
     return HTMLResponse(_environment.get_template(template).render(**values), status, PAGE_HEADERS)
 
 
 def moment(at: datetime) -> Markup:
-    """A time as an element: exact in UTC, also where no script turns it into "5 minutes ago"."""
+    """Format a time as a `<time>` element: exact in UTC, unless a script turns it into "5 minutes ago"."""
     return _time(at, "")
 
 
 def coming(at: datetime) -> Markup:
-    """A time that is estimated: "soon" once it is there, not "just now"."""
+    """Format an estimated time, shown by scripts as "soon" once it has passed, not as "just now"."""
     return _time(at, Markup(" data-coming"))
 
 
@@ -60,7 +60,7 @@ def _time(at: datetime, mark: str) -> Markup:
 
 
 def span(seconds: float | None) -> str:
-    """A duration for people: `0.4 s`, `42 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
+    """Format a duration: `0.4 s`, `42 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
     if seconds is None:
         return NOTHING
     if seconds < _EXACT_SECONDS:
@@ -76,20 +76,20 @@ def span(seconds: float | None) -> str:
 
 
 def dollars(amount: float) -> str:
-    """An amount of US dollars; small ones with four digits, so that a short job does not seem free."""
+    """Format an amount of US dollars; small ones with four decimals, so that a short job does not seem free."""
     if 0 < amount < _LEAST_DOLLARS:
         return f"<${_LEAST_DOLLARS}"
     return f"${amount:,.2f}" if amount >= _EXACT_DOLLARS or amount == 0 else f"${amount:.4f}"
 
 
 def price(amount: float) -> str:
-    """A price in US dollars: two digits after the point, and more only where there are more."""
+    """Format a price in US dollars with two decimals, or up to four if needed."""
     whole, _, rest = f"{amount:,.4f}".partition(".")
     return f"${whole}.{rest[:2]}{rest[2:].rstrip('0')}"
 
 
 def prose(text: str) -> Markup:
-    """A sentence of ours, with what stands between backticks as code."""
+    """Format a sentence of the service, with text between backticks as code."""
     pieces = [
         Markup("<code>{}</code>").format(piece) if number % 2 else escape(piece)
         for number, piece in enumerate(text.split("`"))
@@ -98,32 +98,32 @@ def prose(text: str) -> Markup:
 
 
 def figure(value: float | None) -> str:
-    """A measured value in at most six digits."""
+    """Format a measured value with at most six significant digits."""
     return NOTHING if value is None else f"{value:.6g}"
 
 
 def share(percent: float) -> str:
-    """A share in whole percent; of one CPU or card, so it may be above 100."""
+    """Format a share of one CPU or GPU in whole percent; it may exceed 100."""
     return f"{percent:.0f} %"
 
 
 def plain(text: str) -> str:
-    """A line of a log without its colours."""
+    """Strip the colours from a line of a log."""
     return _COLOURS.sub("", text)
 
 
 def job_url(job_id: str, rest: str = "", **query: str | None) -> str:
-    """Address of a job's page, or of one below it; parameters that are None or empty are left out."""
+    """Return the address of a job's page, or of one below it, leaving out parameters that are None or empty."""
     return _with_query(f"/ui/jobs/{quote(job_id, safe='')}{rest}", query)
 
 
 def jobs_url(**query: str | None) -> str:
-    """Address of the list of jobs, narrowed."""
+    """Return the address of the list of jobs with these filters."""
     return _with_query("/ui/jobs", query)
 
 
 def bytes_url(job_id: str, path: str, *, inline: bool = False) -> str:
-    """Address of the bytes of one artifact."""
+    """Return the address of one artifact's content."""
     shown = "?inline=1" if inline else ""
     return f"/jobs/{quote(job_id, safe='')}/artifacts/file/{quote(path, safe='/')}{shown}"
 

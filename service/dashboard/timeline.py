@@ -1,4 +1,4 @@
-"""A job's way as stretches of time: how long it waited, started up, ran and was collected."""
+"""Timeline of a job: the durations of waiting, provisioning, running and collecting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Stretch:
     """One phase of a job.
 
     Attributes:
-        phase: Its name, as in the job.
-        seconds: How long it lasted, or has lasted so far.
-        open: Whether it goes on.
-        left: Where it begins in a picture 1000 wide.
-        width: How wide it is there; a short phase is drawn wider than its share, so that it can be seen.
+        phase: The phase's name, as in the job.
+        seconds: Its duration, so far if it is open.
+        open: Whether the phase has not ended.
+        left: Its start in a drawing 1000 wide.
+        width: Its width there; a short phase is drawn wider than its share, so that it can be seen.
     """
 
     phase: str
@@ -38,11 +38,11 @@ class Stretch:
 
 
 def stretches(events: Sequence[EventView], current: datetime) -> list[Stretch]:
-    """The phases since a job was last put into the queue.
+    """Return the phases since a job was last queued.
 
     Args:
-        events: Of one job, oldest first.
-        current: When a phase that goes on is taken to end.
+        events: The events of one job, oldest first.
+        current: The time at which to end an open phase.
     """
     first = max((at for at, event in enumerate(events) if event.kind in _WAITS), default=0)
     began: list[tuple[str, datetime]] = []

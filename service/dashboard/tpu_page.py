@@ -1,4 +1,4 @@
-"""The page of the TPUs that bill, and whose they are."""
+"""The page of billed TPUs and the jobs that own them."""
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
@@ -13,5 +13,5 @@ router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
 @router.get("/ui/tpus")
 def show_tpus(session: Reading, caller: PageCaller) -> Response:
-    """Every TPU that was asked for and is not known to be gone."""
+    """Show every TPU that was requested and is not known to be deleted."""
     return page("tpus.html", caller=caller, found=tpus(session).tpus)

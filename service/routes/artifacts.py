@@ -1,4 +1,4 @@
-"""What jobs leave: a list, single files, and everything as one zip."""
+"""Artifacts of jobs: a list, single files, and everything as one zip."""
 
 import contextlib
 from datetime import UTC, datetime
@@ -101,7 +101,7 @@ def read_zip(session: Reading, stores: Stores, job_id: str, attempt: WhichAttemp
 
 
 def _is_browser(request: Request) -> bool:
-    """Whether the caller follows redirections without sending its key along: a browser does, a program need not."""
+    """Return whether the caller is a browser: only a browser is sure not to send the key along with a redirect."""
     return request.headers.get("sec-fetch-mode") == "navigate"
 
 
@@ -111,7 +111,7 @@ def _view(file: ArtifactFile) -> ArtifactView:
 
 
 def file_answer(request: Request, opened: OpenArtifact, path: str, *, inline: bool = False) -> Response:
-    """An opened file's bytes, or those that Range asks for; closed once they are sent, or cannot be."""
+    """Build the response with an open file's bytes or the requested range, which closes the file in any case."""
     etag = f'"{opened.sha256 or f"{opened.size:x}-{opened.mtime_ms:x}"}"'
     headers = ranges.user_content(path, inline=inline) | {"ETag": etag}
     with contextlib.ExitStack() as unless_sent:

@@ -1,4 +1,4 @@
-"""Signs of life, for whoever watches over the service; no key is needed."""
+"""Health checks, without a key."""
 
 import logging
 import os
@@ -44,6 +44,6 @@ def _storage(stores: OpenStores) -> str:
     root = stores.settings.root
     if os.access(root, os.R_OK | os.W_OK | os.X_OK):
         return _OK
-    # Where it lies is nobody's business who has no key.
+    # The path goes only to the log: this endpoint needs no key.
     logger.error("home_not_writable", extra={"path": str(root)})
     return "GRADIENT_HOME cannot be written."

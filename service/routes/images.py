@@ -1,4 +1,4 @@
-"""The short names that `container` may say."""
+"""Short names of images for `container`."""
 
 from fastapi import APIRouter
 

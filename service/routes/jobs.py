@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look at, stop, clone, delete; and what happened to one."""
+"""Jobs: submit, list, show, stop, clone and delete them, and list the events of one."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -106,7 +106,7 @@ async def submit_job(
 
 
 async def _list_slot(request: Request, stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
-    """A slot of the key for lists that no index narrows."""
+    """Hold a slot of the key for a list with filters that have no index."""
     if request.query_params.keys().isdisjoint(_SEARCHED):
         yield
         return
@@ -163,6 +163,6 @@ def delete_job(session: Writing, stores: Stores, _caller: Caller, job_id: str) -
 
 @router.get("/{job_id}/events")
 def list_events(session: Reading, job_id: str) -> Events:
-    """What happened to a job, oldest first."""
+    """The events of a job, oldest first."""
     job = queries.get(session, job_id)
     return Events(events=[event_view(event, job) for event in queries.events(session, job_id)])

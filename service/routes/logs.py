@@ -1,4 +1,4 @@
-"""What jobs print: page by page, followed live, or as raw bytes."""
+"""Logs of jobs: page by page, followed live, or as raw bytes."""
 
 from typing import Annotated, Any
 
@@ -68,7 +68,7 @@ def read_raw_log(
 
 
 def log_page(session: Session, stores: OpenStores, job: Job, after: int, limit: int) -> LogPage:
-    """Lines after line `after`; the row was read before the log, so `complete` cannot come too early."""
+    """Read the lines after `after`. The job's row was read before the log, so `complete` cannot be set too early."""
     if removed := removed_of(session, job, Kind.LOGS):
         return LogPage(lines=[], complete=True, removed=removed)
     reader = stores.logs.reader(job.id)

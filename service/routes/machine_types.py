@@ -1,4 +1,4 @@
-"""The machines to choose from."""
+"""Machine types."""
 
 from fastapi import APIRouter
 

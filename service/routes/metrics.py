@@ -1,4 +1,4 @@
-"""What jobs measured."""
+"""Metrics of jobs."""
 
 from typing import Annotated, Any
 

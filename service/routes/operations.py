@@ -1,4 +1,4 @@
-"""Figures for whoever runs the service."""
+"""The service's own metrics, for its operator."""
 
 from typing import Any
 

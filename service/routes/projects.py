@@ -1,4 +1,4 @@
-"""Projects: jobs that belong together, their limits, and how long what they leave is kept."""
+"""Projects: groups of jobs with limits and retention policies."""
 
 from typing import Annotated, Any
 

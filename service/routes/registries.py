@@ -1,4 +1,4 @@
-"""Registries of container images, and how workers sign in to them."""
+"""Registries of container images, and workers' logins to them."""
 
 from typing import Annotated, Any
 

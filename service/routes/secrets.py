@@ -1,4 +1,4 @@
-"""Secrets: values that jobs get by name. They go in here; only a job's own environment has them come out."""
+"""Secrets: values that jobs get by name. The API never returns them; only a job's environment contains them."""
 
 from typing import Annotated, Any
 

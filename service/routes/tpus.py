@@ -1,4 +1,4 @@
-"""TPUs that bill."""
+"""Billed TPUs."""
 
 from fastapi import APIRouter
 

@@ -1,4 +1,4 @@
-"""Archives that are stored already, so that the same folder is uploaded once."""
+"""Stored workspace archives, so that clients upload the same folder only once."""
 
 from fastapi import APIRouter
 
@@ -11,7 +11,7 @@ router = APIRouter(prefix="/workspaces", tags=["workspaces"])
 
 @router.get("/{sha256}")
 def show_workspace(stores: Stores, sha256: str) -> WorkspaceView:
-    """Whether the archive with this digest is stored."""
+    """The stored archive with this digest, without its content."""
     stored = stores.workspaces.stat(sha256)
     if stored is None:
         raise WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="sha256")

@@ -1,7 +1,7 @@
-"""The protocol of the original Paperspace clients, as a face of this service: same record, rules and stores.
+"""The protocol of the original Paperspace clients, translated to this service's own functions.
 
-What they send to `/jobs/createJob`, with or without a slash at its end, is served at `/original/jobs/createJob`:
-`paths.py` tells who means which. Nothing here decides anything about jobs; it translates.
+Their requests to `/jobs/createJob`, with or without a trailing slash, are served at `/original/jobs/createJob`:
+`paths.py` decides which protocol a request uses. Nothing here decides anything about jobs.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _WITH_KEY = (jobs, job_lists, logs, artifacts, machine_types, projects, entity_t
 
 
 def include(app: FastAPI, beside: Sequence[BaseRoute]) -> None:
-    """Have this application serve the original clients too. Comes before other middleware is added.
+    """Add the original protocol to an application. Must be called before other middleware is added.
 
     Args:
         app: The application.

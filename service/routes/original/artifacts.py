@@ -1,4 +1,4 @@
-"""What jobs leave: listed, deleted, or fetched by links and by S3's read protocol (`links.py`, `s3.py`)."""
+"""Artifacts of jobs: listed, deleted, or fetched by links and by S3's read protocol (`links.py`, `s3.py`)."""
 
 import re
 import secrets
@@ -28,9 +28,9 @@ router = APIRouter(route_class=OriginalRoute)
 
 _PAGE = 1000
 _PATTERN_LENGTH = 255
-"""Longest pattern. Comparing one takes its length times the path's, and nothing else runs in this process meanwhile."""
+"""Longest pattern. Matching takes its length times the path's, and blocks this process."""
 _SECONDS = 10.0
-"""How long the files of one request may be compared with its patterns."""
+"""Time limit for matching the files of one request with its patterns."""
 _LISTED = ("jobId", "files", "size", "links")
 
 
@@ -63,7 +63,7 @@ def list_artifacts_by_page(
 
 @router.get("/jobs/artifactsGet", name="original_get_artifacts", openapi_extra=takes("jobId", "files"), responses=GONE)
 def get_artifacts(session: Reading, stores: Stores, caller: Caller, given: Given) -> dict[str, Any]:
-    """What it takes to fetch a job's files by S3's protocol, for an hour."""
+    """Credentials to fetch a job's files by S3's protocol, for an hour."""
     job = _job(session, given)
     keys = {"AccessKeyId": f"GRADIENT{secrets.token_hex(6).upper()}", "SecretAccessKey": secrets.token_urlsafe(30)}
     return {
@@ -90,10 +90,10 @@ def destroy_artifacts(session: Reading, stores: Stores, given: Given, job_id: st
 
 
 def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
-    """Whether a path is meant: by its name, by a pattern, or by one of several with commas between them.
+    """Build a function that returns whether a path matches `wanted`: names and patterns, separated by commas.
 
     Raises:
-        SpecInvalid: There are too many patterns, or one is too long; also later, if comparing takes too long.
+        SpecInvalid: There are too many patterns, or one is too long; also later, if matching takes too long.
     """
     if wanted is None:
         return lambda _: True

@@ -1,4 +1,4 @@
-"""From what `createJob` was sent to the spec of a job: one table says what becomes of each parameter."""
+"""Translates the parameters of `createJob` to the spec of a job, by one table."""
 
 import base64
 import binascii
@@ -16,10 +16,10 @@ from service.routes.original.params import Params
 from service.routes.original.views import CLUSTER, CLUSTER_ID
 
 DEFAULT_MACHINE = "K80"
-"""Of jobs that name none, as it was."""
+"""The machine type of jobs that name none, as in the original service."""
 
 _ENCODES = "paperspace-node"
-"""The client that sends commands as base64. Not to be guessed: `date` and `true` are valid base64, too."""
+"""The client that sends commands as base64. Guessing would fail: `date` and `true` are valid base64, too."""
 _ADDRESSES = ("https://", "http://", "git+", "git:", "ssh://", "s3://")
 
 Reader = Callable[[Params, str], object]
@@ -74,20 +74,20 @@ FIELDS: dict[str, tuple[str | None, Reader]] = {
     "registryTargetUsername": (None, _text),
     "registryTargetPassword": (None, _text),
 }
-"""The original name, the field of `SubmitJob` it becomes (None: it is refused where it is given) and how it is read."""
+"""By original name: the field of `SubmitJob` (None: refused if given) and the function that reads it."""
 
 
 def spec_of(given: Params, client: str | None, *, uploaded: bool) -> dict[str, Any]:
-    """The JSON that the main API would be sent for the same job.
+    """Build the JSON of the same job for the main API.
 
     Args:
-        given: What came.
-        client: What the client calls itself.
-        uploaded: Whether a workspace came along.
+        given: The parameters.
+        client: The client's name, from its header.
+        uploaded: Whether a workspace was uploaded.
 
     Raises:
         HTTPException: 422: both a project and a projectId.
-        SpecInvalid: Something that cannot be honoured here, by its name.
+        SpecInvalid: A parameter that this service does not support.
     """
     if given.text("project") and given.text("projectId"):
         raise HTTPException(422, "Incompatible parameters: project and projectId cannot both be specified")
@@ -119,12 +119,12 @@ def _command(given: Params, client: str | None) -> str:
         return command
     try:
         return base64.b64decode(command, validate=True).decode()
-    except (binascii.Error, ValueError) as error:  # no ASCII, or no UTF-8
+    except (binascii.Error, ValueError) as error:  # not ASCII, or not UTF-8
         raise SpecInvalid("command: not the base64 of UTF-8 text, which this client sends.", field="command") from error
 
 
 def _workspace(given: Params, *, uploaded: bool) -> str | None:
-    """The address to fetch the workspace from; None if it was uploaded, or there is none."""
+    """Return the address to fetch the workspace from; None if it was uploaded, or there is none."""
     name = given.text("workspaceFileName")
     if uploaded or name is None or name == "none":
         return None
@@ -140,7 +140,7 @@ def _workspace(given: Params, *, uploaded: bool) -> str | None:
 def _with_credentials(url: str, user: str, password: str | None) -> str:
     try:
         parts = urlsplit(url)
-    except ValueError as error:  # brackets that hold no address
+    except ValueError as error:  # brackets without an IPv6 address
         raise SpecInvalid(
             "workspaceFileName: not an address that can be fetched.", field="workspaceFileName"
         ) from error

@@ -1,4 +1,4 @@
-"""Answers that are held back until there is news: the original clients ask again at once, or only after 5 s."""
+"""Long polling, because the original clients poll again at once, or only after 5 s."""
 
 import time
 from collections.abc import Callable
@@ -12,21 +12,21 @@ from service.deps import OpenStores
 from service.streams import Wakes
 
 HOLD_SECONDS = 10.0
-"""Well below the half minute after which clients and proxies give up."""
+"""Longest wait; well below the half minute after which clients and proxies time out."""
 _LOOK_SECONDS = 1.0
 
 T = TypeVar("T")
 
 
 async def hold(stores: OpenStores, key: str, job_id: str, look: Callable[[], T], done: Callable[[T], bool]) -> T:
-    """What `look` finds once it is what was waited for; after 10 s, or when the service stops, whatever it is then.
+    """Return the result of `look` once it is `done`; after 10 s, or when the service stops, the latest result.
 
     Args:
         stores: The open stores.
-        key: Id of the API key of whoever waits; it counts as one of the logs that the key follows.
-        job_id: Whose record or log is waited on.
-        look: Reads, in a thread; raises if there is no such job.
-        done: Whether that is what was waited for.
+        key: Id of the client's API key; the request counts as one of the logs that the key follows.
+        job_id: Id of the job to wait for.
+        look: Reads the job or its log, in a thread; raises if there is no such job.
+        done: Returns whether to stop waiting.
     """
     run = partial(anyio.to_thread.run_sync, look, limiter=stores.streams.readers)
     until = time.monotonic() + HOLD_SECONDS
@@ -34,7 +34,7 @@ async def hold(stores: OpenStores, key: str, job_id: str, look: Callable[[], T],
     if done(found):
         return found
     if stores.streams.full or stores.streams.full_for(key):
-        await anyio.sleep(min(_LOOK_SECONDS, HOLD_SECONDS))  # who asks again at once is slowed down all the same
+        await anyio.sleep(min(_LOOK_SECONDS, HOLD_SECONDS))  # still slows down clients that poll again at once
         return await run()
     folder = stores.logs.directory(job_id)
     await anyio.to_thread.run_sync(partial(folder.mkdir, parents=True, exist_ok=True))

@@ -1,4 +1,4 @@
-"""Lists of jobs, newest first, narrowed as each client asks."""
+"""Lists of jobs, newest first, with the filters of each client."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from service.wire import ListJobs
 router = APIRouter(route_class=OriginalRoute)
 
 MAX_JOBS = 2000
-"""The protocol has no pages: more jobs than these are not listed, the newest are."""
+"""Largest number of jobs in a list, the newest ones: the protocol has no pages."""
 _PAGE = 500
 _EVERY_PROJECT = "all"
 _NOTHING_HAS = ("dataset", "experimentId")

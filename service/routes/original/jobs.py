@@ -1,4 +1,4 @@
-"""One job: made, looked at, waited for, stopped, cloned, deleted."""
+"""Operations on one job: create, show, wait, stop, clone, delete."""
 
 import json
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ _CREATED["requestBody"] = {
 
 
 async def _posted(request: Request, stores: Stores, caller: Caller) -> AsyncIterator[tuple[Params, Body]]:
-    """What to run comes as JSON, or in the query beside a form of one file."""
+    """Read the parameters from JSON, or from the query if the body is a form with one file."""
     stores.limits.submissions.take(caller.id)
     if not request.headers.get("content-type", "").startswith("multipart/"):
         allow_json(request, stores.settings.api)

@@ -1,6 +1,6 @@
-"""Links to single files that work bare: whoever has one may fetch the file, for 8 hours, without any header.
+"""Unauthenticated links to artifact files, which expire after 8 hours.
 
-They end with the API key of whoever listed the files.
+A link also expires with the API key that listed the files.
 """
 
 from typing import Annotated
@@ -26,13 +26,13 @@ _PURPOSE = "artifact-link"
 
 
 def link_to(request: Request, stores: OpenStores, caller: KeyHolder, job_id: str, path: str) -> str:
-    """An absolute address of a file, under the name by which the client reached us if we were told no other.
+    """Return a file's absolute address, under the public URL if one is configured, else under the request's host name.
 
-    It works no longer than the caller's key.
+    The link works no longer than the caller's key.
     """
     base = stores.settings.api.public_url or str(request.base_url)
     stamp = stores.signer.stamp(_PURPOSE, f"{job_id}/{path}", caller.id, SECONDS)
-    # The stamp is in the query, which is in no log.
+    # The stamp is in the query string, which is not logged.
     return f"{base.rstrip('/')}{PREFIX}/artifact/{job_id}/{quote(path)}?stamp={stamp}"
 
 

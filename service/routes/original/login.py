@@ -1,4 +1,4 @@
-"""Signing in with e-mail and password, in two steps, for an API key of one's own."""
+"""Signing in with e-mail and password, in two steps, to get an API key."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""A job's log, row by row; its end is a row that says so."""
+"""A job's log as rows; the last row is an end marker."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +18,7 @@ from service.wire import MAX_LINE, LogPage, iso
 router = APIRouter(route_class=OriginalRoute)
 
 END = "PSEOF"
-"""The message by which every client knows that no further row will come."""
+"""The message of the end marker."""
 _LIMIT = 2000
 _MOST = 10_000
 
@@ -43,7 +43,7 @@ def _rows(stores: OpenStores, job_id: str, after: int, limit: int) -> list[dict[
 
 
 def _end(job: Job, page: LogPage, last: int) -> list[dict[str, Any]]:
-    """The last rows. Numbers have no gaps: one client counts the rows it got instead of reading them."""
+    """Build the last rows. Their numbers have no gaps: one client counts the rows instead of reading the numbers."""
     at = iso(job.finished_at or datetime.now(UTC))
     told = [page.removed.message] if page.removed is not None and last == 0 else []
     return [_row(job, last + number, at, message) for number, message in enumerate((*told, END), 1)]
@@ -54,5 +54,5 @@ def _row(job: Job, line: int, timestamp: str, message: str) -> dict[str, Any]:
 
 
 def _told(message: str) -> str:
-    """A job that prints the mark itself has not ended by it."""
+    """Change output that equals the end marker, so that it does not end the log."""
     return f"{END} " if message == END else message

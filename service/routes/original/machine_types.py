@@ -1,4 +1,4 @@
-"""Machines and clusters: this service is one cluster, which offers every machine type of its catalogue."""
+"""Machine types and clusters: this service is one cluster, with every machine type of its catalogue."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +59,7 @@ def list_clusters(given: Given) -> list[dict[str, str]]:
     "/machines/getAvailability", name="original_machine_available", openapi_extra=takes("region", "machineType")
 )
 def machine_available(session: Reading, stores: Stores, given: Given) -> dict[str, bool]:
-    """Whether a running worker offers this machine type."""
+    """The availability of a machine type: true if a running worker offers it."""
     try:
         machine = stores.catalogue.get(given.required("machineType"))
     except MachineTypeUnknown:

@@ -1,7 +1,7 @@
-"""What the original clients send along: in the query, as JSON, or as JSON in the body of a GET.
+"""Parameters of the original clients: in the query, as JSON, or as JSON in the body of a GET.
 
-Names that are not asked for are passed over: those clients send whatever lies on their command line. Numbers and
-booleans come as such or as text, `true` from one client and `True` from another.
+Unknown names are ignored: those clients send all options of their command line. Numbers and booleans may be text,
+`true` from one client and `True` from another.
 """
 
 import json
@@ -27,8 +27,8 @@ class Params:
     """The parameters of one request; an empty one counts as not given.
 
     Args:
-        query: Of the URL.
-        body: Of the JSON; what stands in both is taken from here.
+        query: The URL's parameters.
+        body: The JSON object; takes precedence over the query.
     """
 
     def __init__(self, query: QueryParams, body: Mapping[str, Any]) -> None:
@@ -36,10 +36,10 @@ class Params:
         self._body = body
 
     def text(self, name: str) -> str | None:
-        """A parameter as text.
+        """Return a parameter as text.
 
         Raises:
-            RequestValidationError: It is a list or an object, or no Unicode.
+            RequestValidationError: The value is a list or an object, or not valid Unicode.
         """
         value = self._body[name] if name in self._body else self._query.get(name)
         if value is None or value == "":
@@ -51,10 +51,10 @@ class Params:
         return _unicode(str(value), name)
 
     def required(self, name: str) -> str:
-        """A parameter that must be there.
+        """Return a required parameter as text.
 
         Raises:
-            RequestValidationError: It is not, or is no text.
+            RequestValidationError: The parameter is missing, or not text.
         """
         value = self.text(name)
         if value is None:
@@ -62,10 +62,10 @@ class Params:
         return value
 
     def flag(self, name: str) -> bool:
-        """Whether something is wished.
+        """Return a parameter as a bool; False if it is not given.
 
         Raises:
-            RequestValidationError: It is neither true nor false.
+            RequestValidationError: The value is neither true nor false.
         """
         value = (self.text(name) or "false").casefold()
         if value not in _TRUE | _FALSE:
@@ -73,10 +73,10 @@ class Params:
         return value in _TRUE
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
-        """A whole number; one that is out of range is brought into it.
+        """Return a parameter as a whole number, clamped to its range.
 
         Raises:
-            RequestValidationError: It is none.
+            RequestValidationError: The value is not a whole number.
         """
         value = self.text(name)
         if value is None:
@@ -86,18 +86,18 @@ class Params:
         return max(low, min(high, int(value.partition(".")[0])))
 
     def every(self, name: str) -> list[str]:
-        """All values of a parameter that may come several times: as `name`, as `name[0]` and so on, or as a list.
+        """Return all values of a repeated parameter: as `name`, as `name[0]` and so on, or as a list.
 
         Raises:
-            RequestValidationError: One is no text.
+            RequestValidationError: A value is not text.
         """
         return [_unicode(value, name) for value in self._every(name) if value]
 
     def object(self, name: str) -> dict[str, Any]:
-        """A parameter that is an object, written as JSON in the query.
+        """Return a parameter that is an object, written as JSON in the query.
 
         Raises:
-            SpecInvalid: It is none.
+            SpecInvalid: The value is not an object.
         """
         value = self._body.get(name)
         if isinstance(value, dict):
@@ -116,7 +116,7 @@ class Params:
 
 
 async def read_params(request: Request) -> Params:
-    """The parameters of a request whose body was not read yet.
+    """Read the parameters of a request whose body was not read yet.
 
     Raises:
         SpecInvalid: The body is not a JSON object.
@@ -132,14 +132,14 @@ async def _params(request: Request, stores: Stores, _caller: Caller) -> Params:
 
 
 Given = Annotated[Params, Depends(_params)]
-"""The parameters of a request that carries a key."""
+"""The parameters of an authenticated request."""
 
 
 def parse_object(text: bytes, name: str) -> dict[str, Any]:
-    """JSON that must be an object; nothing at all is an empty one.
+    """Parse a JSON object; empty text is an empty object.
 
     Raises:
-        SpecInvalid: It is not.
+        SpecInvalid: The text is not a JSON object.
     """
     try:
         found = json.loads(text)
@@ -165,11 +165,11 @@ def check_names(given: Sequence[str], limit: int, setting: str, field: str) -> N
 
 
 def takes(*names: str, body: bool = False) -> dict[str, Any]:
-    """How parameters are declared in the OpenAPI document.
+    """Declare parameters, for OpenAPI.
 
     Args:
-        names: Of the parameters.
-        body: Whether they may come as JSON too.
+        names: The parameters' names.
+        body: Whether they may also be sent as JSON.
     """
     told: dict[str, Any] = {
         "parameters": [{"name": n, "in": "query", "required": False, "schema": {"type": "string"}} for n in names]

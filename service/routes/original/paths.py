@@ -1,4 +1,4 @@
-"""Who means which protocol: the original clients' paths lie beside the main API's, and a few are the same."""
+"""Routes requests to the original protocol or the main API, which share a few paths."""
 
 from collections.abc import Iterable
 
@@ -8,17 +8,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 PREFIX = "/original"
 CLIENT_NAME = "ps_client_name"
-"""The header by which the original clients say who they are; FastAPI's `Header` would look for hyphens."""
+"""The header with the name of an original client. Read without FastAPI's `Header`, which would expect hyphens."""
 
 
 class OriginalPaths:
-    """Leads requests of the original clients to where they are served, with or without a slash at the end.
+    """Middleware that rewrites the paths of the original clients' requests, with or without a trailing slash.
 
-    A path that both protocols have is the original one's if the client says its name, or writes it as only those
-    clients do: with a slash at its end.
+    A path of both protocols belongs to the original one if the client sends its name, or a trailing slash, as only
+    those clients do.
 
     Args:
-        app: Serves the requests.
+        app: The application.
         own: The original protocol's routes, without the prefix.
         beside: The main API's routes.
     """
@@ -34,7 +34,7 @@ class OriginalPaths:
             path: str = scope["path"]
             bare = path.rstrip("/")
             if path.startswith(f"{PREFIX}/"):
-                # A file's own name may end so in the link to it: no such file can be, so nothing is lost.
+                # Also in links to files: no file's name ends with a slash.
                 scope["path"] = bare
             elif self._meant(scope, path, bare):
                 scope["path"] = PREFIX + bare
@@ -44,5 +44,5 @@ class OriginalPaths:
         taken = [route.path for route in self._own if route.matches({**scope, "path": bare})[0] is not Match.NONE]
         if not taken:
             return False
-        # `/jobs/getJob` has the shape of `/jobs/{job_id}`, but no job has such an id: only equal patterns are shared.
+        # `/jobs/getJob` matches `/jobs/{job_id}`, but no job has such an id: only equal patterns are shared.
         return path != bare or CLIENT_NAME in Headers(scope=scope) or self._shared.isdisjoint(taken)

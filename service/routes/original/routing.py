@@ -1,4 +1,4 @@
-"""Routes that say what went wrong in the words the original service had for it, which scripts look for."""
+"""Routes whose errors begin with the original service's messages, which scripts search for."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -17,10 +17,10 @@ _WORDS: dict[type[errors.GradientError], str] = {
 
 
 class OriginalRoute(APIRoute):
-    """A route whose errors begin with the original words."""
+    """A route whose errors begin with the original messages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler that FastAPI made, with its errors put into words."""
+        """Wrap FastAPI's handler to prefix its errors."""
         serve = super().get_route_handler()
 
         async def served(request: Request) -> Response:

@@ -1,7 +1,7 @@
 """S3's read protocol over a job's files, as far as the npm client speaks it: ListObjects (version 1) and GET.
 
-What proves the right to read is the session token that `artifactsGet` gave; the request's signature needs no check
-beside it. The name of the bucket has a dot, which makes clients put it into the path and not into the host's name.
+Requests are authorized by the session token from `artifactsGet`; their signature is not checked. The bucket's name
+has a dot, so that clients put it into the path and not into the host name.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ Token = Annotated[str, Header(alias="x-amz-security-token", description="as `art
 
 
 def issue_token(stores: OpenStores, caller: KeyHolder, job_id: str) -> str:
-    """A session token for the files of one job, which works no longer than the caller's key."""
+    """Issue a session token for the files of one job, which works no longer than the caller's key."""
     return f"{job_id}.{stores.signer.stamp(_PURPOSE, job_id, caller.id, SECONDS)}"
 
 
@@ -87,7 +87,7 @@ def _answer(request: Request, session: Session, stores: OpenStores, job: Job, ke
 
 
 def _list(job: Job, files: Iterator[ArtifactFile], prefix: str) -> Iterator[str]:
-    """All of it at once: the client asks for no second page."""
+    """Yield the whole list as one page: the client does not request a second one."""
     yield f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="{_SPACE}"><Name>{BUCKET}</Name>'
     yield f"<Prefix>{_text(prefix)}</Prefix><Marker/><MaxKeys>1000000</MaxKeys><IsTruncated>false</IsTruncated>"
     for one in files:
@@ -107,5 +107,5 @@ def _error(status: int, code: str, message: str) -> Response:
 
 
 def _text(text: str) -> str:
-    """As XML has it; characters that it has no place for by their numbers, which readers take."""
+    """Escape text for XML, with character references for control characters: not valid XML, but parsers accept them."""
     return "".join(one if one >= " " else f"&#{ord(one)};" for one in escape(text))

@@ -1,4 +1,4 @@
-"""Teams: there are none. Their namespace is the part of web addresses that leads to this service's own pages."""
+"""Teams do not exist here; their namespace is the part of web addresses that leads to the dashboard."""
 
 from fastapi import APIRouter
 
@@ -8,7 +8,7 @@ from service.routes.original.routing import OriginalRoute
 router = APIRouter(route_class=OriginalRoute)
 
 NAMESPACE = "ui"
-"""`gradient` prints WEB_URL/NAMESPACE/jobs/ID after it made a job: that is where its page is."""
+"""`gradient` prints WEB_URL/NAMESPACE/jobs/ID after creating a job; this makes it the address of the job's page."""
 
 
 @router.get("/teams/namespace", name="original_namespace")

@@ -1,4 +1,4 @@
-"""Jobs, machines and projects in the shapes that the original clients read."""
+"""Jobs, machine types and projects in the original clients' JSON format."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,13 +19,13 @@ from service.wire import JobView, iso
 CLUSTER_ID = "clgradientjobs"
 CLUSTER = "Gradient Jobs"
 REGION = "local"
-"""This service is one cluster, wherever its workers are."""
+"""The only region: this service is one cluster, wherever its workers are."""
 
 PREEMPTED = "Preempted"
 _PREEMPTION = "preempted"
 _TAKEN_DOWN = frozenset({"Failed", "Error", PREEMPTED})
 
-# Kept in the shape for clients that print whole jobs: nothing here has such a thing.
+# Fields without a counterpart here, kept for clients that print whole jobs.
 _NONE = (
     "baseContainer",
     "baseContainerUrl",
@@ -50,18 +50,18 @@ _FALSE = ("isPreemptible", "isPublic", "pushOnCompletion", "runTillCancelled")
 
 
 def state_of(job: Job, view: JobView) -> str:
-    """The state's name: as elsewhere, but that a machine taken away is a state of its own."""
+    """Return the state's name: that of the main API, with a separate one for a preempted machine."""
     taken = job.state is JobState.FAILED and job.reason == _PREEMPTION
     return PREEMPTED if taken else view.state
 
 
 def job_shapes(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Jobs as the original clients see them."""
+    """Convert jobs to the original format."""
     return [_shape(job, view) for job, view in zip(jobs, job_views(session, stores, jobs), strict=True)]
 
 
 def job_shape(session: Session, stores: OpenStores, job: Job) -> dict[str, Any]:
-    """One job as the original clients see it."""
+    """Convert one job to the original format."""
     return job_shapes(session, stores, [job])[0]
 
 
@@ -122,14 +122,14 @@ def _machine(job: Job, view: JobView) -> dict[str, Any]:
 
 
 def _reached(view: JobView) -> dict[str, str | None]:
-    """Clients print links where both are there."""
+    """Build the ports and the IP address, from which clients print links."""
     urls = [port.url for port in view.ports if port.url is not None]
     pairs = [f"{port.external}:{port.internal}" for port in view.ports if port.url is not None]
     return {"ports": ",".join(pairs) or None, "ipAddress": urlsplit(urls[0]).hostname if urls else None}
 
 
 def _times(job: Job) -> dict[str, str | None]:
-    # `ended_at` and what follows are of an earlier attempt while another one is on its way.
+    # While a job is queued again, `ended_at` belongs to its earlier attempt.
     over = job.ended_at if job.state is not JobState.QUEUED else None
     known = [job.created_at, job.claimed_at, job.started_at, job.ended_at, job.finished_at]
     return {
@@ -149,7 +149,7 @@ def _iso(at: datetime | None) -> str | None:
 
 
 def vm_type_shape(machine: MachineType) -> dict[str, Any]:
-    """A machine type with the figures that the original clients tabulate."""
+    """Convert a machine type to the original format, with the fields that clients tabulate."""
     cards = machine.kind != "cpu"
     memory = round(machine.memory_gb * 10**9)
     return {
@@ -170,7 +170,7 @@ def vm_type_shape(machine: MachineType) -> dict[str, Any]:
 
 
 def project_shape(project: Project) -> dict[str, Any]:
-    """A project as the original clients see it."""
+    """Convert a project to the original format."""
     return {
         "handle": project.id,
         "name": project.name,
