@@ -48,7 +48,7 @@ _ROUNDS = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the measurements asked for; 0 whether or not goals are met, for that is a finding, not a failure."""
+    """Run the selected measurements; return 0 even if goals are missed, for that is a finding, not a failure."""
     parsed = _parser().parse_args(arguments)
     size = Size(1 if parsed.quick else parsed.rounds, parsed.quick)
     report: dict[str, Any] = {"machine": facts(), "quick": size.quick, "rounds": size.rounds, "benches": {}}

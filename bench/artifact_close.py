@@ -1,4 +1,4 @@
-"""Closing a job's outputs (into the store, sha256, on disk) against a plain sha256 of the same file."""
+"""Rate of closing a job's outputs (into the store, sha256, on disk), against a plain sha256 of the same file."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ _MIB = 1024**2
 
 
 def run(size: Size) -> Result:
-    """One large file: hashed, closed, and closed again when it was only just written and not on disk yet."""
+    """Measure one large file: hashed, closed, and closed again just after it was written, before it is on disk."""
     mib = size.pick(1024, 32)
     floor = Series(f"sha256 of {mib} MiB", "MiB/s")
     ours = Series("close, the file already on disk", "MiB/s")

@@ -1,4 +1,4 @@
-"""How long `gradient-cli` takes from nothing to done, against Python doing nothing."""
+"""Run time of `gradient-cli`, against Python doing nothing."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ _CLI = str(Path(sys.executable).with_name("gradient-cli"))
 
 
 def run(size: Size) -> Result:
-    """Each in turn; the list comes from a server on this machine that holds ten jobs."""
+    """Measure each in turn; the list comes from a server on this machine with ten jobs."""
     nothing = Series("python -c pass", "ms")
     shown = Series("gradient-cli --help", "ms")
     listed = Series("gradient-cli jobs list", "ms")

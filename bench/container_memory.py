@@ -10,11 +10,11 @@ from bench.service import Service, serving, submit, submit_alone, wait_for, work
 _COMMAND = "echo up; exec sleep 3600"
 _SETTLED_SECONDS = 300.0
 _SAMPLES = 3
-"""So often the worker has asked what a job uses before it is measured."""
+"""Number of usage samples that the worker must have taken of each job before it is measured."""
 
 
 def run(size: Size) -> Result:
-    """API and worker are two processes here; every round is a new worker."""
+    """Measure with API and worker as two processes; every round starts a new worker."""
     counts = (0, 2) if size.quick else (0, 10, 50)
     rss = [Series(f"worker, {count} jobs running: RSS", "MiB") for count in counts]
     each = Series(f"each of {counts[-1]} jobs: RSS", "KiB")
@@ -28,12 +28,12 @@ def run(size: Size) -> Result:
 
 
 def _measured(counts: tuple[int, ...]) -> list[float]:
-    """MiB of a new worker with so many jobs at a time."""
+    """Return the MiB of a new worker with so many jobs at a time."""
     settings = engine().environment | {"GRADIENT_WORKER__SLOTS": str(counts[-1])}
     found: list[float] = []
     jobs: list[str] = []
     with serving("api", **settings) as service, working(service, **settings) as pid:
-        service.wait(submit_alone(service, "true"))  # what is loaded with the first job is no job's cost
+        service.wait(submit_alone(service, "true"))  # what the first job loads is not a cost of the others
         try:
             for count in counts:
                 with service.connect() as connection:
@@ -47,7 +47,7 @@ def _measured(counts: tuple[int, ...]) -> list[float]:
 
 
 def _settled(service: Service, job_id: str) -> bool | None:
-    """Whether the job has run for some samples."""
+    """Return True once the job has run for some samples, else None."""
     with service.get(f"/jobs/{job_id}/metrics?name=memory_bytes") as answer:
         series = json.load(answer)["series"]
     return bool(series and len(series[0]["points"]) >= _SAMPLES) or None

@@ -1,4 +1,4 @@
-"""What a job in a container prints, in lines a second, and what it leaves, in bytes a second, against files by hand."""
+"""Throughput of a container job's output (lines/s) and artifacts (bytes/s), against plain files."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ _MIB = 1024**2
 
 
 def run(size: Size) -> Result:
-    """Many lines, then one large file; each by a job and by hand, in turn."""
+    """Measure many lines, then one large file; each by a job and by hand, in turn."""
     lines, mib = size.pick(2_000_000, 50_000), size.pick(1024, 32)
     printed = Series(f"{lines:,} lines: printed → stored", "lines/s")
     by_hand = Series("docker run > file, flushed", "lines/s")
@@ -42,7 +42,7 @@ def _command(lines: int) -> str:
 
 
 def _printed(service: Service, lines: int) -> float:
-    """Seconds from the submission to the closed record."""
+    """Return the seconds from the submission to the end of the job's record."""
     began = time.perf_counter()
     job = service.wait(submit_alone(service, _command(lines)), seconds=600)
     seconds = time.perf_counter() - began
@@ -58,7 +58,10 @@ def _printed_by_hand(found: Engine, lines: int) -> float:
 
 
 def _kept(service: Service, mib: int) -> float:
-    """Seconds from the job's last line to the closed record; the file is written and flushed before that line."""
+    """Return the seconds from the job's last line to the end of its record.
+
+    The file is written and flushed before that line.
+    """
     write = f"dd if=/dev/zero of=/artifacts/model bs=1M count={mib} conv=fsync 2>/dev/null; echo left"
     job_id = submit_alone(service, write)
     left = None
@@ -77,7 +80,7 @@ def _kept(service: Service, mib: int) -> float:
 
 
 def _copied(mib: int) -> tuple[float, float]:
-    """Seconds of a copy until it is on disk, and of hashing it."""
+    """Return the seconds of a copy until it is on disk, and of hashing it."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         file = Path(folder) / "model"
         with file.open("wb") as out:

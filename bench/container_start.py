@@ -1,4 +1,4 @@
-"""A job in a container: submission → first line, last line → end, against the same container by hand."""
+"""Latency of a job in a container: submission → first line, last line → end, against the same container by hand."""
 
 import time
 
@@ -7,12 +7,12 @@ from bench.measure import Result, Series, Size, ratio_goal
 from bench.service import Service, follow, serving, submit_alone
 
 LIMIT = 1.15
-_REST_SECONDS = 0.25  # the worker is still tidying up after a job when its end is seen
+_REST_SECONDS = 0.25  # the worker still cleans up after a job when its end is visible
 _COMMAND = "echo first; sleep 0.3; echo last"
 
 
 def run(size: Size) -> Result:
-    """One job, then one container by the SDK, then one by `docker run`, in turn, on an idle service."""
+    """Run one job, then one container by the SDK, then one by `docker run`, in turn, on an idle service."""
     ours = Series("submit → first line read", "ms"), Series("last line read → end seen", "ms")
     sdk = Series("SDK: create → first line read", "ms"), Series("SDK: last line read → removed", "ms")
     hand = Series("docker run: → first line read", "ms"), Series("docker run: last line read → end", "ms")
@@ -37,7 +37,7 @@ def _note(series: tuple[Series, Series], seconds: tuple[float, float]) -> None:
 
 
 def _job(service: Service) -> tuple[float, float]:
-    """Seconds from the submission to the first line read, and from the last line read to the end."""
+    """Return the seconds from the submission to the first line read, and from the last line read to the end."""
     began = time.perf_counter()
     job_id = submit_alone(service, _COMMAND)
     first = last = None

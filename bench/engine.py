@@ -1,4 +1,4 @@
-"""The container engine that jobs are measured on, and what containers cost by hand: by its SDK, by its client."""
+"""The container engine that jobs are measured on, and the cost of containers by its SDK and its client."""
 
 import contextlib
 import shutil
@@ -18,7 +18,7 @@ _SHELL = "/bin/sh"
 
 
 class NotHere(Exception):
-    """This machine lacks what a measurement stands on."""
+    """This machine lacks something that a measurement needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Engine:
     """An engine with an image.
 
     Attributes:
-        settings: Where it is, and the image: GRADIENT_DOCKER__URL and GRADIENT_DOCKER__DEFAULT_IMAGE.
+        settings: Its address and the image: GRADIENT_DOCKER__URL and GRADIENT_DOCKER__DEFAULT_IMAGE.
     """
 
     settings: DockerSettings
 
     @property
     def environment(self) -> dict[str, str]:
-        """Settings of a service that runs its jobs there, in this image, on a network like that of the floor."""
+        """Settings of a service that runs its jobs on this engine, in this image, on the floor's kind of network."""
         return {
             "GRADIENT_MACHINES__SIMULATE": "false",
             "GRADIENT_DOCKER__URL": self.settings.url,
@@ -44,12 +44,12 @@ class Engine:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[APIClient]:
-        """A connection to it."""
+        """Open a connection to the engine."""
         with contextlib.closing(APIClient(self.settings.url, version="auto", timeout=120)) as client:
             yield client
 
     def run_by_sdk(self, client: APIClient, command: str) -> tuple[float, float]:
-        """Seconds from create to the first line read, and from the last line read until the container is removed."""
+        """Return the seconds from create to the first line read, and from the last line read until removal."""
         began = time.perf_counter()
         host = client.create_host_config(network_mode="none", init=True)
         made = client.create_container(self.settings.default_image, [_SHELL, "-c", command], host_config=host)["Id"]
@@ -65,7 +65,7 @@ class Engine:
         return first - began, time.perf_counter() - last
 
     def run_by_hand(self, command: str) -> tuple[float, float]:
-        """Seconds of `docker run --rm`: until the first line is read, and from the last line read to its end."""
+        """Return the seconds of `docker run --rm` to the first line read, and from the last line read to its end."""
         began = time.perf_counter()
         with subprocess.Popen(self.words(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None  # noqa: S101 - a pipe was asked for
@@ -77,7 +77,7 @@ class Engine:
         return first - began, time.perf_counter() - last
 
     def write_by_hand(self, command: str, file: Path) -> float:
-        """Seconds until what `docker run` prints is in a file, and on disk."""
+        """Return the seconds until the output of `docker run` is in a file, and on disk."""
         began = time.perf_counter()
         with file.open("wb") as out:
             subprocess.run(self.words(command), stdin=subprocess.DEVNULL, stdout=out, check=True)
@@ -85,7 +85,7 @@ class Engine:
         return time.perf_counter() - began
 
     def words(self, command: str) -> list[str]:
-        """`docker run` of a command for the shell."""
+        """Build the `docker run` command for a shell command."""
         program = shutil.which("docker")
         if program is None:
             raise NotHere("the docker client is not installed")
@@ -94,10 +94,10 @@ class Engine:
 
 
 def engine() -> Engine:
-    """The engine that the settings name.
+    """Return the engine that the settings name.
 
     Raises:
-        NotHere: It does not answer, or the image is not on it.
+        NotHere: The engine does not answer, or does not have the image.
     """
     settings = Settings().docker
     found = Engine(settings)

@@ -1,4 +1,4 @@
-"""From a submission to the job's first line at a reader, and to its end, against the same program run directly."""
+"""Latency from a submission to the job's first line at a reader, and to its end, against a plain process."""
 
 import shlex
 import sys
@@ -10,14 +10,14 @@ from bench.service import Connection, Service, follow, serving, submit
 
 LIMIT = 1.5
 _WARM_UP = 3
-_REST_SECONDS = 0.25  # the worker is still tidying up after a job when its end is seen
+_REST_SECONDS = 0.25  # the worker still cleans up after a job when its end is visible
 _PROGRAM = "import time;print(time.time())"
 
 
 def run(size: Size) -> Result:
-    """One job, then one process, in turn, on an idle service.
+    """Run one job, then one process, in turn, on an idle service.
 
-    Both by the interpreter's full path: found by name it can be another one, or a slow shim.
+    Both use the interpreter's full path: found by name it can be another one, or a slow shim.
     """
     submitted = Series("submit", "ms")
     started = Series("submit → line printed", "ms")
@@ -42,7 +42,7 @@ def run(size: Size) -> Result:
 
 
 def _job(service: Service, connection: Connection) -> tuple[float, float, float, float]:
-    """Milliseconds from the submission to: its answer, the print, the line read, the end."""
+    """Return the milliseconds from the submission to: its answer, the print, the line read, the end."""
     wall, began = time.time(), time.perf_counter()
     job_id = submit(connection, shlex.join([sys.executable, "-c", _PROGRAM]))
     times = {"answer": time.perf_counter() - began}

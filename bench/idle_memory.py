@@ -1,4 +1,4 @@
-"""Memory of `gradient-server up` when nothing runs, before and after its first jobs, against Python doing nothing."""
+"""Memory of an idle `gradient-server up`, before and after its first jobs, against Python doing nothing."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ LIMIT_MIB = 150.0
 
 
 def run(size: Size) -> Result:
-    """API and worker are one process here; every round is a new one."""
+    """Measure API and worker in one process, which is new in every round."""
     fresh = [Series("up, fresh: RSS", "MiB"), Series("up, fresh: PSS", "MiB")]
     used = [Series("up, after jobs: RSS", "MiB"), Series("up, after jobs: PSS", "MiB")]
     bare = [Series("python, idle: RSS", "MiB"), Series("python, idle: PSS", "MiB")]
@@ -36,14 +36,14 @@ def _note_bare(series: list[Series]) -> None:
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
         assert idle.stdin is not None  # noqa: S101 - pipes were asked for
         assert idle.stdout is not None  # noqa: S101
-        idle.stdout.readline()  # until here it is still starting
+        idle.stdout.readline()  # it is still starting until here
         _note(series, idle.pid)
         idle.stdin.write(b"\n")
         idle.stdin.close()
 
 
 def _note(series: list[Series], pid: int) -> None:
-    """Resident and proportional set size of a process."""
+    """Add a process's resident and proportional set size to the series."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     for one, name in zip(series, ("Rss", "Pss"), strict=True):

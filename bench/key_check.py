@@ -1,4 +1,4 @@
-"""Whether the time of a refusal tells how much of a key, or which address, was right: it must not."""
+"""Checks that the time of a refusal does not reveal how much of a key, or which address, was right."""
 
 import random
 import statistics
@@ -17,7 +17,7 @@ _EMAIL, _PASSWORD = "ann@example.org", "a password of hers"
 
 
 def run(size: Size) -> Result:
-    """Refuse wrong keys and passwords, in turns, whose right part is long or short."""
+    """Refuse wrong keys and passwords, in turns, with a long or a short right part."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         database = Database(f"sqlite:///{Path(folder) / 'gradient.db'}")
         migrating.upgrade(database)

@@ -1,4 +1,4 @@
-"""From a line printed by a running job to the reader of its live log, against a pipe."""
+"""Latency from a line printed by a running job to the reader of its live log, against a pipe."""
 
 import shlex
 import sys
@@ -20,7 +20,7 @@ for _ in range({lines}):
 
 
 def run(size: Size) -> Result:
-    """A job and then a process, in turn, that print the time fifty times a second."""
+    """Run a job and then a process, in turn, that print the time fifty times a second."""
     ours = Series("line printed → read", "ms")
     pipe = Series("line printed → read from a pipe", "ms")
     program = _PROGRAM.format(lines=size.pick(200, 20) + _WARM_UP_LINES)

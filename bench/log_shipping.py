@@ -1,4 +1,4 @@
-"""A job's output into the store, in MB/s, against `cat` into a file; and what it costs the service in memory."""
+"""Throughput of a job's output into the store, in MB/s, against `cat` into a file; and the service's memory for it."""
 
 import tempfile
 import time
@@ -38,7 +38,7 @@ def run(size: Size) -> Result:
 
 
 def _shipped(service: Service, command: str, size: int) -> tuple[float, float]:
-    """Seconds from the command's start to the closed record, and from the command's end."""
+    """Return the seconds from the command's start, and from its end, to the end of the job's record."""
     with service.connect() as connection:
         job = service.wait(submit(connection, command), seconds=600)
     stored = sum(path.stat().st_size for path in (service.home / "logs").glob(f"**/{job['id']}/raw"))

@@ -1,4 +1,4 @@
-"""The facts about this machine that figures cannot be read without."""
+"""Facts about this machine that are needed to interpret the figures."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ _ROOT = Path(__file__).parent.parent
 
 
 def facts() -> dict[str, Any]:
-    """What ran the measurement; the load average is that of before it."""
+    """Return facts about the machine and the software; call it before measuring, for the load average."""
     return {
         "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "cpus": len(os.sched_getaffinity(0)),

@@ -1,4 +1,4 @@
-"""What every measurement is made of: series of samples, figures drawn from them, and goals they are held against."""
+"""Elements of every measurement: series of samples, figures computed from them, and goals to compare them with."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -7,28 +7,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much to measure.
+    """Size of a measurement.
 
     Attributes:
-        rounds: How often subject and floor take turns.
-        quick: A few samples only: to see that a measurement works, not what it says.
+        rounds: Number of turns of subject and floor.
+        quick: Take a few samples only: to see that a measurement works, not for its figures.
     """
 
     rounds: int
     quick: bool
 
     def pick(self, full: int, quick: int) -> int:
-        """The number of samples a round, megabytes, or whatever a measurement counts."""
+        """Choose the number of samples per round, megabytes, or whatever a measurement counts."""
         return quick if self.quick else full
 
 
 @dataclass(slots=True)
 class Series:
-    """Samples of one thing, round by round.
+    """Samples of one quantity, by round.
 
     Attributes:
-        what: What was measured.
-        unit: Of every sample.
+        what: The quantity.
+        unit: The unit of every sample.
         rounds: The samples of each round.
     """
 
@@ -37,11 +37,11 @@ class Series:
     rounds: list[list[float]] = field(default_factory=list)
 
     def begin_round(self) -> None:
-        """Samples from now on belong to a new round."""
+        """Start a new round for the samples that follow."""
         self.rounds.append([])
 
     def add(self, value: float) -> None:
-        """Add one sample to the round that was begun last."""
+        """Add one sample to the current round."""
         self.rounds[-1].append(value)
 
     @property
@@ -56,12 +56,12 @@ class Series:
 
     @property
     def p99(self) -> float:
-        """The smallest sample that 99 % do not pass (nearest rank)."""
+        """The smallest sample that at least 99 % of the samples do not exceed (nearest rank)."""
         ordered = sorted(self.samples)
         return ordered[-(-99 * len(ordered) // 100) - 1]
 
     def figures(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the figures for JSON."""
         return {
             "what": self.what,
             "unit": self.unit,
@@ -76,14 +76,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound on one value, most often a ratio to a floor.
+    """A bound on one value, usually a ratio to a floor.
 
     Attributes:
-        what: What is bounded.
-        value: What was measured.
+        what: The bounded quantity.
+        value: The measured value.
         limit: The bound.
-        at_most: Whether the value may not pass the bound; else it may not stay below it.
-        spread: Lowest and highest value of single rounds, where rounds say anything.
+        at_most: Whether the bound is an upper one; else it is a lower one.
+        spread: Lowest and highest value of single rounds, if rounds have one.
     """
 
     what: str
@@ -94,11 +94,11 @@ class Goal:
 
     @property
     def met(self) -> bool:
-        """Whether the bound holds."""
+        """True if the bound holds."""
         return self.value <= self.limit if self.at_most else self.value >= self.limit
 
     def figures(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the figures for JSON."""
         return {
             "what": self.what,
             "value": round(self.value, 4),
@@ -110,7 +110,7 @@ class Goal:
 
 
 def ratio_goal(what: str, subject: Series, floor: Series, limit: float, *, at_most: bool = True) -> Goal:
-    """Bound the subject's median by the floor's; the spread is that of the rounds' own ratios."""
+    """Bound the ratio of the subject's median to the floor's; the spread is that of the rounds' own ratios."""
     pairs = zip(subject.rounds, floor.rounds, strict=True)
     ratios = [statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs]
     return Goal(what, subject.p50 / floor.p50, limit, at_most=at_most, spread=(min(ratios), max(ratios)))
@@ -118,13 +118,13 @@ def ratio_goal(what: str, subject: Series, floor: Series, limit: float, *, at_mo
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one measurement brought: its series, the floors among them, and the goals."""
+    """Result of one measurement: its series, including the floors, and its goals."""
 
     series: list[Series]
     goals: list[Goal]
 
     def figures(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the figures for JSON."""
         return {
             "series": [one.figures() for one in self.series],
             "goals": [one.figures() for one in self.goals],

@@ -1,6 +1,6 @@
-"""How long the service's processes take until they serve, against a bare FastAPI application.
+"""Start-up time of the service's processes until they serve, against a bare FastAPI application.
 
-Bytecode is there, as after an installation, and so is the database. On a busy machine the CPU seconds say more.
+Bytecode and database exist, as after an installation. On a busy machine the CPU seconds are more telling.
 """
 
 import sys
@@ -21,7 +21,7 @@ _READY = b"is ready"
 
 
 def run(size: Size) -> Result:
-    """Each in turn, after one start of each that is not counted."""
+    """Measure each in turn, after one start of each that is not counted."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
         make_tables(home)
@@ -65,9 +65,9 @@ def _worker(home: Path) -> tuple[float, float]:
 
 
 def _measure(home: Path, arguments: Sequence[str], serves: Callable[[], bool | None]) -> tuple[float, float]:
-    """Seconds, and CPU seconds of the process, from its start until it serves."""
+    """Return the seconds, and the CPU seconds of the process, from its start until it serves."""
     began = time.perf_counter()
-    # Of its own, and kept: what it imports is compiled at the first start alone, as by an installation.
+    # In a separate cache that is kept: only the first start compiles what it imports, as an installation does.
     bytecode = {"PYTHONPYCACHEPREFIX": str(home / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
     with running(list(arguments), home, **bytecode) as process:
         wait_for(serves, f"{arguments} to serve")

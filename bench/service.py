@@ -1,4 +1,4 @@
-"""The service and the floor's servers, each in a process and a folder of its own; and connections to them."""
+"""Starts the service and the floor's servers, each in its own process and folder, and connects to them."""
 
 import json
 import os
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 def wait_for(look: Callable[[], T | None], what: str, seconds: float = _READY_SECONDS) -> T:
-    """The first value that `look` gives.
+    """Return the first value other than None that `look` returns.
 
     Raises:
-        TimeoutError: There is none in time.
+        TimeoutError: There was none in time.
     """
     deadline = time.monotonic() + seconds
     while (value := look()) is None:
@@ -41,10 +41,10 @@ def wait_for(look: Callable[[], T | None], what: str, seconds: float = _READY_SE
 
 
 class Connection:
-    """One keep-alive connection that costs next to nothing, so that what is measured is the server.
+    """One keep-alive connection with minimal overhead, so that the server is measured and not the client.
 
     Args:
-        port: Of a server on this machine.
+        port: The port of a server on this machine.
         headers: Sent with every request.
     """
 
@@ -60,7 +60,7 @@ class Connection:
         self._socket.close()
 
     def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer."""
+        """Send a POST request; return status and body of the answer."""
         head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n{self._headers}"
         self._socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         data = b""
@@ -84,10 +84,10 @@ class Service:
     """A running server.
 
     Attributes:
-        home: Everything it keeps.
-        port: Where it listens, on 127.0.0.1.
-        headers: What a request needs to be let in.
-        pid: Of its process.
+        home: Folder of all its data.
+        port: The port it listens on, at 127.0.0.1.
+        headers: Headers that authenticate a request.
+        pid: Its process id.
     """
 
     home: Path
@@ -96,11 +96,11 @@ class Service:
     pid: int
 
     def connect(self) -> Connection:
-        """A connection for many requests."""
+        """Open a connection for many requests."""
         return Connection(self.port, self.headers)
 
     def get(self, path: str, accept: str = "application/json") -> HTTPResponse:
-        """An answer to read, over a connection of its own."""
+        """Send a GET request over a new connection; return the answer for reading."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_SECONDS)
         connection.request("GET", path, headers={**self.headers, "accept": accept})
         answer = connection.getresponse()
@@ -109,13 +109,13 @@ class Service:
         return answer
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """The job as it is now."""
+        """Return the job's current state."""
         with self.get(f"/jobs/{job_id}") as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 
     def wait(self, job_id: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
-        """The job when it has ended."""
+        """Wait for the end of the job, and return it."""
 
         def ended() -> dict[str, Any] | None:
             job = self.job(job_id)
@@ -125,10 +125,10 @@ class Service:
 
 
 def submit(connection: Connection, command: str) -> str:
-    """Submit a job; its id.
+    """Submit a job; return its id.
 
     Raises:
-        ConnectionError: It was refused.
+        ConnectionError: The job was refused.
     """
     body = json.dumps({"machineType": "CPU", "command": command}).encode()
     status, answer = connection.post("/jobs", body)
@@ -138,13 +138,13 @@ def submit(connection: Connection, command: str) -> str:
 
 
 def submit_alone(service: Service, command: str) -> str:
-    """Submit over a connection of its own: the server closes one over which nothing came for some seconds."""
+    """Submit over a new connection: the server closes one that was idle for some seconds."""
     with service.connect() as connection:
         return submit(connection, command)
 
 
 def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of a job's log as they come: name and data."""
+    """Yield the events of a job's log as they arrive: name and data."""
     name = ""
     with service.get(f"/jobs/{job_id}/logs", "text/event-stream") as answer:
         while line := answer.readline():
@@ -157,7 +157,7 @@ def follow(service: Service, job_id: str) -> Iterator[tuple[str, dict[str, Any]]
 
 @contextmanager
 def serving(command: str, **settings: str) -> Iterator[Service]:
-    """`gradient-server COMMAND` (up or api) in a new folder, with these settings beside its defaults."""
+    """Run `gradient-server COMMAND` (up or api) in a new folder, with these settings besides its defaults."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
         with running([str(SERVER), command, "--port", "0"], home, **settings) as process:
@@ -176,17 +176,17 @@ def serving(command: str, **settings: str) -> Iterator[Service]:
 
 @contextmanager
 def working(service: Service, **settings: str) -> Iterator[int]:
-    """A worker of its own for a service; its pid."""
+    """Run a separate worker for a service; yields its pid."""
     with running([str(SERVER), "worker", "--name", "bench"], service.home, "worker-output", **settings) as process:
         yield process.pid
 
 
 @contextmanager
 def serving_floor(commit: str) -> Iterator[Service]:
-    """The floor's HTTP server over a database of its own, with the service's tables in it.
+    """Run the floor's HTTP server on its own database with the service's tables.
 
     Args:
-        commit: `each` request its own transaction, or `group`: all that wait share one.
+        commit: `each`: one transaction for each request; `group`: one for all waiting requests.
     """
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         home = Path(folder)
@@ -200,12 +200,12 @@ def serving_floor(commit: str) -> Iterator[Service]:
 
 
 def make_tables(home: Path) -> None:
-    """Make `gradient.db` in a folder, with the service's own tables and indexes."""
+    """Create `gradient.db` in a folder, with the service's own tables and indexes."""
     subprocess.run([str(SERVER), "migrate"], env=environment(home), check=True, capture_output=True)
 
 
 def environment(home: Path, **settings: str) -> dict[str, str]:
-    """Ours, without its settings of the service, and with this folder and these settings instead."""
+    """Return this process's environment with this folder and these settings in place of its service settings."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
     return env | {"GRADIENT_HOME": str(home), "GRADIENT_LOG_LEVEL": "warning"} | settings
 
@@ -214,7 +214,7 @@ def environment(home: Path, **settings: str) -> dict[str, str]:
 def running(
     arguments: list[str], home: Path, output_name: str = "output", **settings: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program, until the block ends; what it prints is in a file of its home."""
+    """Run a program until the block ends; its output goes to a file in its home."""
     env = environment(home, **settings)
     with (home / output_name).open("wb") as output:
         process = subprocess.Popen(
@@ -241,7 +241,7 @@ def _answers(service: Service) -> bool | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Find a port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Answers to those with a key while strangers do their worst: silent connections, huge bodies, sign-ins."""
+"""Latency for authenticated clients under abuse by others: silent connections, huge bodies, sign-ins."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ _TIMEOUT = 60.0
 
 
 def run(size: Size) -> Result:
-    """Each load in turn beside an idle service, in each round; single requests, each over a connection of its own."""
+    """Apply each load in turn, in each round, and send single requests, each over a new connection."""
     count = size.pick(200, 10)
     loads: dict[str, Callable[[Service], Iterator[None]]] = {
         "idle": _idle,
@@ -92,13 +92,13 @@ def _send(service: Service, number: int, head: bytes, mib: int) -> None:
 
 
 def _connect(service: Service, number: int) -> socket.socket:
-    """From one of many addresses, as strangers would."""
+    """Connect from one of many addresses, as different strangers would."""
     return socket.create_connection(("127.0.0.1", service.port), _TIMEOUT, (f"127.0.{1 + number % 250}.1", 0))
 
 
 @contextmanager
 def _repeated(act: Callable[[int], None], *, at_once: int, seconds: float = 0.0) -> Iterator[None]:
-    """Do this again and again, by so many at once, each at most every so many seconds."""
+    """Repeat an action in so many threads, each at most once in so many seconds."""
     ended, numbers = threading.Event(), itertools.count()
 
     def go_on() -> None:

@@ -1,4 +1,4 @@
-"""`POST /jobs`, one at a time, against the same rows by raw SQL behind the same HTTP stack."""
+"""Latency of `POST /jobs`, one at a time, against the same rows by raw SQL behind the same HTTP stack."""
 
 import json
 import time
@@ -13,7 +13,7 @@ _BODY = json.dumps({"machineType": "CPU", "command": "python main.py"}).encode()
 
 
 def run(size: Size) -> Result:
-    """Blocks of requests in turn: what the service still does after an answer falls on its own next request."""
+    """Send blocks of requests in turn, so that work after an answer delays the service's own next request."""
     ours = Series("POST /jobs", "ms")
     floor = Series("raw insert, same stack", "ms")
     with serving("api") as api, serving_floor("each") as raw, api.connect() as subject, raw.connect() as bare:

@@ -1,4 +1,4 @@
-"""`POST /jobs` a second, against group commit and a commit each behind the same stack, and a bare insert loop."""
+"""Rate of `POST /jobs`, against group commit and single commits behind the same stack, and a bare insert loop."""
 
 import json
 import tempfile
@@ -17,7 +17,7 @@ _BODY = json.dumps({"machineType": "CPU", "command": "python main.py"}).encode()
 
 
 def run(size: Size) -> Result:
-    """All with the same clients in turn; no worker runs, so every job stays in the queue."""
+    """Measure all with the same clients in turn; no worker runs, so every job stays in the queue."""
     seconds = size.pick(30, 3) / 10
     with ExitStack() as stack:
         servers = {

@@ -1,8 +1,8 @@
-"""`make demo`: a real training as a job, from submission to its outputs, with a server of its own.
+"""`make demo`: a real training as a job, from submission to its outputs, with its own server.
 
-Everything it does is done with the programs a user has: `gradient-server up` and `gradient-cli`. What is kept lies
-in `.demo/`. It fails (exit code 1) if the job fails, if the network recognizes too few test images, or if an output
-that was downloaded is not the stored one, byte for byte.
+It uses only programs that users have: `gradient-server up` and `gradient-cli`. Its data is kept in `.demo/`. It fails
+(exit code 1) if the job fails, if the network recognizes too few test images, or if a downloaded output differs from
+the stored one.
 """
 
 import contextlib
@@ -34,34 +34,34 @@ STOP_SECONDS = 30
 
 
 class DemoError(Exception):
-    """The demo did not show what it is there to show."""
+    """The demo did not work as it should."""
 
 
 Summary = Callable[[dict[str, Any], dict[str, Any], str], None]
-"""Says what came out, from the job, its training's result, and its data in words."""
+"""Prints the results, from the job, its training's result, and a description of its data."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """The two programs, in an environment of the demo's own: no server, key or setting of yours takes part."""
+    """The two programs, in the demo's own environment: no server, key or setting of the user takes part."""
 
     env: dict[str, str]
 
     @classmethod
     def for_home(cls, home: Path) -> "Programs":
-        """The programs with everything they keep under `home`."""
+        """Create an environment that keeps all data under `home`."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
         ours = {"GRADIENT_HOME": str(home), "GRADIENT_LOG_LEVEL": "warning", "XDG_CONFIG_HOME": str(home / "config")}
         return cls(env | ours)
 
     def run(self, *arguments: str) -> int:
-        """Run `gradient-cli` in the example's folder, shown as it would be typed; its exit code."""
+        """Run `gradient-cli` in the example's folder and print the command as typed; return its exit code."""
         say(f"\n$ gradient-cli {shlex.join(arguments)}")
         command = [str(PROGRAMS / "gradient-cli"), *arguments]
         return subprocess.run(command, cwd=EXAMPLE, env=self.env, check=False).returncode  # noqa: S603 - our own
 
     def ask(self, *arguments: str) -> Any:  # noqa: ANN401 - whatever JSON the command prints
-        """What `gradient-cli … --json` prints."""
+        """Run `gradient-cli … --json` and return its output."""
         command = [str(PROGRAMS / "gradient-cli"), *arguments, "--json"]
         done = subprocess.run(  # noqa: S603 - our own
             command, cwd=EXAMPLE, env=self.env, check=True, stdout=subprocess.PIPE
@@ -70,13 +70,13 @@ class Programs:
 
 
 def main() -> int:
-    """Run the demo; the exit code."""
+    """Run the demo; return the exit code."""
     programs = Programs.for_home(HOME)
     return told(lambda: show(programs, MACHINE_TYPE, lambda *shown: summarise(programs, *shown)))
 
 
 def told(demo: Callable[[], None]) -> int:
-    """Run a demo and say what became of it; the exit code."""
+    """Run a demo and report a failure; return the exit code."""
     try:
         demo()
     except DemoError as error:
@@ -89,10 +89,10 @@ def told(demo: Callable[[], None]) -> int:
 
 
 def show(programs: Programs, machine_type: str, summary: Summary) -> None:
-    """A training from its submission to its outputs.
+    """Run a training from its submission to its outputs.
 
     Raises:
-        DemoError: It did not go as it should.
+        DemoError: The training failed, or its outputs are wrong.
     """
     began = time.monotonic()
     data = prepare_data()
@@ -107,10 +107,10 @@ def show(programs: Programs, machine_type: str, summary: Summary) -> None:
 
 
 def prepare_data() -> str:
-    """Put MNIST where jobs find their data sets, if this computer has it.
+    """Copy MNIST to the data sets of jobs, if this machine has it.
 
     Returns:
-        What will be trained on, in words.
+        A description of the data to train on.
 
     Raises:
         DemoError: GRADIENT_DEMO_DATA names a file that is not there.
@@ -136,7 +136,7 @@ def prepare_data() -> str:
 
 @contextlib.contextmanager
 def server(programs: Programs) -> Iterator[str]:
-    """`gradient-server up` on a free port while the block runs; its address."""
+    """Run `gradient-server up` on a free port while the block runs; yields its address."""
     log = HOME / "server.log"
     HOME.mkdir(exist_ok=True)
     address = HOME / "cli.json"
@@ -149,7 +149,7 @@ def server(programs: Programs) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C is for us: jobs are stopped before it is
+            start_new_session=True,  # Ctrl-C must reach this process only: it stops jobs before the server
         )
     try:
         deadline = time.monotonic() + START_SECONDS
@@ -171,7 +171,7 @@ def server(programs: Programs) -> Iterator[str]:
 
 
 def ready(address: Path, before: int) -> str | None:
-    """Where the server that was just started answers; None: not yet."""
+    """Return the address of the new server once it is ready; None before."""
     try:
         if address.stat().st_mtime_ns == before:
             return None
@@ -183,7 +183,7 @@ def ready(address: Path, before: int) -> str | None:
 
 
 def stop_jobs(programs: Programs) -> None:
-    """End a training that was interrupted: jobs outlive the server, but nobody wants this one to outlive the demo."""
+    """Stop an interrupted training: jobs outlive the server, but this one should not outlive the demo."""
     with contextlib.suppress(subprocess.CalledProcessError, KeyError, ValueError):
         for job in programs.ask("jobs", "list", "--state", "Pending,Running")["jobs"]:
             programs.run("jobs", "stop", job["id"])
@@ -191,7 +191,7 @@ def stop_jobs(programs: Programs) -> None:
 
 
 def train(programs: Programs, machine_type: str) -> dict[str, Any]:
-    """Submit examples/mnist and follow it to its end.
+    """Submit examples/mnist and follow it to its end; return the job.
 
     Raises:
         DemoError: The job failed.
@@ -204,10 +204,10 @@ def train(programs: Programs, machine_type: str) -> dict[str, Any]:
 
 
 def fetch(programs: Programs, job: dict[str, Any]) -> dict[str, Any]:
-    """List what the job left, download some of it and compare it with what is stored; the training's own result.
+    """List the job's outputs, download some and compare them with the stored ones; return the training's result.
 
     Raises:
-        DemoError: What came back is not what is stored.
+        DemoError: A downloaded file differs from the stored one.
     """
     programs.run("jobs", "artifacts", "list", job["id"])
     target = HOME / "downloads" / job["id"]
@@ -227,7 +227,7 @@ def fetch(programs: Programs, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarise(programs: Programs, job: dict[str, Any], result: dict[str, Any], data: str) -> None:
-    """Say what came out."""
+    """Print the results."""
     types = programs.ask("machine-types")["machineTypes"]
     machine = next(one for one in types if one["name"] == job["machineType"])
     seconds, price = job["durationSeconds"], job["pricePerHour"]
@@ -247,7 +247,7 @@ Kept in        {HOME}"""
 
 
 def check_accuracy(result: dict[str, Any]) -> None:
-    """Make sure that something was learned.
+    """Check that the model has learned.
 
     Raises:
         DemoError: Too few test images were recognized.
@@ -258,7 +258,7 @@ def check_accuracy(result: dict[str, Any]) -> None:
 
 
 def say(text: str) -> None:
-    """Print at once: what programs print in between must come in between."""
+    """Print and flush, to keep the order with the output of other programs."""
     print(text, flush=True)
 
 

@@ -1,8 +1,8 @@
-"""`make demo-docker`: the training of `make demo` in a container, on this computer's Docker engine.
+"""`make demo-docker`: the training of `make demo` in a container, on this machine's Docker engine.
 
-It starts no engine, changes no firewall and asks for no rights: it uses the engine that answers at GRADIENT_DOCKER__URL
-(default: /var/run/docker.sock), and the container gets no network. The trainer's image is built if it is missing: with
-a registry where one can be reached, else from Debian's and Python's packages alone.
+It starts no engine, changes no firewall and needs no extra rights: it uses the engine at GRADIENT_DOCKER__URL (default:
+/var/run/docker.sock), and the container has no network. The trainer's image is built if it is missing: with a registry
+if one can be reached, else only from Debian's and Python's packages.
 """
 
 import os
@@ -21,12 +21,12 @@ SETTINGS = {
     "GRADIENT_MACHINES__SIMULATE": "false",
     "GRADIENT_DOCKER__URL": ENGINE,
     "GRADIENT_DOCKER__PULL": "never",
-    "GRADIENT_DOCKER__NETWORK": "none",  # and so no firewall has to be set for it
+    "GRADIENT_DOCKER__NETWORK": "none",  # so that no firewall has to be set up for it
 }
 
 
 def main() -> int:
-    """Run the demo; its exit code."""
+    """Run the demo; return its exit code."""
     programs = Programs(Programs.for_home(demo.HOME).env | SETTINGS)
 
     def in_container() -> None:
@@ -38,10 +38,10 @@ def main() -> int:
 
 
 def require_engine() -> None:
-    """Make sure that an engine answers.
+    """Check that an engine answers.
 
     Raises:
-        DemoError: None does; what to do about it.
+        DemoError: No engine answers; the message says what to do.
     """
     if shutil.which("docker") is None:
         raise DemoError("no docker command is here. Install Docker (Debian: apt-get install docker.io).")
@@ -56,10 +56,10 @@ def require_engine() -> None:
 
 
 def have_image() -> None:
-    """Have the trainer's image, built if need be.
+    """Build the trainer's image, if it is missing.
 
     Raises:
-        DemoError: It cannot be built here.
+        DemoError: The image cannot be built here.
     """
     if docker("image", "inspect", IMAGE, capture_output=True).returncode == 0:
         say(f"Image: {IMAGE} is there already")
@@ -82,7 +82,7 @@ def docker(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]
 
 
 def summarise(job: dict[str, Any], result: dict[str, Any], data: str) -> None:
-    """Say what came out."""
+    """Print the results."""
     say(
         f"""
 Test accuracy  {result["test_accuracy"]:.2%} of {result["test_examples"]:,} test images, {result["epochs"]} epochs

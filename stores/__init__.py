@@ -1,4 +1,4 @@
-"""Stores that live elsewhere than on this machine's disk, and the choice between them by settings."""
+"""Stores outside this machine's disk, and the choice between them by settings."""
 
 from importlib import import_module
 
@@ -9,10 +9,10 @@ from core.settings import Settings
 
 
 def open_artifacts(settings: Settings) -> ArtifactStore:
-    """The store of artifacts that the settings name: a folder of this machine, or a bucket.
+    """Open the artifact store that the settings name: a folder on this machine, or a bucket.
 
     Raises:
-        StoreUnavailable: Google's libraries or credentials for it are not there.
+        StoreUnavailable: Google's libraries, or credentials, are missing.
     """
     directory = DirectoryStore(
         settings.root / "artifacts",

@@ -1,4 +1,4 @@
-"""The Celery worker of one host: it hears the doorbell, and its supervisor, started with it, does the work."""
+"""The Celery worker of one host. It receives wake-up messages; the supervisor that starts with it runs the jobs."""
 
 import os
 import threading
@@ -17,18 +17,18 @@ from worker.probe import Probe
 from worker.supervisor import Supervisor
 
 DEAF = 70
-"""Exit code of a worker that no message reaches."""
+"""Exit code of a worker that no longer receives messages."""
 
 _LET_GO_SECONDS = 60.0
 
 
 def queues(host: Host) -> list[str]:
-    """Names of the queues that this worker hears: those of the machine types it takes, and its own."""
+    """Return the names of the queues that this worker consumes: one for each machine type it takes, and its own."""
     return [*dict.fromkeys(pool_queue(one.name) for one in host.takes()), host_queue(host.name)]
 
 
 def run(broker_url: str, host: Host, supervisor: Supervisor, bell: Bell) -> int:
-    """Run the Celery worker with this supervisor in it until SIGTERM; jobs run on.
+    """Run the Celery worker and its supervisor until SIGTERM; jobs keep running.
 
     Tasks run in threads: a pool of forked processes would be forked while attempts run in threads of their own.
 
@@ -42,7 +42,7 @@ def run(broker_url: str, host: Host, supervisor: Supervisor, bell: Bell) -> int:
     work = threading.Thread(target=supervisor.run, name="supervisor")
 
     def end() -> None:
-        # Not by way of Celery: its thread may hang in what made it deaf.
+        # Not through Celery: its thread may hang in the very fault that keeps messages from arriving.
         supervisor.stop()
         work.join(_LET_GO_SECONDS)
         os._exit(DEAF)
@@ -59,9 +59,9 @@ def run(broker_url: str, host: Host, supervisor: Supervisor, bell: Bell) -> int:
 
 def _step(supervisor: Supervisor, work: threading.Thread, probe: Probe) -> type:
     class SupervisorStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery ships no types
-        """Starts the supervisor once the worker's pool is there, and stops it with the worker.
+        """Starts the supervisor after the worker's pool, and stops it with the worker.
 
-        It comes before the consumer, which waits for the broker: jobs run also while that is away.
+        It starts before the consumer, which waits for the broker: jobs run even while the broker is down.
         """
 
         requires = {"celery.worker.components:Pool"}  # noqa: RUF012 - celery's way of declaring it
@@ -81,7 +81,7 @@ def _step(supervisor: Supervisor, work: threading.Thread, probe: Probe) -> type:
 
 
 def _leave_logging(**_: object) -> None:
-    """Celery keeps its hands off where somebody answers: else it sets its own level, and ours is no longer heard."""
+    """Do nothing: a connected receiver keeps Celery from replacing our logging configuration."""
 
 
 def _probe(broker_url: str, host: Host, on_deaf: Callable[[], None]) -> Probe:

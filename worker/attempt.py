@@ -1,7 +1,7 @@
 """One attempt of one job, top to bottom: prepare, launch, watch, tear down, collect, finish.
 
-Every step may be repeated: a worker that dies anywhere in here is followed by one that adopts the job and comes in
-at the state that the row says.
+Every step may be repeated: if a worker dies anywhere in here, another one adopts the job and resumes at the state in
+its row.
 """
 
 import errno
@@ -46,7 +46,7 @@ _FORGIVEN_SECONDS = 300.0
 
 
 class _Kept(NamedTuple):
-    """What was kept of an attempt: state of its artifacts, bytes of its job's log and of its artifacts."""
+    """Stored output of an attempt: state of its artifacts, bytes of its job's log, bytes of its artifacts."""
 
     artifacts_state: str
     log_bytes: int | None = None
@@ -58,8 +58,8 @@ class AttemptRun:
 
     Args:
         host: The stores and backends.
-        job: The row as it was claimed or adopted; `job` follows it through its moves.
-        signals: The supervisor's wishes.
+        job: The row as it was claimed or adopted; the attribute `job` holds its latest state.
+        signals: Stop and detach requests from the supervisor.
     """
 
     def __init__(self, host: Host, job: Job, signals: Signals) -> None:
@@ -71,11 +71,11 @@ class AttemptRun:
         self._spans = AttemptSpans(job)
 
     def run(self) -> None:
-        """The whole attempt, from wherever it is.
+        """Run the whole attempt, starting from its current state.
 
         Raises:
-            LeaseLost: Somebody else holds the job now.
-            Detached: The worker has to let go; the job runs on.
+            LeaseLost: Another worker holds the job now.
+            Detached: The worker must release the job, which keeps running.
         """
         self._host.logs.nudge(self.job.id)
         if self.job.state is JobState.STARTING:
@@ -96,17 +96,17 @@ class AttemptRun:
             self._scratch.remove()
 
     def abandon(self, why: str) -> None:
-        """Close an attempt that fails again and again by a fault of ours: its job must not hang for ever.
+        """Close an attempt that keeps failing because of an internal error, so that its job does not hang for ever.
 
         Raises:
-            LeaseLost: Somebody else holds the job now.
+            LeaseLost: Another worker holds the job now.
         """
         if self.job.state is not JobState.FINISHING:
             self._end(Outcome("internal_error", why))
         self._tear_down()
         try:
             kept = self._store(Bounds(self._host, self.job))
-        except Exception:  # the fault may lie here; what was stored before stays
+        except Exception:  # this may be the step that fails; what was stored before is kept
             logger.exception("abandoned_outputs_not_stored")
             kept = _Kept("failed")
         self._close(kept)
@@ -131,7 +131,7 @@ class AttemptRun:
         failpoint("running")
 
     def _launch(self) -> Handle | None:
-        """Start the command; None where only an image was to be built, and is."""
+        """Start the command, or only build the image: then return None."""
         spec = self._launch_spec()
         if spec.build is None:
             return self._backend.launch(spec, self._confirm, self._progress)
@@ -161,7 +161,7 @@ class AttemptRun:
         return self._host.fetcher.fetch(url, login, folder, self._check)
 
     def _check(self) -> None:
-        """Raise if the start has to be given up."""
+        """Raise if the start must be aborted."""
         self._signals.check()
         if self._signals.stop_requested:
             raise BackendError("stopped_by_user", "before it was started")
@@ -176,7 +176,7 @@ class AttemptRun:
 
     def _watch(self) -> None:
         with Recorder(self._host, self.job, self._scratch) as recorder:
-            recorder.ship()  # what it printed while it started: somebody waits for its first line
+            recorder.ship()  # at once: a user may be waiting for the first line of output
             quota = DiskQuota(self._host, self.job, self._scratch)
             watch = Watch(self._host, self.job, self._scratch, self._signals, recorder, quota)
             syncs = ArtifactSync(self._host, self.job, self._scratch), MetricsSync(recorder, self.job), quota
@@ -212,7 +212,7 @@ class AttemptRun:
         logger.info("attempt_closed", extra={"reason": reason, "exit_code": over.exit_code, "state": self.job.state})
 
     def _tear_down(self) -> None:
-        """Remove what the backend made before outputs are completed: nothing may write to them any more."""
+        """Remove what the backend created, before collecting outputs: nothing may write to them any more."""
         while True:
             try:
                 handle = self.job.handle or self._found()
@@ -226,11 +226,11 @@ class AttemptRun:
             return
 
     def _found(self) -> Handle | None:
-        """What a launch made whose handle was never stored."""
+        """Find what a launch created if its handle was never stored."""
         return next((h for h in self._backend.list_owned() if h["name"] == self._scratch.name), None)
 
     def _collect(self) -> _Kept:
-        """Complete output, metrics and artifacts. A failure here is told apart from how the job ended."""
+        """Collect output, metrics and artifacts. A failure here does not change the reason that the job ended for."""
         began, bounds = time.monotonic(), Bounds(self._host, self.job)
         while True:
             try:
@@ -244,7 +244,7 @@ class AttemptRun:
                 self._signals.pause(_TEARDOWN_PAUSE_SECONDS)
 
     def _store(self, bounds: Bounds) -> _Kept:
-        """Complete output, metrics and artifacts."""
+        """Store the rest of output and metrics, and the artifacts."""
         if not self._scratch.control.is_dir():
             return _Kept(self.job.artifacts_state)
         with Recorder(self._host, self.job, self._scratch) as recorder:
@@ -254,7 +254,7 @@ class AttemptRun:
         if not (began or self._scratch.artifacts.is_dir()):
             return _Kept(
                 self.job.artifacts_state, log_bytes
-            )  # it never began: what an earlier attempt left is still the latest
+            )  # the command never started: artifacts of an earlier attempt are still the latest
         left = self._scratch.artifacts
         most = bounds.max_bytes()
         manifest = self._host.artifacts.close(
@@ -302,25 +302,28 @@ class AttemptRun:
         )
 
     def _working_dir(self) -> str | None:
-        """Where the command begins, as the job finds it, if it is to be another folder than the workspace itself."""
+        """Return the folder that the command starts in, as the job sees it; None if it is the workspace itself."""
         asked = self.job.spec.working_dir
         if asked is None:
             return None
         if not is_in_workspace(asked):
-            return asked  # the container's own
+            return asked  # a folder of the container
         within = str(PurePosixPath(base.WORKSPACE, asked).relative_to(base.WORKSPACE))
-        if base.read_control(self._scratch.control, "started") is None:  # it may remove its folder as it likes
+        if base.read_control(self._scratch.control, "started") is None:  # once started, the job may remove the folder
             within = str(self._scratch.folder(within).relative_to(self._scratch.workspace.resolve()))
         workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace
         return str(Path(workspace, within))
 
     def _port_env(self, ports: tuple[PortMap, ...]) -> dict[str, str]:
-        """Where the job has to listen: on its own ports in a container, else on those of the host that it was given."""
+        """Build the environment variables that name the ports to listen on.
+
+        These are the job's own ports in a container, else the host's allocated ports.
+        """
         contained = self._backend.capabilities.containers
         return {f"GRADIENT_PORT_{port.internal}": str(port.internal if contained else port.external) for port in ports}
 
     def _service_env(self, cards: tuple[str, ...], shared: Path) -> dict[str, str]:
-        """What a job finds in its environment, the same for every backend."""
+        """Build the environment variables that every backend gives to a job."""
         scratch, mounted = self._scratch, self._backend.capabilities.mounts
         workspace = Path(base.WORKSPACE) if mounted else scratch.workspace
         artifacts = Path(base.ARTIFACTS) if mounted else scratch.artifacts
@@ -349,11 +352,11 @@ class AttemptRun:
         self.job = self._retried(action)
 
     def _retried(self, action: Callable[[Session], Job]) -> Job:
-        """Run one write until the database answers: the job goes on meanwhile, and so do its files.
+        """Retry one write until the database answers; the job and its files go on meanwhile.
 
         Raises:
-            LeaseLost: Somebody else holds the job now.
-            Detached: The worker has to let go.
+            LeaseLost: Another worker holds the job now.
+            Detached: The worker must release the job.
         """
         unsure = False
         while True:
@@ -373,13 +376,13 @@ class AttemptRun:
                 return job
 
     def _keep_output(self) -> None:
-        """Store what the job printed by now: this host may be given up before the database is back."""
+        """Store the output so far: this host may be declared lost before the database is back."""
         if (self._scratch.control / "log").exists():
             with suppress(OSError, LeaseLost), opened_log(self._host, self.job, self._scratch) as log:
                 log.ship()
 
     def _done_before(self, *, unsure: bool) -> Job | None:
-        """The row as a write left it whose answer was lost; None if it was not ours."""
+        """Return the row if our write was applied although its answer was lost; else None."""
         if not unsure:
             return None
         with self._host.database.read() as session:
@@ -389,7 +392,7 @@ class AttemptRun:
 
 
 def run_attempt(host: Host, job: Job, signals: Signals) -> None:
-    """Run an attempt to its end, or to where this worker has to let go of it; raises nothing."""
+    """Run an attempt to its end, or until this worker must release it. Raises nothing."""
     logger.info("attempt_taken_up", extra={"state": job.state, "machine_type": job.machine_type})
     attempt = AttemptRun(host, job, signals)
     failures = 0
@@ -402,9 +405,9 @@ def run_attempt(host: Host, job: Job, signals: Signals) -> None:
         except StoreUnavailable:
             if _paused(signals, _DATABASE_PAUSE_SECONDS):
                 continue
-        except Exception as error:  # whatever it is, the job must not be left unwatched
+        except Exception as error:  # the job must not be left unwatched
             logger.exception("attempt_failed")
-            # A job that runs for weeks must not die of five hiccups that lie days apart.
+            # Failures that lie days apart must not add up and end a job that runs for weeks.
             failures = 1 if time.monotonic() - began > _FORGIVEN_SECONDS else failures + 1
             if failures >= _MOST_FAILURES:
                 _abandon(attempt, error)
@@ -414,7 +417,7 @@ def run_attempt(host: Host, job: Job, signals: Signals) -> None:
 
 
 def _paused(signals: Signals, seconds: float) -> bool:
-    """Wait before another go; False if the worker has to let go instead."""
+    """Wait before the next try; return False if the worker must release the job instead."""
     try:
         signals.pause(seconds)
     except Detached:
@@ -425,5 +428,5 @@ def _paused(signals: Signals, seconds: float) -> bool:
 def _abandon(attempt: AttemptRun, error: Exception) -> None:
     try:
         attempt.abandon(f"{type(error).__name__}: {error}")
-    except Exception:  # its heart beats on; the next start of a worker here adopts it and tries again
+    except Exception:  # the job keeps its heartbeat; the next worker to start here adopts it and tries again
         logger.exception("abandon_failed")

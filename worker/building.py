@@ -1,4 +1,4 @@
-"""The log of an image that is built: shipped while it is, so that who follows the job sees each step."""
+"""Streams image-build output to the job's log."""
 
 import logging
 import threading
@@ -17,12 +17,12 @@ _SHIP_SECONDS = 0.5
 
 
 class BuildLog:
-    """Ships what a build prints until the block is left; what is not shipped by then, the watch ships.
+    """Ships the output of a build until the block is left; the watch ships the rest.
 
     Args:
         host: The stores.
-        job: Whose log it goes into.
-        scratch: Its folders.
+        job: The job whose log the output goes to.
+        scratch: The attempt's folders.
     """
 
     def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
@@ -49,5 +49,5 @@ class BuildLog:
                 while not self._ended.wait(_SHIP_SECONDS):
                     if recorder.ship():
                         self._host.logs.nudge(self._job.id)
-        except Exception:  # the build goes on: its log is shipped whole at the latest when the attempt is closed
+        except Exception:  # the build goes on; at the latest, closing the attempt ships the whole log
             logger.warning("build_log_not_shipped", exc_info=True)

@@ -1,4 +1,4 @@
-"""The repair of what bills: TPUs that no job owns are deleted. One worker at a time does it, one that can."""
+"""Deletes TPUs that no job owns. One worker at a time does it, among those that can reach the cloud."""
 
 import logging
 from functools import partial
@@ -18,18 +18,18 @@ _TURN_SWEEPS = 3
 
 
 class CloudSweep:
-    """The repairs of one host."""
+    """Deletes unowned TPUs from one host."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def run(self) -> dict[str, int]:
-        """Repair what needs it, if this host can and it is its turn.
+        """Delete TPUs that no job owns, if this host has a ready TPU backend and it is its turn.
 
         Returns:
-            How many of each were repaired.
+            Number of repairs by kind.
         """
-        # A turn of its own: whose turn it is at the other repairs may have no way to the cloud.
+        # A separate turn: the worker whose turn the other repairs are may not reach the cloud.
         if self._host.settings.tpu.backend not in self._host.offered or not self._my_turn():
             return {}
         backend = cast("CloudBackend", self._host.backend(str(self._host.settings.tpu.backend)))
@@ -39,7 +39,7 @@ class CloudSweep:
             return {"tpus": backend.remove_strays(self._owned, self._over)}
         except StoreUnavailable:
             raise
-        except Exception:  # one that cannot be listed must not keep the other repairs from being made
+        except Exception:  # a failure here must not prevent the other repairs
             logger.exception("tpus_not_swept")
             return {}
 

@@ -1,4 +1,4 @@
-"""What bounds the collection of an attempt's outputs: its quotas, and somebody who does not want to wait for it."""
+"""Limits of collecting an attempt's outputs: disk quotas, and a user who stops waiting."""
 
 import time
 
@@ -12,7 +12,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Bounds:
-    """Of one collection.
+    """Limits of one collection.
 
     Args:
         host: The stores.
@@ -26,7 +26,7 @@ class Bounds:
         self._stopped = False
 
     def max_bytes(self) -> int | None:
-        """Bytes of artifacts that the job's and its project's quota leave; None: they set no limit.
+        """Return the bytes of artifacts that the quotas of job and project still allow; None if neither sets a limit.
 
         Raises:
             StoreUnavailable: The database does not answer.
@@ -38,7 +38,7 @@ class Bounds:
         return min(known, default=None)
 
     def stopped(self) -> bool:
-        """Whether somebody asked for a stop after the command had ended; cheap to ask often."""
+        """Return whether a stop was requested after the command had ended; cheap to call often."""
         if not self._stopped and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_SECONDS
             try:

@@ -1,8 +1,8 @@
-"""Celery's consumer, which takes our own messages and no others.
+"""Celery's consumer, restricted to this service's own messages.
 
-Celery trusts whoever reaches its broker. A message whose body is no list of three ends the thread that unpacks it and
-is never acknowledged: two of them, and the worker waits for those for ever and hears nothing more. A message of an
-unknown task without an id ends the worker, goes back into the queue, and ends the next one.
+Celery trusts every message that its broker delivers. A message whose body is not a list of three ends the thread that
+unpacks it and is never acknowledged; after two of them the worker waits for those for ever and receives nothing more. A
+message of an unknown task without an id ends the worker, returns to the queue, and ends the next worker.
 """
 
 import logging
@@ -19,17 +19,17 @@ _UNUSED_HEADERS = ("chord", "compression", "eta", "expires", "group", "shadow", 
 
 
 class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery ships no types
-    """Hands rings and pings on; whatever else comes is logged and gone."""
+    """Handles wake-ups and pings; logs and rejects every other message."""
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:  # noqa: ANN401 - celery's hook
-        """What is called with each message."""
+        """Return the callback for each message."""
         handle = super().create_task_handler(*args, **kwargs)
 
         def handle_ours(message: Any) -> None:  # noqa: ANN401 - celery's hook
             if _is_ours(message):
                 handle(message)
             else:
-                logger.warning("message_refused")  # of what it holds nothing is repeated
+                logger.warning("message_refused")  # its content is not logged
                 message.reject_log_error(logger, self.connection_errors)
 
         return handle_ours
@@ -42,7 +42,7 @@ def _is_ours(message: Any) -> bool:  # noqa: ANN401 - celery's
         return (
             headers["task"] in {RING, PING}
             and isinstance(headers["id"], str)
-            # None of Celery's ways to have a task called later, again, or followed by another.
+            # Reject Celery's ways to delay, repeat or chain a task.
             and all(headers.get(name) in (None, [None, None]) for name in _UNUSED_HEADERS)
             and not headers.get("retries")
             and isinstance(args, list)

@@ -1,4 +1,4 @@
-"""How much of the disk jobs take: measured apart from everything else, and held against their quotas."""
+"""Measures the disk space of attempts and compares it with their quota."""
 
 import logging
 import subprocess
@@ -17,18 +17,18 @@ from worker.workspace import Scratch
 logger = logging.getLogger(__name__)
 
 NOTE = "disk_quota"
-"""The control file that says that a job is ended for its quota: whoever adopts it knows the reason."""
+"""Control file with the reason that a job was ended for its quota, for a worker that adopts it."""
 _SHARE = 10
 _LOOK_SECONDS = 0.5
 
 
 def used_bytes(folders: Sequence[Path], ended: threading.Event) -> int | None:
-    """Bytes that folders take on their disks: blocks, not sizes; a file of several names once; no other file system.
+    """Measure the disk space of folders: blocks, not sizes; hard links once; other file systems not.
 
-    Measured by `du`, a process of its own: a huge folder must not slow this one down.
+    Runs `du` as a separate process: a huge folder must not slow this one down.
 
     Returns:
-        The bytes; None if it was not to be known, or `ended` was set before it was.
+        The bytes; None if measuring failed, or `ended` was set first.
     """
     command = ["du", "-skx", "--", *map(str, folders)]
     try:
@@ -50,10 +50,10 @@ def used_bytes(folders: Sequence[Path], ended: threading.Event) -> int | None:
 
 
 class DiskQuota(threading.Thread):
-    """Measures what a running attempt takes on disk; `over` says so once that is more than it may.
+    """Measures the disk space of a running attempt and sets `over` once it exceeds the quota.
 
     Attributes:
-        over: What it takes, in words; None: not more than its quota.
+        over: Usage and quota as text; None while within the quota.
     """
 
     def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
@@ -67,7 +67,7 @@ class DiskQuota(threading.Thread):
         self.over: str | None = read_control(scratch.control, NOTE)
 
     def run(self) -> None:
-        """Measure now and then; what takes long to measure less often, so that it never costs more than a tenth."""
+        """Measure at intervals; longer ones if measuring is slow, so that it takes at most a tenth of the time."""
         bind(**self._job.log_context())
         pause = every = self._host.settings.disk.check_seconds
         while self._limit and self.over is None and not self._ended.wait(pause):
@@ -81,7 +81,7 @@ class DiskQuota(threading.Thread):
             pause = max(every, _SHARE * (time.monotonic() - began))
 
     def end(self) -> None:
-        """No more measurements."""
+        """Stop measuring, and wait for the thread."""
         self._ended.set()
         self.join()
 

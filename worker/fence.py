@@ -1,4 +1,4 @@
-"""Ends what others will start again, on a host that is without the database for too long: it must not run twice."""
+"""Ends jobs that other workers will restart, on a host cut off from the database: a job must not run twice."""
 
 import logging
 import time
@@ -12,15 +12,15 @@ from worker.signals import Signals
 logger = logging.getLogger(__name__)
 
 CUT_OFF_GRACE = 30.0
-"""Longest grace of a job whose host is cut off, seconds; the settings leave room for it."""
+"""Longest grace period of a job on a cut-off host, in seconds; the settings leave room for it."""
 
 
 class Fence:
-    """Looked at again and again, by a thread that nothing else can hold up.
+    """Checked repeatedly by a thread of its own, which nothing else can block.
 
-    What is not to be started again runs on: its record is caught up with when the database is back. A job that is
-    watched is ended by its watch. One that is not, its attempt waits for the database: it was started, say, and cannot
-    be recorded so. Such a job is ended here.
+    Attempts without retries keep running; their record is updated when the database returns. A watched job is ended by
+    its watch. A job whose attempt waits for the database, for example to record its start, has no watch and is ended
+    here.
     """
 
     def __init__(self, host: Host) -> None:
@@ -29,11 +29,11 @@ class Fence:
         self._kill_at: dict[str, float] = {}
 
     def in_contact(self, asked_at: float) -> None:
-        """The database answered what it was asked at this time (of the monotonic clock)."""
+        """Record that the database answered a query that was sent at this time (monotonic clock)."""
         self._in_contact_at = asked_at
 
     def look(self, running: Iterable[tuple[Job, Signals]]) -> None:
-        """End what has to be ended by now, of what runs here."""
+        """End the jobs that must be ended by now."""
         if time.monotonic() - self._in_contact_at < self._host.settings.worker.cut_off_seconds:
             self._kill_at.clear()
             return

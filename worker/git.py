@@ -1,4 +1,4 @@
-"""Fetching one commit of a git repository as a job's workspace."""
+"""Fetches one commit of a git repository as a job's workspace."""
 
 import base64
 import os
@@ -18,8 +18,8 @@ from worker.tunnel import Tunnel
 
 _MIB = 1024**2
 _MOST_FILES = ArchiveLimits.max_files
-"""As of an upload; git's own files are among them."""
-# The commit is read before there are files of the repository's choice.
+"""As for uploads; includes git's own files."""
+# Reads the commit before the checkout creates files that the repository chooses.
 _SCRIPT = """set -e
 git init --quiet --template=
 git fetch --quiet --depth 1 -- "$1" "$2"
@@ -64,41 +64,44 @@ _MEANINGS = (
     (r"[Oo]ut of memory", "git ran out of memory"),
     (r"git: not found", "git is not installed on the worker's machine"),
 )
-"""What git says, and what is said of it. Its own words may hold an answer of the server's, which may be anybody's."""
+"""Patterns in git's output, and our message for each.
+
+Git's own text may repeat the server's answer, which is untrusted.
+"""
 
 
 class Fetcher:
-    """Fetches workspaces, as settings have it."""
+    """Fetches workspaces within the limits of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         worker = settings.worker
         self._egress = Egress(settings.egress)
         self._sandbox = Sandbox(worker.sandbox)
         self.uncontained = None if worker.sandbox == "off" else self._sandbox.problem
-        """The reason that git runs without a sandbox, where one is wanted; None: it has one."""
+        """Reason that git runs without the sandbox that the settings ask for; None otherwise."""
         self._silent_seconds = worker.fetch_silent_seconds
         memory = worker.fetch_memory_mb * _MIB
         self._limits = Limits(worker.fetch_seconds, memory, settings.api.max_unpacked_bytes, _MOST_FILES)
 
     def fetch(self, url: str, login: str | None, folder: Path, check: Callable[[], None]) -> str:
-        """Fetch the branch, tag or commit behind `#`, else the default branch, into an empty folder.
+        """Fetch the branch, tag or commit after `#`, or the default branch, into an empty folder.
 
         Args:
             url: `https://host/repo.git#ref`.
-            login: `user:password`, as in an address, or None; kept out of command lines and files.
-            folder: The place for it.
-            check: Called now and then; what it raises ends the fetch.
+            login: `user:password`, as in a URL, or None; kept out of command lines and files.
+            folder: The target.
+            check: Called periodically; an exception it raises ends the fetch.
 
         Returns:
             The commit.
 
         Raises:
-            BackendError: It cannot be fetched.
+            BackendError: The repository cannot be fetched.
         """
         address, _, ref = url.removeprefix("git+").partition("#")
         if ref.startswith("-"):
             raise BackendError("workspace_fetch", f"{ref!r} is not the name of a branch, tag or commit")
-        address, inside = split_login(address)  # of a job that was submitted before they were kept apart
+        address, inside = split_login(address)  # older jobs have the login in the URL
         try:
             addresses = self._egress.resolve(*self._egress.check_url(address, "workspace"), "workspace")
             command = ["/bin/sh", "-c", _SCRIPT, "fetch", address, ref or "HEAD"]
@@ -132,7 +135,7 @@ def _environment(login: str | None) -> dict[str, str]:
 
 
 def _meaning(output: str, code: int) -> str:
-    # Lines of the server's begin with `remote:`. What else it sends may follow on a line of git's own.
+    # The server's lines begin with `remote:`. Other text of the server may follow on a line of git's own.
     said = "\n".join(line for line in output.split("\n") if line.startswith(("fatal:", "error:", "fetch:")))
     for pattern, meaning in _MEANINGS:
         found = re.search(pattern, said)

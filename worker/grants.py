@@ -1,4 +1,4 @@
-"""What is looked up for an attempt at its launch and kept nowhere: values of secrets, passwords, its ports."""
+"""Secrets, registry passwords and ports of an attempt, looked up at launch and never stored."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Grants:
-    """What one job may have."""
+    """Secrets, logins and ports of one job."""
 
     def __init__(self, settings: Settings, database: Database, job: Job) -> None:
         self._vault = Vault(settings)
@@ -27,31 +27,31 @@ class Grants:
         self._job = job
 
     def environment(self) -> dict[str, str]:
-        """The environment that the user asked for, with the values of the secrets it names.
+        """Return the user's environment with the values of the secrets it names.
 
         Raises:
-            BackendError: One of them cannot be had.
+            BackendError: A secret is missing or cannot be decrypted.
         """
         return self._read(lambda session: credentials.with_values(session, self._vault, self._job))
 
     def login(self, image: str, *, push: bool = False) -> Login | None:
-        """How to sign in to the registry of an image, to pull it or to push it.
+        """Return the login for an image's registry, to pull or to push.
 
         Raises:
-            BackendError: What is stored cannot be read.
+            BackendError: The stored login is missing or cannot be decrypted.
         """
         return self._read(lambda session: credentials.login_for(session, self._vault, self._job, image, push=push))
 
     def git_login(self) -> str | None:
-        """`user:password` for the git server of its workspace.
+        """Return `user:password` for the git server of the job's workspace, if it needs one.
 
         Raises:
-            BackendError: It cannot be read.
+            BackendError: The login cannot be decrypted.
         """
         return self._read(lambda session: credentials.git_login(session, self._vault, self._job))
 
     def ports(self) -> tuple[PortMap, ...]:
-        """The host's ports that the job has."""
+        """Return the host ports allocated to the job."""
         held = self._read(lambda session: holds.ports_of(session, [self._job]))
         return tuple(PortMap(port.port, port.internal) for port in held.get(self._job.id, ()))
 

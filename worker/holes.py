@@ -1,4 +1,4 @@
-"""Giving the disk space of a file's beginning back while somebody still writes to its end."""
+"""Frees the start of a file that is still being appended to (`FALLOC_FL_PUNCH_HOLE`)."""
 
 import ctypes
 import errno
@@ -16,10 +16,10 @@ def punch(descriptor: int, start: int, end: int) -> bool:
     """Free the blocks from `start` to `end`; the file keeps its size and offsets (Linux, fallocate(2)).
 
     Returns:
-        Whether this file system can; where it cannot, the space stays taken until the file goes.
+        Whether the file system supports it; if not, the space stays taken until the file is deleted.
 
     Raises:
-        OSError: It can, but failed.
+        OSError: It is supported, but failed.
     """
     if _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) == 0:
         return True

@@ -1,4 +1,4 @@
-"""What every attempt on this host stands on: the settings, the database, the stores, the backends."""
+"""Shared state of a worker process: settings, database, stores, backends."""
 
 import logging
 import os
@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 @dataclass
 class Host:
-    """This host's side of the service.
+    """The settings, database, stores and backends of one worker.
 
     Attributes:
-        name: The worker's name: what its jobs are held under.
-        host: The machine's name: jobs of other workers here can be adopted.
+        name: The worker's name, which its jobs are held under.
+        host: The machine's name; jobs of other workers on it can be adopted.
     """
 
     settings: Settings
@@ -54,14 +54,14 @@ class Host:
     logs: JobLogs
     artifacts: ArtifactStore
     attempts_bytes: int = 0
-    """What the folders of all attempts here took when they were last measured."""
+    """Disk space of all attempts' folders here, as last measured."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _unready: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     @classmethod
     def open(cls, settings: Settings, database: Database, *, name: str, host: str) -> "Host":
-        """The host over the stores that the settings name."""
+        """Open the stores that the settings name."""
         root = settings.root
         return cls(
             settings=settings,
@@ -75,22 +75,22 @@ class Host:
 
     @property
     def attempts(self) -> Path:
-        """Where scratch directories are."""
+        """The folder of the scratch directories."""
         return self.settings.root / "attempts"
 
     @property
     def storage(self) -> Storage:
-        """What jobs share as `/storage`."""
+        """The folders that jobs share as `/storage`."""
         return Storage(self.settings.root / "storage")
 
     @cached_property
     def ledger(self) -> DatabaseLedger:
-        """Where what bills is written down."""
+        """The database's record of billed cloud resources."""
         return DatabaseLedger(self.database, self.host)
 
     @cached_property
     def fetcher(self) -> Fetcher:
-        """The one that fetches workspaces from git."""
+        """The fetcher of git workspaces."""
         fetcher = Fetcher(self.settings)
         if fetcher.uncontained is not None:
             logger.warning(
@@ -102,11 +102,11 @@ class Host:
 
     @property
     def offered(self) -> list[str]:
-        """Names of the backends that this host runs, whether or not they are ready now."""
+        """Names of the backends that this host runs, ready or not."""
         return offered(self.settings)
 
     def offer(self) -> Offer:
-        """What this worker has for jobs now: of what it runs, what is ready.
+        """Build this worker's current offer: the capacity of its backends that are ready.
 
         Raises:
             MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
@@ -127,7 +127,7 @@ class Host:
         )
 
     def shortage(self) -> str | None:
-        """Why no job may be claimed for want of disk, in words; None: there is enough."""
+        """Return the reason that disk space is too low to claim a job; None if there is enough."""
         limits, root = self.settings.disk, self.settings.root
         if limits.host_mb and self.attempts_bytes > limits.host_mb * MIB:
             taken = f"{self.attempts_bytes // MIB:,} MiB of {limits.host_mb:,} MiB"
@@ -149,15 +149,15 @@ class Host:
         return why is None
 
     def _cards(self, ready: list[str]) -> tuple[str, ...] | None:
-        """The cards that the backends find; none of them counts any where machines are simulated."""
+        """Return the GPUs that the backends find; None if no backend counts GPUs, as on simulated machines."""
         found = [cards for cards in (self.backend(name).cards() for name in ready) if cards is not None]
         return tuple(dict.fromkeys(chain.from_iterable(found))) if found else None
 
     def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
-        """Those of these cards that something uses now, and what; for cards that no job of ours holds.
+        """Return which of these GPUs something uses now, and what; for GPUs that no job of ours holds.
 
         Args:
-            cards: Free ones, as far as the record knows.
+            cards: GPUs that are free according to the database.
         """
         found: dict[str, str] = {}
         for name in self.offered:
@@ -167,12 +167,12 @@ class Host:
         return found
 
     def image_keepers(self) -> list[ImageKeeper]:
-        """Those of this host's backends that have images here."""
+        """Return the backends of this host that keep images on it."""
         backends = (self.backend(name) for name in self.offered)
         return [backend for backend in backends if isinstance(backend, ImageKeeper)]
 
     def takes(self) -> list[MachineType]:
-        """The machine types whose jobs this host takes.
+        """Return the machine types whose jobs this host takes.
 
         Raises:
             MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
@@ -185,13 +185,13 @@ class Host:
 
     @property
     def limits(self) -> ArchiveLimits:
-        """What a workspace may cost."""
+        """Size limits of a workspace."""
         return ArchiveLimits(
             max_upload_bytes=self.settings.api.max_upload_bytes, max_bytes=self.settings.api.max_unpacked_bytes
         )
 
     def backend(self, name: str) -> Backend:
-        """The backend of this name, made when it is first asked for."""
+        """Return the backend of this name, created on first use."""
         with self._lock:
             if name not in self._backends:
                 self._backends[name] = make_backend(name, self.settings, self.ledger, buckets_of(self.settings))
@@ -206,7 +206,7 @@ class Host:
 
         Raises:
             StoreUnavailable: The database does not answer.
-            LeaseLost: The job is somebody else's now.
+            LeaseLost: Another worker holds the job now.
         """
         with self.database.write() as session:
             return action(session)

@@ -1,4 +1,4 @@
-"""What policies no longer keep is removed by the workers, a stretch at a time."""
+"""Deletes expired logs, artifacts and archives in batches, once an hour."""
 
 import logging
 import time
@@ -10,11 +10,11 @@ logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 3600.0
 STRETCH_SECONDS = 20.0
-"""Longest a removal holds up the repairs beside it; the rest follows with the next."""
+"""Longest time in seconds that a removal delays the other repairs; the rest follows in the next sweep."""
 
 
 class Keeping:
-    """Removes by policy, once an hour.
+    """Applies the retention policies once an hour.
 
     Args:
         host: The stores.
@@ -25,7 +25,7 @@ class Keeping:
         self._due_at = 0.0
 
     def run(self) -> int:
-        """Remove what is due; how many logs, artifacts and archives went."""
+        """Remove what is due; return the number of logs, artifacts and archives removed."""
         if time.monotonic() < self._due_at:
             return 0
         report = prune(self._host, seconds=STRETCH_SECONDS)

@@ -1,4 +1,4 @@
-"""The record of what bills, as this host's backends write it."""
+"""Records cloud resources that cost money, in the database."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class DatabaseLedger:
-    """`Ledger` over the database; each call is a transaction of its own.
+    """Implements `Ledger` on the database; each call is its own transaction.
 
     Args:
-        database: The record.
+        database: The database.
         host: This machine's name.
     """
 
@@ -102,7 +102,7 @@ def _current(session: Session) -> datetime:
 
 
 def entry_of(row: Resource, current: datetime) -> Entry:
-    """The row as backends know it."""
+    """Convert a row to the entry that backends use."""
     return Entry(
         id=row.id,
         kind=row.kind,

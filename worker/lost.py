@@ -1,4 +1,4 @@
-"""What should have come into a job's artifacts from elsewhere and could not: noted here, told by the manifest."""
+"""Records artifacts that could not be fetched; the manifest lists them as skipped."""
 
 import json
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ from core.artifact_survey import Skipped
 
 
 def note_lost(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> None:
-    """Leave word of it for whoever closes the artifacts; a later word replaces it.
+    """Record files that could not be fetched, for the closing of the artifacts; a later call replaces the record.
 
     Args:
-        artifacts: The attempt's folder of artifacts; the word is left beside it.
-        folder: Where in it the files should have been.
-        skipped: Their paths below that, and why they are not.
+        artifacts: The attempt's artifacts folder; the record is written beside it.
+        folder: The folder in it where the files should have been.
+        skipped: The files' paths below that folder, and the reasons.
     """
     word = [(f"{folder}/{path}" if folder else path, why) for path, why in skipped]
     new = _place(artifacts).with_suffix(".new")
@@ -22,12 +22,12 @@ def note_lost(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> None:
 
 
 def lost(artifacts: Path) -> list[Skipped]:
-    """What was noted of an attempt's artifacts."""
+    """Return the files recorded for an attempt's artifacts."""
     try:
         noted = json.loads(_place(artifacts).read_text())
         return [Skipped(str(path), str(why)) for path, why in noted]
     except (FileNotFoundError, ValueError, TypeError):
-        return []  # a job that is no container can write there as well: what it spoils is its own
+        return []  # a job that is not a container can write this file too, and harms only itself
 
 
 def _place(artifacts: Path) -> Path:

@@ -1,8 +1,8 @@
-"""Which start of this computer it is."""
+"""The boot ID of this machine."""
 
 from pathlib import Path
 
 
 def boot_id() -> str:
-    """Changes with every start of this computer."""
+    """Return the kernel's boot ID, which changes with every start of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

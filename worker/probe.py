@@ -1,7 +1,7 @@
-"""Finds out whether this worker has gone deaf: alive and connected, but no message reaches it any more.
+"""Detects a worker that is alive and connected but no longer receives messages.
 
-It has happened to Celery's workers after Redis was restarted. A deaf worker still finds its work by looking, later
-than it could. Nothing inside such a process can be trusted to mend it, so it ends: whatever started it starts it again.
+This has happened to Celery workers after a restart of Redis. Such a worker still finds its work by polling, later than
+it could. Nothing inside such a process can be trusted to repair it, so it exits and relies on being restarted.
 """
 
 import logging
@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 class Probe:
-    """A thread that sends messages to this worker's own queue, and counts how long none has come back.
+    """Sends messages to this worker's own queue from a thread, and measures how long none has come back.
 
     Args:
-        ping: Sends one; raises OSError while the broker is away, which makes nobody deaf.
-        note: Writes down that one came; may raise StoreUnavailable.
+        ping: Sends one; raises OSError if the broker is down, which does not count as a missed ping.
+        note: Records that one came back; may raise StoreUnavailable.
         on_deaf: Ends the worker.
         ping_seconds: Seconds between messages.
-        deaf_seconds: Seconds without any that came back, after which the worker is deaf; 0: it never is.
+        deaf_seconds: Seconds without a returned message after which the worker is ended; 0: never.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Probe:
         self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more; does not wait."""
+        """Stop sending; does not wait for the thread."""
         self._stopping = True
         self._heard.set()
 
     def heard(self) -> None:
-        """A message came back: for the task that it calls. Quick: nothing may keep the pool's threads busy."""
+        """Record that a message came back; called by the ping task, in a pool thread that must not be kept busy."""
         self._heard_at = time.monotonic()
         self._heard.set()
 
@@ -60,7 +60,7 @@ class Probe:
         while not self._stopping:
             try:
                 silent = self._round(silent)
-            except Exception:  # the thread must outlive whatever a broker throws: nobody starts another
+            except Exception:  # the thread must survive any broker error: nothing restarts it
                 logger.exception("probe_failed")
                 time.sleep(self._ping_seconds)
                 continue
@@ -70,9 +70,10 @@ class Probe:
                 return
 
     def _round(self, silent: float) -> float:
-        """Send one and wait for it; for how long messages were sent and none came, as far as this thread was awake.
+        """Send a message and wait for it; return the seconds waited so far without an answer.
 
-        It is counted by what was waited for, not by a clock: a process that was frozen has not yet had time to hear.
+        Counts the time waited, not clock time: a process resumed from SIGSTOP must get time to receive pings before it
+        counts as silent.
         """
         self._heard.clear()
         try:
@@ -89,12 +90,12 @@ class Probe:
         try:
             self._note()
         except StoreUnavailable:
-            logger.debug("not_noted")  # the next one is
+            logger.debug("not_noted")  # the next one will be
         self._pause(self._ping_seconds - (time.monotonic() - began))
         return 0.0
 
     def _pause(self, seconds: float) -> None:
-        """Wait; a message that comes late must not cut it short."""
+        """Wait the whole time unless `stop` is called; a late message must not shorten the wait."""
         until = time.monotonic() + seconds
         while not self._stopping and (left := until - time.monotonic()) > 0:
             self._heard.clear()

@@ -1,6 +1,7 @@
-"""Kombu's transport over Redis, in which what is no message at all ends nothing.
+"""Kombu's Redis transport, made to skip malformed messages.
 
-Kombu takes an entry off its list and then unpacks it: what is no JSON, or no envelope, ends the whole worker.
+Kombu removes an entry from its list and then unpacks it: an entry that is not JSON, or not an envelope, ends the whole
+worker.
 """
 
 import logging
@@ -12,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Message(virtual.Message):
-    """One that has all the parts that Kombu takes for granted."""
+    """A message that has all the parts that Kombu takes for granted; creating another one raises TypeError."""
 
     def __init__(self, payload: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - kombu's hook
         properties = payload["properties"]
@@ -23,26 +24,26 @@ class Message(virtual.Message):
 
 
 class Channel(redis.Channel):
-    """Makes such messages."""
+    """Creates checked messages."""
 
     Message = Message
 
 
 class Transport(redis.Transport):
-    """Reads on where an entry was none."""
+    """Skips a malformed entry."""
 
     Channel = Channel
 
     def on_readable(self, fileno: int) -> None:  # type: ignore[override]  # as its own parent has it
-        """Something came."""
+        """Read an entry; log and drop a malformed one."""
         try:
             super().on_readable(fileno)  # type: ignore[no-untyped-call]  # kombu is typed in part
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-            # It is off the list already, and not yet among the messages that wait to be acknowledged.
+            # The entry is off the list already, and not yet among the unacknowledged messages.
             logger.warning("message_refused")
 
 
 def install() -> None:
-    """Have this process use it for every Redis."""
+    """Make this process use the transport for every Redis URL."""
     for scheme in ("redis", "rediss"):
         TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"

@@ -1,8 +1,8 @@
-"""What a job uses: sampled often, stored seldom, its peaks kept.
+"""Resource usage of a job: sampled often, stored rarely, with peaks and means.
 
-A sample is taken every few seconds for as long as the job runs; rows come the further apart the longer it runs, so that
-a job of a day leaves some two thousand. A row tells of all samples since the row before it: shares, watts and degrees
-on average, everything else at its highest. Peaks and means are of all samples, and go on where an earlier worker left.
+A sample is taken every few seconds while the job runs. Rows are stored at growing intervals, so that a job of a day
+leaves about two thousand. A row covers all samples since the previous row: averages of percentages, watts and degrees,
+maxima of everything else. Peaks and means cover all samples, and continue those of an earlier worker.
 """
 
 import re
@@ -21,12 +21,12 @@ _MEANS = ("cpu_percent", "gpu_percent")
 
 @dataclass
 class Peaks:
-    """The most that an attempt used, and its means, so far.
+    """Peak and mean usage of an attempt so far.
 
     Attributes:
-        seconds: Running time that samples stand for.
-        highest: By name: cpu_percent, memory_bytes, gpu_percent, gpu_memory_bytes (the card with the most).
-        means: By name: cpu_percent, gpu_percent (of all its cards).
+        seconds: Running time that the samples cover.
+        highest: By name: cpu_percent, memory_bytes, gpu_percent, gpu_memory_bytes (the GPU with the most).
+        means: By name: cpu_percent, gpu_percent (of all its GPUs).
     """
 
     seconds: float = 0.0
@@ -35,7 +35,7 @@ class Peaks:
 
     @classmethod
     def of(cls, attempt: Attempt | None) -> "Peaks":
-        """As the record has them."""
+        """Load the peaks from an attempt's row."""
         if attempt is None or attempt.sampled_seconds is None:
             return cls()
         highest = {
@@ -52,7 +52,7 @@ class Peaks:
         )
 
     def add(self, values: dict[str, float], seconds: float) -> None:
-        """Take a sample that stands for so many seconds."""
+        """Add a sample that covers this many seconds."""
         of_cards: dict[str, list[float]] = {"percent": [], "memory_bytes": []}
         for name, value in values.items():
             if found := _OF_CARDS.match(name):
@@ -71,7 +71,7 @@ class Peaks:
         self.seconds += seconds
 
     def columns(self) -> dict[str, Any]:
-        """As the record of an attempt keeps them; nothing while there was no sample."""
+        """Return the columns of an attempt's row; empty before the first sample."""
         if not self.highest:
             return {}
         return {
@@ -89,7 +89,7 @@ class Sampling:
     """The samples of one attempt.
 
     Args:
-        peaks: So far.
+        peaks: Peaks so far.
         every: Seconds between samples, and between rows at first.
         elapsed: Seconds that the job has run.
     """
@@ -103,13 +103,13 @@ class Sampling:
         self._highest: dict[str, float] = {}
 
     def add(self, elapsed: float, values: dict[str, float]) -> dict[str, float] | None:
-        """Take a sample; the row that is due with it, if one is.
+        """Add a sample; return the row that is due with it, if any.
 
         Args:
             elapsed: Seconds that the job has run.
             values: By name.
         """
-        # A gap in which nobody watched says nothing of what was used in it.
+        # A gap in which no worker watched says nothing about the usage in it.
         self.peaks.add(values, min(max(0.0, elapsed - self._last_at), max(_LONGEST_GAP_SECONDS, 2 * self._every)))
         self._last_at = elapsed
         for name, value in values.items():
@@ -122,7 +122,7 @@ class Sampling:
         return self.rest()
 
     def rest(self) -> dict[str, float] | None:
-        """A row of what came since the last one; None if nothing did."""
+        """Return a row of the samples since the last row; None if there are none."""
         averaged = {name: total / count for name, (total, count) in self._sums.items() if name.endswith(_AVERAGED)}
         row = self._highest | averaged
         self._sums, self._highest = {}, {}

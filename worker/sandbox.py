@@ -1,9 +1,9 @@
-"""Programs of ours that work on what users send, run where they can reach nothing else.
+"""Runs our own programs on users' input, isolated from everything else.
 
-Such a program sees the system's programs read-only, one folder that it may write, and no network but one tunnel. It
-has no capability, and none of the worker's files, sockets and environment. bubblewrap makes the sandbox; it works as
-root, and as any user that may make namespaces. Where it does not work, the program runs as the worker's user, with
-the same limits, the same empty environment and the same tunnel.
+Such a program sees the system's programs read-only, one writable folder, and no network except one tunnel. It has no
+capabilities, and none of the worker's files, sockets and environment. bubblewrap creates the sandbox; it works as root,
+and as any user allowed to create namespaces. Where it does not work, the program runs as the worker's user, with the
+same limits, the same empty environment and the same tunnel.
 """
 
 import errno
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from worker.tunnel import Tunnel
 
 FOLDER = "/workspace"
-"""Where the folder is, inside."""
+"""Path of the folder inside the sandbox."""
 
 _NOBODY = 65534
 _PORT = 1080
@@ -32,7 +32,7 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 _ENTRY = Path(__file__).with_name("sandbox_entry.py")
 _CHECK_SECONDS = 0.5
 _MEASURE_SHARE = 20
-"""The folder is measured again after so many times as long as measuring it took: a large one is measured less often."""
+"""The folder is measured again after this multiple of the time that measuring took: a large one less often."""
 _START_SECONDS = 30.0
 _KEPT_BYTES = 64 * 1024
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
@@ -40,21 +40,21 @@ _CONFIGURATION = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternat
 
 
 class SandboxError(Exception):
-    """The program was ended for a limit, or not started."""
+    """The program was ended for exceeding a limit, or could not be started."""
 
 
 class FolderFull(SandboxError):
-    """It wrote more than it may."""
+    """The program wrote more than its folder may hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use.
+    """Resource limits of a program.
 
     Attributes:
-        seconds: Of time, all in all.
-        memory_bytes: Of memory, each of its processes.
-        folder_bytes: Of disk, in its folder.
+        seconds: Total run time.
+        memory_bytes: Memory of each of its processes.
+        folder_bytes: Disk space of its folder.
         folder_files: Files and folders in its folder.
     """
 
@@ -65,22 +65,22 @@ class Limits:
 
 
 class Done(NamedTuple):
-    """A program that ended: its exit code, and the end of what it wrote."""
+    """Exit code of a finished program, and the end of its output."""
 
     code: int
     output: str
 
 
 class Sandbox:
-    """Runs programs.
+    """Runs programs in a sandbox.
 
     Args:
-        mode: `auto`, `require` or `off`, as the setting `worker.sandbox`.
+        mode: `auto`, `require` or `off`, as in the setting `worker.sandbox`.
     """
 
     def __init__(self, mode: str) -> None:
         self.problem = "GRADIENT_WORKER__SANDBOX=off" if mode == "off" else unavailable()
-        """The reason that there is no sandbox; None: there is one."""
+        """Reason that there is no sandbox; None if there is one."""
         self._required = mode == "require"
 
     def run(
@@ -93,18 +93,18 @@ class Sandbox:
         tunnel: Tunnel | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> Done:
-        """Run a program in a folder, and end all that is left of it.
+        """Run a program in a folder, and kill all processes that it leaves.
 
         Args:
-            command: The program, by its whole path, and its arguments. Anybody on this machine sees them.
-            folder: The only one that it may write; its files are ours again at the end.
-            limits: Past them it is ended.
+            command: The program's absolute path, and its arguments. Every user of this machine can see them.
+            folder: The only folder that it may write; its files belong to the worker's user again at the end.
+            limits: The program is ended when it exceeds one.
             env: Its environment, besides PATH, and ALL_PROXY where there is a tunnel.
-            tunnel: Its network; None: it has none (but the host's, without a sandbox).
-            check: Called now and then; what it raises ends the program.
+            tunnel: Its only network; None: no network (without a sandbox, the host's).
+            check: Called periodically; an exception it raises ends the program.
 
         Raises:
-            SandboxError: A limit was reached, or it could not be started.
+            SandboxError: A limit was exceeded, or the program could not be started.
         """
         if self.problem and self._required:
             raise SandboxError(f"there is no sandbox, and GRADIENT_WORKER__SANDBOX=require: {self.problem}")
@@ -159,7 +159,7 @@ class Sandbox:
 
 @cache
 def unavailable() -> str | None:
-    """The reason that programs cannot be contained here; None: they can."""
+    """Return the reason that the sandbox does not work here; None if it works."""
     words = [*_bubblewrap(None), "/usr/bin/env", "true"]
     try:
         done = subprocess.run(  # noqa: S603 - words of ours
@@ -179,11 +179,11 @@ def unavailable() -> str | None:
 
 
 def _bubblewrap(folder: Path | None) -> list[str]:
-    """The words that begin a command which runs contained."""
+    """Return the bubblewrap part of a sandboxed command."""
     words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if os.geteuid() == 0:
-        # It gives them up itself, together with root, once its limits are set and its listening socket is made.
+        # The entry program drops them, together with root, once its limits are set and its listening socket is made.
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         words += ["--unshare-user"]
@@ -200,7 +200,7 @@ def _bubblewrap(folder: Path | None) -> list[str]:
             words += ["--perms", "0755", "--dir", str(parent)]
         words += ["--ro-bind", name, name]
     words += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_ENTRY), "/run/entry.py"]
-    # No /proc: git needs none, and the kernel mounts none where parts of the host's are covered (systemd does that).
+    # No /proc: git needs none, and the kernel mounts none where parts of the host's are covered, as systemd does.
     words += ["--dev", "/dev"]
     if folder is not None:
         words += ["--bind", str(folder), FOLDER]
@@ -232,7 +232,7 @@ def _started(
 
 
 def _received(ours: socket.socket, process: "subprocess.Popen[bytes]") -> socket.socket:
-    """The listening socket that was made inside."""
+    """Receive the listening socket that was created inside the sandbox."""
     ours.settimeout(_START_SECONDS)
     try:
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
@@ -252,7 +252,7 @@ def _output(process: "subprocess.Popen[bytes]") -> int:
 
 
 def _wait(process: "subprocess.Popen[bytes]", folder: Path, limits: Limits, check: Callable[[], None]) -> Done:
-    """Read what it writes until it has ended: it may write without end."""
+    """Read the output until the program ends; only the last part is kept, since the output may be endless."""
     pipe, kept = _output(process), b""
     began = time.monotonic()
     measure_at = began + _CHECK_SECONDS
@@ -280,7 +280,7 @@ def _wait(process: "subprocess.Popen[bytes]", folder: Path, limits: Limits, chec
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End it with all of its session; of a sandbox, everything in it ends with its first process."""
+    """Kill the process with its whole session; in a sandbox, everything ends with the first process."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -298,7 +298,7 @@ def _check_size(folder: Path, limits: Limits) -> None:
 
 
 def _give(folder: Path, uid: int) -> None:
-    """Make a folder with all that is in it somebody's; -1: leave it."""
+    """Change the owner of a folder with everything in it, and clear setuid bits; -1: do nothing."""
     if uid < 0:
         return
     for path, status in _below(folder):
@@ -309,7 +309,7 @@ def _give(folder: Path, uid: int) -> None:
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Everything in a folder, links not followed; what goes meanwhile is left out."""
+    """Walk everything in a folder without following links; skip what disappears meanwhile."""
     for inner, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(inner, name)

@@ -1,4 +1,4 @@
-"""The first program inside a sandbox: open its way out, set its limits, give up root, become the command.
+"""The first program inside a sandbox: creates the tunnel's socket, sets limits, drops root, becomes the command.
 
 It runs by itself (`python -I -S`), with the standard library alone.
 
@@ -12,10 +12,10 @@ import sys
 
 
 def main() -> None:
-    """Become the command; SOCKET is a descriptor that the listening socket is sent over, -1: no way out."""
+    """Become the command. SOCKET is the descriptor to send the listening socket over; -1: no network."""
     out, port, uid, folder, limits, *command = sys.argv[1:]
     if int(out) >= 0:
-        # The network of a socket is the one that it was made in, whoever accepts connections of it later.
+        # A socket keeps the network namespace that it was created in, whoever accepts its connections later.
         with socket.socket(fileno=int(out)) as sender, socket.create_server(("127.0.0.1", int(port))) as listener:
             socket.send_fds(sender, [b"."], [listener.fileno()])
     for name, value in (limit.split("=") for limit in limits.split(",")):

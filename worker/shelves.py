@@ -1,4 +1,4 @@
-"""The images of this host: told to the record, so that jobs find them, and removed when nothing uses them."""
+"""Reports this host's images to the database and removes unused ones."""
 
 import logging
 from itertools import chain
@@ -14,7 +14,7 @@ class Shelves:
     """The images of one host, in all of its backends.
 
     Args:
-        host: The backends and the record.
+        host: The backends and the database.
     """
 
     def __init__(self, host: Host) -> None:
@@ -22,7 +22,7 @@ class Shelves:
         self._reported: set[str] | None = None
 
     def report(self) -> None:
-        """Tell which images are here, if that is known and others than before.
+        """Report the images on this host, if they are known and have changed.
 
         Raises:
             StoreUnavailable: The database does not answer.
@@ -36,7 +36,7 @@ class Shelves:
             self._reported = set(images)
 
     def prune(self) -> int:
-        """Remove what the disk and its age ask for; how many."""
+        """Remove images by disk usage and age; return how many."""
         try:
             return sum(len(keeper.prune_images(everything=False)) for keeper in self._host.image_keepers())
         except BackendError as error:

@@ -1,4 +1,4 @@
-"""Brings what a job writes on its host to the stores: its output, its metrics."""
+"""Copies a job's output and metrics from its host to the stores."""
 
 import errno
 import json
@@ -32,10 +32,10 @@ _STEP_NAMES = frozenset({"step", "time"})
 
 
 class SourceFile:
-    """A file that a job writes and we follow; the job may do with it what it likes.
+    """A file that the job writes and the worker follows; the job may do anything with it.
 
-    Links are not followed, nothing but a regular file is read, and a file that the job removes after it was opened
-    is still read to its end.
+    Links are not followed, only a regular file is read, and a file that the job removes after it was opened is still
+    read to its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,12 +44,12 @@ class SourceFile:
         self._freed = 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """At most `size` bytes from `offset`; nothing if there is no (such) file."""
+        """Read at most `size` bytes from `offset`; nothing if there is no regular file."""
         descriptor = self._open()
         return os.pread(descriptor, size, offset) if descriptor is not None else b""
 
     def after_hole(self, offset: int) -> int:
-        """The first byte from `offset` on that the disk holds; the file's end where there is none."""
+        """Return the first offset from `offset` on that has data on disk; the file's end if there is none."""
         descriptor = self._open()
         if descriptor is None:
             return offset
@@ -60,16 +60,16 @@ class SourceFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file now."""
+        """Current size in bytes."""
         descriptor = self._open()
         return os.fstat(descriptor).st_size if descriptor is not None else 0
 
     def free(self, end: int, sync: Callable[[], None]) -> None:
-        """Give the disk space before `end` back, in large steps; offsets stay as they are.
+        """Free the disk space before `end`, in large steps; offsets stay as they are.
 
         Args:
-            end: What comes before it is not needed here any more.
-            sync: Makes the copy outlast a power cut, which must come first.
+            end: Data before this offset is no longer needed here.
+            sync: Makes the stored copy durable; called first.
         """
         if end - self._freed < FREE_BYTES or self._descriptor is None:
             return
@@ -87,7 +87,7 @@ class SourceFile:
         if self._descriptor is None:
             flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = None
-            for mode in (os.O_RDWR, os.O_RDONLY):  # writable, where it may be, to free what is shipped
+            for mode in (os.O_RDWR, os.O_RDONLY):  # writable if allowed, to free what is shipped
                 with suppress(OSError):
                     descriptor = os.open(self._path, flags | mode)
                     break
@@ -101,12 +101,12 @@ class SourceFile:
 
 
 class LogShipper:
-    """Ships raw bytes by offset. Output past the log's limit is left out of its middle, never of its end.
+    """Ships raw bytes by offset. Output beyond the log's limit is dropped from its middle, never from its end.
 
     Args:
         source: The file that the wrapper writes.
         writer: The job's log.
-        tail_bytes: How much of the end is kept when the limit is passed.
+        tail_bytes: Bytes of the end that are kept when the limit is exceeded.
     """
 
     def __init__(self, source: SourceFile, writer: LogWriter, tail_bytes: int) -> None:
@@ -115,7 +115,7 @@ class LogShipper:
         self._tail_bytes = tail_bytes
 
     def ship(self) -> int:
-        """Ship what is there now, up to the log's limit; the number of bytes."""
+        """Ship new output up to the log's limit; return the number of bytes."""
         shipped = 0
         while (room := self._writer.room - self._tail_bytes) > 0:
             data = self._source.read(self._writer.position, min(BLOCK_BYTES, room))
@@ -129,7 +129,7 @@ class LogShipper:
         return shipped
 
     def finish(self) -> None:
-        """Ship the rest; where the log is full, a mark of what is left out, and the end."""
+        """Ship the rest; if the log is full, a gap marker and the end of the output."""
         self.ship()
         rest = self._source.size - self._writer.position
         if rest > self._tail_bytes:
@@ -141,18 +141,18 @@ class LogShipper:
 
 
 class MetricsReader:
-    """Reads the job's metrics file, a batch at a time: JSON lines, each a step, a time and some numbers.
+    """Reads the job's metrics file in batches: JSON lines, each with a step, a time and some numbers.
 
-    What is not such a line is passed over: a job must not fail for a metric. Of each sixteenth of the values that are
-    stored of a job, half as many lines are taken as of the one before, so that a long run keeps its beginning and its
-    end; lines are chosen by a hash of their number, so that kinds of lines that take turns are all kept.
+    Malformed lines are skipped: a job must not fail for a metric. For each further sixteenth of the value limit, half
+    as many lines are taken as before, so that a long run keeps its beginning and its end. Lines are chosen by a hash of
+    their number, so that alternating kinds of lines are all kept.
 
     Args:
         source: The file.
-        job_id: Whose metrics these are.
-        attempt: Which attempt's.
-        settings: How many values and names are stored of a job.
-        stored: What is stored already; lines before its offset are passed over.
+        job_id: The job that the metrics belong to.
+        attempt: The attempt.
+        settings: Limits on the values and names stored for a job.
+        stored: Metrics stored already; lines before its offset are skipped.
     """
 
     def __init__(
@@ -164,17 +164,17 @@ class MetricsReader:
         self._settings = settings
         self._offset = stored.offset
         self._values = stored.values
-        # A name is one object, however many rows have it.
+        # One string object for each name, shared by all rows.
         self._names = {name: name for name in sorted(stored.names)}
         self._lines = 0
         self._skipping = False
         self.more = False
-        """Whether there were more lines than one batch holds."""
+        """True if more lines may follow the last batch."""
         self.left_out: dict[str, str] = {}
-        """What is left out, by reason: a sentence that names the limit."""
+        """Left-out metrics: by reason, a sentence that names the limit."""
 
     def read(self) -> list[dict[str, Any]]:
-        """Rows for the next complete lines, of one batch at most."""
+        """Return rows for the next complete lines, at most one batch."""
         rows: list[dict[str, Any]] = []
         values = 0
         self.more = True
@@ -182,7 +182,7 @@ class MetricsReader:
             data = self._source.read(self._offset, BLOCK_BYTES)
             end = data.rfind(b"\n")
             if end < 0:
-                if len(data) > MAX_METRIC_LINE:  # no metric is so long: pass it over in pieces
+                if len(data) > MAX_METRIC_LINE:  # too long for a metric: skip it in pieces
                     self._offset = self._source.after_hole(self._offset + len(data))
                     self._skipping = True
                     continue
@@ -222,7 +222,7 @@ class MetricsReader:
         return self._key | {"offset": self._offset, "step": step, "at": at, "values": values}
 
     def _named(self, given: dict[str, float | None]) -> dict[str, float | None]:
-        """The values whose names are among the first that the job had."""
+        """Return the values whose names are within the limit on names; the first names seen are kept."""
         values: dict[str, float | None] = {}
         for name, value in given.items():
             if name not in self._names and len(self._names) < self._settings.names:
@@ -246,9 +246,9 @@ class MetricsReader:
 
 
 def parse_metric(line: bytes) -> tuple[float | None, datetime, dict[str, float | None]] | None:
-    """Step, time and values of one line; None if it is not a metric.
+    """Parse step, time and values of one line; return None if it is not a metric.
 
-    A value that is not finite is kept as None: that a loss became NaN is worth knowing, and JSON has no word for it.
+    A value that is not finite is kept as None: that a loss became NaN is worth knowing, and JSON cannot express NaN.
     """
     if len(line) > MAX_METRIC_LINE:
         return None
@@ -268,7 +268,7 @@ def parse_metric(line: bytes) -> tuple[float | None, datetime, dict[str, float |
 
 
 def system_row(job_id: str, attempt: int, elapsed: float, values: dict[str, float]) -> dict[str, Any]:
-    """The row of one sample of what the job uses, `elapsed` seconds after its start."""
+    """Build the row of one usage sample, taken `elapsed` seconds after the job's start."""
     return {
         "job_id": job_id,
         "attempt": attempt,
@@ -283,7 +283,7 @@ def system_row(job_id: str, attempt: int, elapsed: float, values: dict[str, floa
 def _is_number(value: object) -> bool:
     if isinstance(value, float):
         return True
-    # A larger whole number has no floating-point value.
+    # A larger integer cannot be converted to a float.
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 

@@ -1,4 +1,4 @@
-"""What the supervisor tells a running attempt."""
+"""Requests from the supervisor to a running attempt."""
 
 import threading
 
@@ -6,11 +6,11 @@ from core.filewatch import FileWatch
 
 
 class Detached(Exception):
-    """The worker is going away, or lost the job: leave it running and write nothing more."""
+    """The worker is shutting down or lost the job: leave it running and write nothing more."""
 
 
 class Signals:
-    """Wishes for one attempt, set by the supervisor's thread and read by the attempt's."""
+    """Requests for one attempt, set by the supervisor's thread and read by the attempt's."""
 
     def __init__(self, *, stop_requested: bool = False) -> None:
         self._stop = stop_requested
@@ -21,61 +21,61 @@ class Signals:
 
     @property
     def stop_requested(self) -> bool:
-        """Somebody wants the job stopped."""
+        """True if the job should be stopped."""
         return self._stop
 
     @property
     def detached(self) -> bool:
-        """The attempt has to let go of the job without touching it."""
+        """True if the attempt must release the job without touching it."""
         return self._detached.is_set()
 
     def request_stop(self) -> None:
-        """Have the job stopped."""
+        """Request that the job be stopped."""
         if not self._stop:
             self._stop = True
             self._wake()
 
     @property
     def cut_off(self) -> bool:
-        """The worker has been without the database for so long that others will soon start the job elsewhere."""
+        """True if the database has been away for so long that other workers will soon restart the job."""
         return self._cut_off
 
     def cut_off_from_record(self) -> None:
-        """Have the job ended before somebody who takes this host for lost starts it again."""
+        """Request that the job be ended before a worker that considers this host lost restarts it."""
         if not self._cut_off:
             self._cut_off = True
             self._wake()
 
     def detach(self) -> None:
-        """Have the attempt let go of the job."""
+        """Request that the attempt release the job."""
         self._detached.set()
         self._wake()
 
     def check(self) -> None:
-        """Raise if the attempt has to let go.
+        """Raise if the attempt must release the job.
 
         Raises:
-            Detached: It has.
+            Detached: The attempt must release the job.
         """
         if self.detached:
             raise Detached
 
     def pause(self, seconds: float) -> None:
-        """Wait, but not longer than until the attempt has to let go.
+        """Wait, but at most until the attempt must release the job.
 
         Raises:
-            Detached: It has.
+            Detached: The attempt must release the job.
         """
         if self._detached.wait(seconds):
             raise Detached
 
     @property
     def watched(self) -> bool:
-        """Whether a watch follows the job now, and does to it what is wished."""
+        """True while a watch follows the job and acts on requests."""
         return self._watch is not None
 
     def wakes(self, watch: FileWatch | None) -> None:
-        """Wake this watch at every wish from now on; None: no more."""
+        """Wake this watch at every request from now on; None: no longer."""
         with self._lock:
             self._watch = watch
 

@@ -1,4 +1,4 @@
-"""Folders that outlive jobs: one for each project, and the data sets, which every job reads."""
+"""Folders that outlive jobs: one for each project, and the data sets that every job can read."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ _PROJECTS = "projects"
 
 
 class Storage:
-    """The folders under one root; see docs/operating.md for how they are laid out.
+    """The folders under one root; docs/operating.md describes their layout.
 
     Args:
         root: `storage/` under GRADIENT_HOME.
@@ -20,15 +20,15 @@ class Storage:
 
     @property
     def datasets(self) -> Path:
-        """The data sets; an administrator fills it."""
+        """The folder of the data sets, filled by an administrator."""
         return self._root / DATASETS
 
     def of(self, project_id: str, *, mounted: bool) -> Path:
-        """A project's own folder, made if it is missing; the data sets are in its folder `datasets`.
+        """Return a project's folder, created if missing; its folder `datasets` holds the data sets.
 
         Args:
             project_id: The project.
-            mounted: Whether the backend mounts the data sets there; else a link leads to them.
+            mounted: Whether the backend mounts the data sets there; if not, a link points to them.
         """
         self.datasets.mkdir(parents=True, exist_ok=True)
         folder = self._root / _PROJECTS / project_id
@@ -39,7 +39,7 @@ class Storage:
                 inside.unlink(missing_ok=True)
             inside.mkdir(exist_ok=True)
         elif not inside.is_symlink():
-            # A folder with something in it is the jobs' own doing, and stays.
+            # A folder that is not empty was filled by jobs, and stays.
             with contextlib.suppress(OSError):
                 inside.rmdir()
             with contextlib.suppress(FileExistsError):
@@ -47,7 +47,7 @@ class Storage:
         return folder
 
     def unclaimed(self) -> list[str]:
-        """Names of what lies beside the projects' folders, where no job sees it: an earlier release shared it."""
+        """List entries beside the projects' folders, which no job sees: an earlier release shared them."""
         if not self._root.is_dir():
             return []
         return sorted(

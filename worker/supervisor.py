@@ -1,4 +1,4 @@
-"""This host's loop: claim what fits, one thread an attempt, adopt on start, beat for all."""
+"""A worker's main loop: claims jobs, runs each attempt in a thread, adopts on start, sends heartbeats."""
 
 import fcntl
 import logging
@@ -38,7 +38,7 @@ class WorkerNameTaken(GradientError):
 @dataclass(slots=True)
 class _Running:
     job: Job
-    """As it was taken up."""
+    """The row as it was claimed or adopted."""
     signals: Signals
     thread: threading.Thread
     ended: threading.Event
@@ -49,7 +49,7 @@ class Supervisor:
 
     Args:
         host: The stores and backends.
-        bell: Rung when there may be something to do.
+        bell: Rung when there may be work.
 
     Raises:
         WorkerNameTaken: The name is in use on this host.
@@ -64,12 +64,12 @@ class Supervisor:
         self._running: dict[str, _Running] = {}
         self._stopping = threading.Event()
         self._offer = host.offer()
-        _ = host.fetcher  # says now, not at the first job, that it has no sandbox
+        _ = host.fetcher  # created now, to log a missing sandbox at the start, not at the first job
         self._sweep = Sweep(host)
-        # Apart from this loop: removing a huge folder must not stop the hearts from beating.
+        # In its own thread: a slow delete must not delay heartbeats.
         self._sweeper = threading.Thread(target=self._sweep_on, name="sweep", daemon=True)
         self._fence = Fence(host)
-        # Likewise: a database that takes what is sent and never answers keeps the loop waiting.
+        # Likewise: a database that accepts a query and never answers blocks the loop.
         self._fencer = threading.Thread(target=self._fence_on, name="fence", daemon=True)
         self._statsd = Listener(host)
         self._beat_at = self._adopt_at = self._told_at = 0.0
@@ -78,7 +78,7 @@ class Supervisor:
         self._short: str | None = None
 
     def run(self) -> None:
-        """Work until `stop`; returns once every attempt has let go. Jobs run on."""
+        """Work until `stop` is called, then release all attempts; their jobs keep running."""
         self._sweeper.start()
         self._fencer.start()
         self._statsd.start()
@@ -90,7 +90,7 @@ class Supervisor:
                 self._sweep.database_was_away()
                 self._stopping.wait(_DATABASE_PAUSE_SECONDS)
                 continue
-            except Exception:  # whatever it is: without this loop nothing beats, nothing is claimed, nobody notices
+            except Exception:  # the loop must survive: it sends the heartbeats and claims jobs
                 logger.exception("round_failed")
                 self._stopping.wait(_FAILURE_PAUSE_SECONDS)
                 continue
@@ -98,7 +98,7 @@ class Supervisor:
         self._let_go()
 
     def stop(self) -> None:
-        """Have `run` return; safe from any thread and from a signal's handler."""
+        """Make `run` return; safe to call from any thread and from a signal handler."""
         self._stopping.set()
         self._watch.wake()
 
@@ -108,21 +108,21 @@ class Supervisor:
                 self._sweep.run(set(self._running))
             except StoreUnavailable:
                 self._sweep.database_was_away()
-            except Exception:  # the next one may go better
+            except Exception:  # the next sweep may succeed
                 logger.exception("sweep_failed")
 
     def _fence_on(self) -> None:
         while not self._stopping.wait(min(_FENCE_SECONDS, self._worker.cut_off_seconds / 10)):
             try:
                 self._fence.look([(one.job, one.signals) for one in list(self._running.values())])
-            except Exception:  # the next look may go better
+            except Exception:  # the next check may succeed
                 logger.exception("fence_failed")
 
     def _round(self, *, rang: bool) -> None:
         if not self._registered:
             self._register()
         self._forget_ended()
-        # Who waits comes first: a beat is a commit of its own.
+        # Waiting jobs come first: a heartbeat is a commit of its own.
         while len(self._running) < self._slots and not self._stopping.is_set():
             if not self._claim():
                 break
@@ -135,13 +135,13 @@ class Supervisor:
             self._adopt()
 
     def _offer_anew(self) -> None:
-        """A backend's engine may have gone or come back; what runs on it is watched all the same."""
+        """Update the offer: a backend's engine may have stopped or returned. Jobs on it are watched all the same."""
         offer = self._host.offer()
         if offer != self._offer:
             self._offer = offer
             self._registered = False
         elif self._taken:
-            self._offer_without_taken_cards()  # what used them may be gone
+            self._offer_without_taken_cards()  # the processes that used them may have ended
 
     def _pause(self) -> float:
         poll = self._worker.poll_seconds
@@ -154,7 +154,7 @@ class Supervisor:
         self._registered = True
 
     def _adopt(self) -> None:
-        """Take over what runs here and has no worker; what this process runs is not touched."""
+        """Adopt jobs on this machine that no living worker runs, except those that this process runs."""
         self._adopt_at = time.monotonic() + self._worker.sweep_seconds
         held = set(self._running)
         stale = self._worker.lease_seconds
@@ -184,7 +184,7 @@ class Supervisor:
         return job is not None
 
     def _short_of_disk(self) -> bool:
-        """Whether there is too little disk for another job; jobs that wait for it say so."""
+        """Return whether disk space is too low for another job; record it, so that waiting jobs show it."""
         short = self._host.shortage()
         if (short is None) != (self._short is None):
             logger.warning("disk_low" if short else "disk_enough", extra={"why": short})
@@ -197,7 +197,7 @@ class Supervisor:
             return claims.anything_waits(session, offer)
 
     def _offer_without_taken_cards(self) -> claims.Offer:
-        """What is left of the offer without cards that something else uses; asked when there is a job to take."""
+        """Return the offer without GPUs that something else uses; called when a job is waiting."""
         if not self._offer.cards:
             return self._offer
         with self._host.database.read() as session:
@@ -206,7 +206,7 @@ class Supervisor:
         changed = taken.keys() != self._taken.keys()
         if changed:
             logger.warning("cards_taken" if taken else "cards_free", extra={"taken": taken})
-        # How much of a card is used changes all the time: that much is not worth a write each time.
+        # A GPU's usage changes all the time, and not every change is worth a write.
         if changed or (taken != self._taken and time.monotonic() >= self._told_at + _TOLD_AGAIN_SECONDS):
             self._host.write(lambda session: workers.note_taken_cards(session, self._host.name, taken))
             self._taken, self._told_at = taken, time.monotonic()
@@ -224,7 +224,7 @@ class Supervisor:
         try:
             run_attempt(self._host, job, signals)
         finally:
-            # The thread itself is still there when the loop wakes; its place is free all the same.
+            # The thread is still alive when the loop wakes, but its slot is free.
             ended.set()
             self._watch.wake()
 
@@ -234,7 +234,7 @@ class Supervisor:
                 del self._running[job_id]
 
     def _beat(self) -> None:
-        """One heartbeat for all jobs."""
+        """Send one heartbeat for all jobs."""
         asked_at = time.monotonic()
         hearts = self._host.write(lambda session: workers.beat(session, self._host.name, self._host.host))
         self._fence.in_contact(asked_at)
@@ -246,11 +246,11 @@ class Supervisor:
             return workers.hearts(session, self._host.name, self._host.host)
 
     def _heed(self, hearts: dict[str, workers.Heart]) -> None:
-        """Let go of the jobs that are lost, and end those that should stop."""
+        """Release the jobs that were lost, and stop those that should stop."""
         for job_id, one in self._running.items():
             heart = hearts.get(job_id)
-            # Gone: its thread has just closed it, or another worker took it over. A watch writes nothing under its
-            # lease while the job runs, and two of them must not write one log.
+            # Missing: its thread has just closed it, or another worker took it over. A watch does not use its lease
+            # while the job runs, and two watches must not write one log.
             if heart is None or heart.lease != one.job.lease:
                 one.signals.detach()
             elif heart.stop_requested:
@@ -269,7 +269,7 @@ class Supervisor:
 
 
 def _lock_name(path: Path, name: str) -> int:
-    """Hold the worker's name on this host for as long as this process lives: the kernel lets go of it then."""
+    """Lock the worker's name on this host; the kernel releases the lock when this process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""The periodic repair: dead workers, strays, old scratch, deleted jobs, what no policy keeps.
+"""Periodic repairs: lost workers, stray processes, old scratch folders, deleted jobs, expired outputs.
 
 Each repair may run on any worker, any number of times.
 """
@@ -30,14 +30,14 @@ _TURN = "sweep"
 _TURN_SWEEPS = 3
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
 HOST_GONE_SECONDS = 24 * 3600
-"""A host silent this long does not come back to clear up what it ran."""
+"""A host silent for this long is not expected to return and clean up its attempts."""
 
 
 class Sweep:
     """The repairs of one host.
 
-    Decisions that a machine is lost are held back for a while after the start and after the database was away: a
-    sick control plane must not look like dead machines.
+    For a while after the start, and after the database was away, no host is declared lost: an outage of the control
+    plane must not look like dead hosts.
     """
 
     def __init__(self, host: Host) -> None:
@@ -50,17 +50,17 @@ class Sweep:
         self._trusted_at = time.monotonic() + self._lost_after
 
     def database_was_away(self) -> None:
-        """Hearts could not beat: wait again before calling any of them dead."""
+        """Wait again before declaring hosts lost: they could not send heartbeats."""
         self._trusted_at = time.monotonic() + self._lost_after
 
     def run(self, held: set[str]) -> dict[str, int]:
-        """Repair what needs it: this host's own leavings, and, when it is this worker's turn, what is everybody's.
+        """Run the repairs of this host and, if it is this worker's turn, those that all hosts share.
 
         Args:
             held: Ids of the jobs that this worker runs now.
 
         Returns:
-            How many of each were repaired.
+            Number of repairs by kind.
         """
         self._shelves.report()
         self._measure()
@@ -86,18 +86,18 @@ class Sweep:
         return repaired
 
     def _measure(self) -> None:
-        """Where the attempts of this host have a quota together: how much they take."""
+        """Measure the disk space of this host's attempts, if they have a joint quota."""
         if self._host.settings.disk.host_mb and self._host.attempts.is_dir():
             used = used_bytes([self._host.attempts], threading.Event())
             self._host.attempts_bytes = self._host.attempts_bytes if used is None else used
 
     def _my_turn(self) -> bool:
-        """One worker at a time; another takes over when this one has not come back for a few sweeps."""
+        """Take or keep the turn: one worker at a time, replaced by another if it misses a few sweeps."""
         seconds = _TURN_SWEEPS * self._host.settings.worker.sweep_seconds
         return self._host.write(partial(repairs.take_turn, name=_TURN, holder=self._host.name, seconds=seconds))
 
     def _give_up_lost(self) -> int:
-        """Close jobs whose host has not answered for `lost_after`; its worker may retry them elsewhere."""
+        """Give up attempts whose host sent no heartbeat for `lost_after` seconds; they may be retried elsewhere."""
         if time.monotonic() < self._trusted_at:
             return 0
         silent = select(Job).where(
@@ -112,17 +112,17 @@ class Sweep:
         try:
             self._host.write(lambda session: lifecycle.give_up(session, job, "worker_lost", detail))
         except LeaseLost:
-            return False  # it came back
+            return False  # the host came back
         AttemptSpans(job).closed(job, "worker_lost")
         logger.warning("job_given_up", extra=job.log_context())
         return True
 
     def _remove_scratch(self, held: set[str]) -> int:
-        """End and remove attempts that are over by their row, except what another living host is to clear up.
+        """Destroy and remove attempts that are over, except those that another living host is to clean up.
 
-        One whose job this database does not know is left alone: the folder may be another database's. Hosts may share
-        the folder, but only the one that ran an attempt can end the processes it left, and it finds them by its
-        scratch.
+        An attempt whose job is not in this database is left alone: the folder may belong to another database. Hosts may
+        share the folder, but only the host that ran an attempt can end the processes it left, and it finds them by the
+        scratch folder.
         """
         count = 0
         for job_id, attempt in scratches(self._host.attempts):
@@ -134,7 +134,7 @@ class Sweep:
         return count
 
     def _destroy_strays(self, held: set[str]) -> int:
-        """End what runs without a scratch directory: somebody removed it, or a late start came after its removal."""
+        """Destroy what runs without a scratch folder: it was removed, or a late start came after its removal."""
         strays = [
             (backend, handle)
             for backend, handle in self._found() or ()
@@ -153,14 +153,14 @@ class Sweep:
             return not queries.belongs_elsewhere(session, job_id, attempt, here, seconds=HOST_GONE_SECONDS)
 
     def _destroyed(self, name: str) -> bool:
-        """Whether nothing of the attempt runs any more; what does is ended."""
+        """Destroy what still runs of an attempt; return whether nothing is left."""
         found = self._found()
         if found is None:
             return False
         return all(self._end(backend, handle) for backend, handle in found if handle["name"] == name)
 
     def _found(self) -> list[tuple[Backend, Handle]] | None:
-        """What the backends of this host have of ours; None if one of them does not answer."""
+        """List the handles of this host's backends; None if a backend does not answer."""
         try:
             backends = [self._host.backend(name) for name in self._host.offered]
             return [(backend, handle) for backend in backends for handle in backend.list_owned()]
@@ -177,7 +177,7 @@ class Sweep:
         return True
 
     def _empty_deleted(self) -> int:
-        """Remove what deleted jobs printed and left; their record stays."""
+        """Remove the logs, artifacts and metrics of deleted jobs; their rows stay."""
         over = select(Job).where(Job.deleted_at.is_not(None), Job.state.in_(TERMINAL), Job.artifacts_state != "removed")
         with self._host.database.read() as session:
             jobs = list(session.scalars(over))
@@ -190,7 +190,7 @@ class Sweep:
 
 
 def _removed(scratch: Scratch) -> bool:
-    """Whether it could be removed; one that cannot must not keep the other repairs from being done."""
+    """Remove a scratch folder; return False on failure, which must not prevent the other repairs."""
     try:
         scratch.remove()
     except (OSError, RecursionError):

@@ -1,7 +1,7 @@
-"""What Celery can call. Every task is short; none waits for a job or asks the database.
+"""The Celery tasks. Each is short; none waits for a job or queries the database.
 
-Messages may be lost, doubled, late or made by anybody who reaches the broker: all they can do is to have this host
-look, once more, for what there is to do.
+Messages may be lost, duplicated, late, or forged by anybody who reaches the broker: all they can do is make this host
+look for work once more.
 """
 
 import logging
@@ -20,11 +20,11 @@ _LONGEST_ID = 64
 
 
 def register(app: Celery, bell: Bell, heard: Callable[[], None] = lambda: None) -> None:
-    """Give the app its tasks on this host.
+    """Register the tasks of this host with the app.
 
     Args:
-        app: Theirs from now on.
-        bell: What a ring rings.
+        app: The Celery app.
+        bell: Rung by each wake-up message.
         heard: Called for each ping.
     """
 

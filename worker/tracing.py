@@ -1,8 +1,8 @@
-"""The spans of one attempt, which any worker can add to: their ids follow from the job's row.
+"""The spans of one attempt. Any worker can add to them: their ids are derived from the job's row.
 
-An attempt runs for hours and outlives workers. So the spans of the whole and of the run are emitted when the record is
-closed, by whoever closes it, with the times that the record has; only short steps are spans of the worker that takes
-them.
+An attempt may run for hours and outlive its workers. Therefore the spans of the attempt and of the run are emitted when
+the attempt is closed, by the worker that closes it, with the times in the row. Only short steps are spans of the worker
+that executes them.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ _AS_WISHED = frozenset({JobState.SUCCEEDED, JobState.CANCELLED})
 
 
 class AttemptSpans:
-    """Where the spans of a job's present attempt belong.
+    """Emits the spans of a job's current attempt.
 
     Args:
-        job: The job; its traceparent is the submission's.
+        job: The job; its trace parent is the submission's.
     """
 
     def __init__(self, job: Job) -> None:
@@ -40,22 +40,22 @@ class AttemptSpans:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Be in a step of the attempt: prepare, launch, tear down, collect, finish."""
+        """Open a span for a step of the attempt: prepare, launch, tear down, collect, finish."""
         let_go: BaseException | None = None
         with tracing.span(name, self._whole.within, self._attributes) as entered:
             try:
                 yield
-            except (Detached, LeaseLost) as wish:  # no failure: another worker takes the step again
+            except (Detached, LeaseLost) as wish:  # not a failure: another worker repeats the step
                 entered.set_attribute("gradient.let_go", True)  # noqa: FBT003 - an attribute's value
                 let_go = wish
         if let_go is not None:
             raise let_go
 
     def closed(self, job: Job, reason: str) -> None:
-        """Emit the run and the whole.
+        """Emit the spans of the run and of the whole attempt.
 
         Args:
-            job: As it was before its attempt was closed.
+            job: The job as it was before its attempt was closed.
             reason: Why the attempt ended.
         """
         attributes = self._attributes | {"gradient.reason": reason, "gradient.worker": job.worker or ""}
@@ -64,5 +64,5 @@ class AttemptSpans:
         if job.started_at is not None:
             self._run.emit("run", job.started_at, ended, attributes, error)
         if job.claimed_at is not None:
-            # The record's clock may be ahead of this host's.
+            # The database's clock may be ahead of this host's.
             self._whole.emit("attempt", job.claimed_at, max(ended, datetime.now(UTC)), attributes, error)

@@ -1,4 +1,4 @@
-"""The one way out of a sandbox: a SOCKS proxy that leads to one destination, whatever it is asked for."""
+"""The only network of a sandbox: a SOCKS proxy to one fixed destination, whatever its client asks for."""
 
 import select
 import socket
@@ -14,14 +14,14 @@ _ADDRESS_BYTES = {1: 4, 4: 16}
 
 
 class Tunnel:
-    """Leads from connections of a listening socket to the destination, until the block is left.
+    """Relays the connections of a listening socket to the destination, until the block is left.
 
     Args:
         connect: Makes a connection to the destination.
-        silent_seconds: A connection on which neither side says anything for so long is closed.
+        silent_seconds: A connection that is silent in both directions for so long is closed.
 
     Attributes:
-        problem: The reason that nothing came through, if that was so.
+        problem: The reason that a connection failed, if one did.
     """
 
     def __init__(self, connect: Callable[[], socket.socket], silent_seconds: float) -> None:
@@ -37,7 +37,7 @@ class Tunnel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end.close()  # every thread waits for this, too
+        self._end.close()  # wakes every thread
         for thread in self._threads:
             thread.join()
         self._ended.close()
@@ -94,7 +94,7 @@ class Tunnel:
 
 
 def _greet(inside: socket.socket) -> None:
-    """Take what a SOCKS 5 client says first; the destination it names is not looked at."""
+    """Read the first messages of a SOCKS 5 client; the destination that it names is ignored."""
     with inside.makefile("rb", buffering=0) as said:
         methods = _exactly(said.read, 2)[1]
         _exactly(said.read, methods)
@@ -118,4 +118,4 @@ def _answer(inside: socket.socket, answer: bytes) -> None:
     try:
         inside.sendall(answer)
     except OSError:
-        return  # it is gone, and sees that itself
+        return  # the client has gone

@@ -1,4 +1,4 @@
-"""The watch loop: follows one running attempt until it ends or has to be ended. The only loop there is."""
+"""Follows one running attempt until it ends or must be ended, and ships its output and metrics."""
 
 import contextlib
 import logging
@@ -46,7 +46,7 @@ _WAITING_VALUES = 5 * BATCH_VALUES
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the watch ended: a reason, what is known beside it, the exit code if there is one."""
+    """Result of a watch: a reason, details, and the exit code if there is one."""
 
     reason: str
     detail: str | None = None
@@ -55,7 +55,7 @@ class Outcome:
 
 @contextlib.contextmanager
 def opened_log(host: Host, job: Job, scratch: Scratch) -> Iterator[LogShipper]:
-    """What brings an attempt's output to its job's log; only one may be open for a job.
+    """Open the shipper of an attempt's output to its job's log; only one may be open for a job.
 
     Raises:
         OSError: The log cannot be opened.
@@ -63,14 +63,14 @@ def opened_log(host: Host, job: Job, scratch: Scratch) -> Iterator[LogShipper]:
     """
     with ExitStack() as stack:
         writer = host.logs.open_writer(job.id, job.attempt)
-        stack.callback(writer.close, sync=False)  # what the disk must keep is synced once, by finish
+        stack.callback(writer.close, sync=False)  # finish syncs once what must be durable
         output = SourceFile(scratch.control / "log")
         stack.callback(output.close)
         yield LogShipper(output, writer, host.settings.logs.tail_bytes)
 
 
 class Recorder:
-    """Brings output, metrics and artifacts of one attempt to the stores, while it runs and at its end."""
+    """Ships output and metrics of one attempt to the stores, while it runs and at its end."""
 
     def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
         self._host = host
@@ -101,8 +101,8 @@ class Recorder:
         self._stack.__exit__(kind, error, trace)
 
     def ship(self) -> int:
-        """Ship new output and metrics; how much there was. What cannot be stored (the disk is full) is tried again."""
-        # While the database is away, or slower than the job, what is not read waits in the job's file.
+        """Ship new output and metrics; return how much. Output that cannot be stored (full disk) is tried again."""
+        # While the database is away, or slower than the job, unread metrics wait in the job's file.
         rows = self.metrics.read() if self._waiting < _WAITING_VALUES else []
         self._keep(rows)
         try:
@@ -116,7 +116,7 @@ class Recorder:
         return shipped + len(rows)
 
     def add(self, row: dict[str, Any] | None, peaks: dict[str, Any]) -> None:
-        """Add one row of metrics to those that are stored next, and the attempt's peaks, now and then without a row."""
+        """Queue one row of metrics, and the attempt's peaks; without a row, the peaks only at intervals."""
         with self._lock:
             if row is not None:
                 self._rows.append(row)
@@ -125,16 +125,16 @@ class Recorder:
                 self._peaks, self._peaks_at = peaks, time.monotonic()
 
     def flush(self) -> None:
-        """Store the metrics read so far, a batch in a transaction.
+        """Store the metrics read so far, one batch per transaction.
 
         Raises:
-            StoreUnavailable: The database is away; they wait for the next time.
+            StoreUnavailable: The database is away; the rows stay queued.
         """
         while self._flush_batch():
             pass
 
     def _flush_batch(self) -> bool:
-        """Store some of the rows; whether there were any."""
+        """Store one batch; return whether there were rows."""
         with self._lock:
             rows, values = self._batch()
             peaks, self._peaks = self._peaks, {}
@@ -170,7 +170,7 @@ class Recorder:
         return rows, values
 
     def finish(self) -> None:
-        """Ship and store what is left, once nothing writes any more.
+        """Ship and store the rest, once nothing writes any more.
 
         Raises:
             StoreUnavailable: The database is away.
@@ -188,14 +188,14 @@ class Recorder:
             self._waiting += sum(len(row["values"]) for row in rows)
 
     def _opened_log(self) -> LogShipper:
-        """The job's log, opened when it is first wanted: on a full disk it cannot be, and the job is watched still."""
+        """Open the job's log on first use: on a full disk that fails, and the job must be watched all the same."""
         if self._log is None:
             self._log = self._stack.enter_context(opened_log(self._host, self._job, self._scratch))
         return self._log
 
 
 class MetricsSync(threading.Thread):
-    """Stores a running attempt's metrics, apart from the watch: a database that hangs must not delay a stop."""
+    """Stores a running attempt's metrics in its own thread: a database that hangs must not delay a stop."""
 
     def __init__(self, recorder: Recorder, job: Job) -> None:
         super().__init__(name=f"metrics-{job.id}", daemon=True)
@@ -204,14 +204,14 @@ class MetricsSync(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Store what is new now and then."""
+        """Store new metrics at intervals."""
         bind(**self._job.log_context())
         while not self._ended.wait(_FLUSH_SECONDS):
             with contextlib.suppress(StoreUnavailable):
                 self._recorder.flush()
 
     def end(self) -> None:
-        """Store the rest, if the database takes it; what the job wrote itself is read again when it is collected."""
+        """Stop, and store the rest if the database is up; the collection rereads the metrics that the job wrote."""
         self._ended.set()
         self.join()
         with contextlib.suppress(StoreUnavailable):
@@ -219,7 +219,7 @@ class MetricsSync(threading.Thread):
 
 
 class ArtifactSync(threading.Thread):
-    """Keeps a running attempt's artifacts in the store, apart from the watch: a long copy must not hold up the log."""
+    """Copies a running attempt's artifacts to the store in its own thread: a long copy must not delay the log."""
 
     def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
         super().__init__(name=f"sync-{scratch.name}", daemon=True)
@@ -229,7 +229,7 @@ class ArtifactSync(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Sync now and then; a large folder less often, so that it never costs more than a tenth of the time."""
+        """Sync at intervals; longer ones for a large folder, so that it takes at most a tenth of the time."""
         bind(**self._job.log_context())
         pause = self._host.settings.worker.sync_seconds
         while not self._ended.wait(pause):
@@ -241,7 +241,7 @@ class ArtifactSync(threading.Thread):
             pause = max(self._host.settings.worker.sync_seconds, _SYNC_SHARE * (time.monotonic() - began))
 
     def end(self) -> None:
-        """No more syncs; waits for one that is under way."""
+        """Stop syncing; waits for a sync in progress."""
         self._ended.set()
         self.join()
 
@@ -267,18 +267,18 @@ class Watch:
         self._began = time.monotonic() - ran
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
-        # An earlier worker may have asked it to end; its grace begins anew.
+        # An earlier worker may have asked the job to end; its grace period starts anew.
         self._ending = self._wished() if read_control(self._control, STOPPING) is not None else None
         self._kill_at = time.monotonic() + self._grace
         self._every = max(_SAMPLED_AT_MOST_EVERY_SECONDS, host.settings.worker.sample_seconds)
-        self._sample_at = time.monotonic() + self._every / 4  # not while it starts
+        self._sample_at = time.monotonic() + self._every / 4  # not during its start
         self._sampling = Sampling(peaks, self._every, ran)
 
     def run(self) -> Outcome:
         """Watch until the job has ended.
 
         Raises:
-            Detached: The worker has to let go; the job runs on.
+            Detached: The worker must release the job, which keeps running.
         """
         busy = 0
         with FileWatch(self._control) as files:
@@ -294,7 +294,7 @@ class Watch:
                         return self._outcome(ended)
                     self._sample()
                     self._end_if_due()
-                    # Many small writes are shipped together: each wake costs more than each line.
+                    # Small writes are shipped together: a wake-up costs more than a line.
                     if shipped:
                         time.sleep(BUSY_SECONDS if busy > _BUSY_ROUNDS else CALM_SECONDS)
                     files.wait(min(POLL_SECONDS, self._sample_at - time.monotonic()))
@@ -312,7 +312,7 @@ class Watch:
         return Outcome(reason, detail, ended.code)
 
     def _end_if_due(self) -> None:
-        """Ask the job to end when somebody wishes it or its time is up; end it when its grace is over."""
+        """Ask the job to end on a request or at a limit; kill it when its grace period is over."""
         now = time.monotonic()
         if self._ending is None:
             self._ending = self._wished()
@@ -326,7 +326,7 @@ class Watch:
             self._kill_at = now + _KILL_AGAIN_SECONDS
 
     def _wished(self) -> Outcome | None:
-        """Why the job should end by now; None if it may run on."""
+        """Return the reason to end the job now; None if it may keep running."""
         if self._signals.stop_requested:
             return Outcome("stopped_by_user")
         if self._signals.cut_off:

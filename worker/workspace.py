@@ -1,4 +1,4 @@
-"""The scratch directory of one attempt: make, fill, empty, remove."""
+"""The scratch directory of one attempt: create, fill, remove."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 
 
 class _TooDeep(Exception):
-    """Folders lie so deep in each other that they cannot be walked through."""
+    """Folders are nested too deeply to be walked."""
 
 
 class Scratch:
@@ -30,8 +30,8 @@ class Scratch:
 
     Attributes:
         name: `<job id>-<attempt>`.
-        workspace: What the job works in.
-        artifacts: What it leaves.
+        workspace: The folder that the job works in.
+        artifacts: The job's outputs.
         control: The wrapper's files.
     """
 
@@ -45,9 +45,9 @@ class Scratch:
         self.control = self.root / "control"
 
     def make(self, store: ArtifactStore) -> None:
-        """Make the folders; those that are there stay as they are.
+        """Create the folders; existing ones stay as they are.
 
-        A later attempt finds what one before it left, so that it can go on from its last checkpoint.
+        A later attempt gets a copy of an earlier attempt's artifacts, so that it can resume from the last checkpoint.
         """
         self._make_control()
         if self.artifacts.is_dir():
@@ -61,17 +61,17 @@ class Scratch:
             try:
                 opened = store.open(self._job_id, earlier, file.path)
             except ArtifactNotFound:
-                continue  # the listing of an attempt that was never closed may be older than its files
-            # A copy, not a link: this attempt may write into its files, the stored ones are closed.
+                continue  # the list of files of an attempt that was never closed may be outdated
+            # A copy, not a link: this attempt may write to its files, but stored files must not change.
             with opened.file as stored, target.open("wb") as copy:
                 shutil.copyfileobj(stored, copy, _COPY_BYTES)
             os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
         filling.rename(self.artifacts)
 
     def _make_control(self) -> None:
-        """Make the control folder, with room for what has to be written on a full disk as well, all or nothing.
+        """Create the control folder, all or nothing, with space reserved for what must be written even on a full disk.
 
-        Once it is there a job may have it: nothing in it is written here any more.
+        Once it exists, a job may have access to it: this worker writes nothing in it any more.
         """
         if self.control.is_dir():
             return
@@ -83,7 +83,7 @@ class Scratch:
         filling.rename(self.control)
 
     def _left_before(self, store: ArtifactStore) -> Iterator[tuple[int, ArtifactFile]]:
-        """What the latest attempt before this one left that left anything, and which it was."""
+        """Yield the artifacts of the latest earlier attempt that left any, each with that attempt's number."""
         for earlier in range(self._attempt - 1, 0, -1):
             found = False
             for file in store.walk(self._job_id, earlier):
@@ -98,16 +98,16 @@ class Scratch:
         """Fill the workspace, all or nothing; a repeat does nothing.
 
         Args:
-            spec: Says with what.
-            store: Where uploads are.
-            limits: What an upload may cost.
-            fetch: Fetches a workspace from git into an empty folder; the commit.
+            spec: Names the workspace.
+            store: The store of uploads.
+            limits: Limits on the size of an upload.
+            fetch: Fetches a workspace from git into an empty folder, and returns the commit.
 
         Returns:
             The commit that was fetched, for a workspace from git.
 
         Raises:
-            BackendError: It cannot be filled.
+            BackendError: The workspace cannot be filled.
         """
         if self.workspace.is_dir():
             return None
@@ -125,10 +125,10 @@ class Scratch:
         return commit
 
     def folder(self, path: str) -> Path:
-        """A folder of the workspace, without links on the way to it.
+        """Return a folder of the workspace, with links resolved.
 
         Raises:
-            BackendError: It is not there, or leads out.
+            BackendError: The folder is missing or outside the workspace.
         """
         inside = self.workspace.resolve()
         found = (inside / path).resolve()
@@ -139,7 +139,7 @@ class Scratch:
         return found
 
     def remove(self) -> None:
-        """Remove everything; removing the missing is success."""
+        """Remove everything; a missing folder is not an error."""
         try:
             shutil.rmtree(self.root, onerror=_make_removable)
         except (RecursionError, _TooDeep):
@@ -148,7 +148,7 @@ class Scratch:
 
 
 def scratches(attempts: Path) -> list[tuple[str, int]]:
-    """(job id, attempt) of every scratch directory there is."""
+    """List (job id, attempt) of every scratch directory."""
     if not attempts.is_dir():
         return []
     names = (_NAME.match(entry.name) for entry in attempts.iterdir())
@@ -156,7 +156,7 @@ def scratches(attempts: Path) -> list[tuple[str, int]]:
 
 
 def _make_removable(function: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
-    """A job may leave folders without write permission: open them and try once more."""
+    """Make folders writable and try once more: a job may leave folders without write permission."""
     if isinstance(error[1], OSError) and error[1].errno in {errno.EMFILE, errno.ENAMETOOLONG}:
         raise _TooDeep(path)
     if not os.path.lexists(path):

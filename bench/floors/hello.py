@@ -1,4 +1,4 @@
-"""The least that serves HTTP with the same libraries: one path, no database. Run as a program: `hello.py PORT`."""
+"""The minimal HTTP server with the same libraries: one path, no database. Usage: `hello.py PORT`."""
 
 import sys
 
@@ -10,7 +10,7 @@ app = FastAPI()
 
 @app.get("/health")
 async def health() -> dict[str, str]:
-    """Say that it serves."""
+    """Answer that the server is up."""
     return {"status": "ok"}
 
 

@@ -1,4 +1,4 @@
-"""The same HTTP stack as the service with nothing in it but the insert: DATABASE PORT each|group."""
+"""The service's HTTP stack with nothing but the insert. Usage: DATABASE PORT each|group."""
 
 import asyncio
 import queue
@@ -20,7 +20,7 @@ Answer = Callable[[str], Awaitable[str]]
 
 
 def commit_each(path: str) -> Answer:
-    """A transaction for each request, in the thread pool, as the service's endpoints are run."""
+    """Use a transaction for each request, in the thread pool, as the service's endpoints do."""
     local = threading.local()
 
     def write(spec: str) -> str:
@@ -36,7 +36,7 @@ def commit_each(path: str) -> Answer:
 
 
 def commit_group(path: str) -> Answer:
-    """One writer that puts all requests which wait into one transaction."""
+    """Use one writer that puts all waiting requests into one transaction."""
     waiting: queue.SimpleQueue[tuple[str, asyncio.Future[str]]] = queue.SimpleQueue()
 
     def write() -> None:
@@ -64,7 +64,7 @@ def commit_group(path: str) -> Answer:
 
 
 def main() -> None:
-    """Serve until ended."""
+    """Serve until killed."""
     _, path, port, commit = sys.argv
     answer = commit_each(path) if commit == "each" else commit_group(path)
 

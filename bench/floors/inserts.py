@@ -1,4 +1,4 @@
-"""The rows of one submission by raw SQL: what no service over this database can do without."""
+"""The rows of one submission by raw SQL: the minimum for any service over this database."""
 
 import sqlite3
 import uuid
@@ -32,7 +32,7 @@ def connect(path: str) -> sqlite3.Connection:
 
 
 def insert(connection: sqlite3.Connection, specs: Sequence[str]) -> list[str]:
-    """Insert one submission for each spec, all in one transaction; their ids."""
+    """Insert one submission for each spec, all in one transaction; return their ids."""
     ids = [f"j{uuid.uuid4().hex[:13]}" for _ in specs]
     connection.execute("BEGIN IMMEDIATE")
     for job_id, spec in zip(ids, specs, strict=True):

@@ -1,4 +1,4 @@
-"""What a plain process costs: started, its first line read, waited for."""
+"""Cost of a plain process: start it, read its first line, wait for its end."""
 
 import subprocess
 import time
@@ -9,7 +9,7 @@ def run_and_read(arguments: Sequence[str]) -> tuple[str, float, float]:
     """Run a program and read its output.
 
     Returns:
-        Its first line, and the seconds until that was read and until the program was over.
+        Its first line, and the seconds until that was read and until the program ended.
     """
     began = time.perf_counter()
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
@@ -21,10 +21,10 @@ def run_and_read(arguments: Sequence[str]) -> tuple[str, float, float]:
 
 
 def run_to_end(arguments: Sequence[str], env: dict[str, str] | None = None) -> float:
-    """Seconds that a program takes, output thrown away.
+    """Run a program, discard its output, and return the seconds it took.
 
     Raises:
-        CalledProcessError: It failed.
+        CalledProcessError: The program failed.
     """
     began = time.perf_counter()
     subprocess.run(

@@ -6,7 +6,7 @@ from gradient_trainer import TrainerError, train
 
 
 def main() -> None:
-    """Train with the flags of the command line."""
+    """Train with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="auto", help="mnist, digits, or auto: mnist where it is found")
     parser.add_argument("--epochs", type=int, help="passes over the training images (what suits the data set)")

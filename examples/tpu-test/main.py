@@ -1,4 +1,4 @@
-"""Compute a·x + y on the TPU that the job was given, leave the result in the job's bucket, and say so."""
+"""Compute a·x + y on the job's TPU, write the result to the job's bucket, and print it."""
 
 import os
 
@@ -9,7 +9,7 @@ tf1 = tf.compat.v1
 
 
 def main() -> None:
-    """Use the device that TPU_GRPC_URL names; without one, this machine's."""
+    """Use the device that TPU_GRPC_URL names; without one, a device of this machine."""
     tpu_name = os.environ.get("TPU_NAME", "")
     tpu_url = os.environ.get("TPU_GRPC_URL", "")
     model_dir = os.environ.get("TPU_MODEL_DIR", "")

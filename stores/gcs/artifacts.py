@@ -1,9 +1,9 @@
 """Artifacts in a bucket of Cloud Storage.
 
 Layout: `<prefix>/<job id>/<attempt>/` with `files/` (the objects), `listing.jsonl` (while the job runs) and
-`manifest.jsonl` (written last). A folder of this machine stands before it: the job's files are mirrored into
-that by hard link, under the rules that hold for any folder a job writes to, and sent from there. It is emptied when
-the manifest is in the bucket.
+`manifest.jsonl` (written last). The job's files are first mirrored by hard link into a staging folder on this machine,
+under the rules for any folder that a job writes to, and sent from there. The folder is emptied when the manifest is in
+the bucket.
 """
 
 import io
@@ -37,15 +37,15 @@ _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class BucketStore:
     """Artifacts in a bucket.
 
-    What is not in the bucket is looked for in the folder: what was kept before the bucket was, stays readable.
+    What is not in the bucket is looked up in the staging folder: artifacts from before the bucket stay readable.
 
     Args:
-        bucket: Where they are kept.
-        prefix: What the names of all objects begin with; empty, or ends with a slash.
+        bucket: The bucket.
+        prefix: Prefix of all objects' names; empty, or ends with a slash.
         staging: Holds an attempt's files until its manifest is in the bucket.
-        cache: A folder for copies of lists, and for what is known to be sent.
-        parallel: Files sent or removed at once.
-        direct_seconds: How long addresses work that lead to the bucket; None: none are given out.
+        cache: A folder for copies of lists, and for records of what was sent.
+        parallel: Files sent or removed in parallel.
+        direct_seconds: Validity of signed URLs to the bucket; None: none are given out.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BucketStore:
 
     @classmethod
     def of(cls, settings: Settings, staging: DirectoryStore) -> "BucketStore":
-        """The store that the settings name.
+        """Open the store that the settings name.
 
         Raises:
             StoreUnavailable: There are no credentials for it.
@@ -84,17 +84,17 @@ class BucketStore:
         )
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
-        """Makes the bucket hold what the job's folder holds now.
+        """Make the bucket hold what the job's folder holds now.
 
         Raises:
-            OSError: The folder that stands before the bucket cannot be written.
-            StoreUnavailable: The bucket does not answer. Trying again goes on from there.
+            OSError: The staging folder cannot be written.
+            StoreUnavailable: The bucket does not answer; a retry resumes.
         """
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
         staged = self._staging.sync(job_id, attempt, source, final=final)
         sender = self._sender(job_id, attempt)
-        # What is stored may still be rewritten by the job, so that no sha256 is promised yet.
+        # The job may still rewrite stored files, so no sha256 is promised yet.
         kept = [file._replace(sha256=None) for file in sender.push(self._staging.walk(job_id, attempt))]
         listing = Manifest("partial", len(kept), sum(file.size for file in kept), staged.skipped)
         self._put_list(job_id, attempt, LISTING, listing, kept)
@@ -111,11 +111,11 @@ class BucketStore:
         max_bytes: int | None = None,
         stopped: Stopped = never,
     ) -> Manifest:
-        """Syncs a last time, hashes every file, and writes the manifest once all of them are in the bucket.
+        """Sync a last time, hash every file, and write the manifest once all of them are in the bucket.
 
         Raises:
-            OSError: The folder that stands before the bucket cannot be written.
-            StoreUnavailable: The bucket does not answer. Trying again goes on from there.
+            OSError: The staging folder cannot be written.
+            StoreUnavailable: The bucket does not answer; a retry resumes.
         """
         manifest = self._manifest(job_id, attempt)
         if manifest is None:
@@ -130,7 +130,7 @@ class BucketStore:
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
     ) -> Page:
-        """A page of files whose public path starts with `prefix`, after path `after`; as of the last sync.
+        """Return a page of files whose public path starts with `prefix`, after path `after`; as of the last sync.
 
         Raises:
             StoreUnavailable: The bucket does not answer.
@@ -142,10 +142,10 @@ class BucketStore:
             return page_of(opened, prefix, after, limit)
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
-        """Opens one file by its public path; its bytes are fetched as they are read.
+        """Open one file by its public path; its bytes are fetched as they are read.
 
         Raises:
-            ArtifactNotFound: There is no such file, or the path could not be one's.
+            ArtifactNotFound: There is no such file, or the path is invalid.
             StoreUnavailable: The bucket does not answer.
         """
         resolve(path)
@@ -157,13 +157,13 @@ class BucketStore:
         blob = None if entry is None else self._blob(job_id, attempt, path)
         if entry is None or blob is None:
             raise not_found(path)
-        # One generation and no other: a file that is replaced while it is read would be half of each.
+        # Exactly one generation: a file that is replaced while it is read would be half of each.
         pinned = self._bucket.blob(blob.name, generation=blob.generation)
         file = cast("BinaryIO", io.BufferedReader(RemoteFile(pinned, blob.size)))
         return OpenArtifact(file, blob.size, entry.sha256, entry.mtime_ms)
 
     def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
-        """All files in order of path; as of the last sync while the attempt is not closed.
+        """Yield all files in order of path; as of the last sync while the attempt is not closed.
 
         Raises:
             StoreUnavailable: The bucket does not answer.
@@ -176,9 +176,9 @@ class BucketStore:
             yield from opened.files()
 
     def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
-        """Deletes the files of a closed attempt whose public path is meant; how many there were.
+        """Delete the files of a closed attempt whose public path is selected by `meant`; return how many.
 
-        The manifest is written anew first; of two that delete at once each keeps what the other left.
+        The manifest is rewritten first; of two concurrent deletions each keeps what the other left.
 
         Raises:
             StoreUnavailable: The bucket does not answer.
@@ -199,7 +199,7 @@ class BucketStore:
                 return len(gone)
 
     def remove(self, job_id: str) -> None:
-        """Deletes what all attempts of a job left; deleting nothing is success.
+        """Delete the artifacts of all attempts of a job; a job without any is not an error.
 
         Raises:
             StoreUnavailable: The bucket does not answer.
@@ -213,7 +213,7 @@ class BucketStore:
             ledger.unlink(missing_ok=True)
 
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
-        """An address that leads to one closed file in the bucket; None where there are none.
+        """Return a signed URL of a file of a closed attempt; None if there is none.
 
         Raises:
             ArtifactNotFound: There is no such file.
@@ -267,11 +267,11 @@ class BucketStore:
         self, job_id: str, attempt: int, name: str, manifest: Manifest, files: Sequence[ArtifactFile]
     ) -> None:
         base = self._base(job_id, attempt)
-        with suppress(PreconditionFailed):  # a repeat of ours whose answer was lost
+        with suppress(PreconditionFailed):  # an earlier try of ours, whose answer was lost
             self._write_list(base + name, manifest, files, **({"if_generation_match": 0} if name == MANIFEST else {}))
 
     def _write_list(self, name: str, manifest: Manifest, files: Sequence[ArtifactFile], **condition: int) -> None:
-        """Write a list as a whole.
+        """Write a whole list.
 
         Raises:
             PreconditionFailed: Somebody else wrote it meanwhile.
@@ -292,7 +292,7 @@ class BucketStore:
                 raise refused
 
     def _tidy(self, job_id: str, attempt: int) -> None:
-        """What the manifest makes needless goes; a repeat finds what a crash left."""
+        """Remove what the manifest makes unnecessary; a repeat removes what a crash left."""
         remove_all([self._bucket.blob(self._base(job_id, attempt) + LISTING)], self._parallel)
         self._staging.forget(job_id, attempt)
         self._ledger(job_id, attempt).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Cloud Storage as the settings name it: Google's, or a simulator of it."""
+"""Opens Cloud Storage as the settings name it: Google's, or a simulator."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +20,15 @@ SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _SIMULATED_PROJECT = "simulated"
 _MOST_CONNECTIONS = 64
 FAILURES = (GoogleAPIError, GoogleAuthError, InvalidResponse, DataCorruption, RequestException)
-"""What a call may raise that did not do what was asked."""
+"""Exceptions of calls that failed."""
 
 
 @contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Say in our own words that Cloud Storage does not do what it is asked.
+    """Convert errors of Cloud Storage into StoreUnavailable.
 
     Raises:
-        StoreUnavailable: With what was tried and why it failed.
+        StoreUnavailable: With what was tried, and why it failed.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def answering(what: str) -> Iterator[None]:
 
 
 def open_session(settings: GcsSettings) -> Session:
-    """A session for what speaks to Google directly (tokens); where there is a simulator, it stands in for Google."""
+    """Open a session for direct requests to Google (tokens); a simulator, if there is one, stands in for Google."""
     session = Session()
     if settings.endpoint is not None:
         session.proxies = {"https": settings.endpoint}
@@ -47,10 +47,10 @@ def open_session(settings: GcsSettings) -> Session:
 
 
 def open_credentials(settings: GcsSettings) -> google.auth.credentials.Credentials:
-    """Our own credentials: what the environment offers, or for a simulator any.
+    """Return our own credentials: those of the environment, or any for a simulator.
 
     Raises:
-        StoreUnavailable: The environment offers none.
+        StoreUnavailable: The environment has none.
     """
     if settings.endpoint is not None:
         return _Simulated()  # type: ignore[no-untyped-call]  # google-auth leaves constructors without types
@@ -62,11 +62,11 @@ def open_credentials(settings: GcsSettings) -> google.auth.credentials.Credentia
 def open_client(
     settings: GcsSettings, credentials: google.auth.credentials.Credentials | None = None
 ) -> storage.Client:
-    """A client for many threads.
+    """Open a client that many threads can use.
 
     Args:
         settings: Where Cloud Storage is.
-        credentials: Whom it acts as; default: ourselves.
+        credentials: The account to act as; default: our own.
 
     Raises:
         StoreUnavailable: There are no credentials.
@@ -85,16 +85,16 @@ def open_client(
 
 
 class _Simulated(google.auth.credentials.Signing, google.auth.credentials.Credentials):
-    """Credentials that a simulator takes for its operator's."""
+    """Credentials that a simulator accepts as its operator's."""
 
     signer = None
     signer_email = "operator@simulated.iam.gserviceaccount.com"
 
     def sign_bytes(self, message: bytes) -> bytes:
-        """Sign with nothing: the simulator checks the dates of an address alone."""
+        """Return a dummy signature: the simulator checks only the dates of a signed URL."""
         return message[:1]
 
     def refresh(self, request: object) -> None:
-        """Take a token that nobody issued."""
+        """Set a dummy token."""
         del request
         self.token = _SIMULATED_PROJECT

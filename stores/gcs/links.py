@@ -1,4 +1,4 @@
-"""Addresses that let whoever has them fetch one object, for a while."""
+"""Signed URLs, which let anyone fetch one object for a while."""
 
 from datetime import timedelta
 
@@ -10,18 +10,18 @@ from stores.gcs.client import answering
 
 
 def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | None = None) -> str | None:
-    """An address of an object that needs no credentials.
+    """Sign a URL of an object, which then needs no credentials.
 
     Args:
         blob: The object.
-        seconds: How long the address works.
+        seconds: Validity of the URL.
         headers: `Content-Type` and `Content-Disposition` of the answer; default: the object's own.
 
     Returns:
-        The address; None where our credentials cannot sign.
+        The URL; None if our credentials cannot sign.
 
     Raises:
-        StoreUnavailable: Google was asked to sign and did not.
+        StoreUnavailable: Google was asked to sign, and failed.
     """
     credentials = blob.client._credentials  # noqa: SLF001 - the client has no other way to ask for them
     signer: dict[str, str] = {}
@@ -29,7 +29,7 @@ def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | Non
         account = getattr(credentials, "service_account_email", None)
         if account is None:
             return None
-        # A machine's own account has no key here: Google signs for it.
+        # A machine's own account has no private key here: Google signs for it.
         if not credentials.valid:
             with answering("a token to sign with"):
                 credentials.refresh(google.auth.transport.requests.Request())

@@ -1,4 +1,4 @@
-"""Lists and manifests that lie in a bucket, read through copies on this machine's disk."""
+"""Reads the lists and manifests of a bucket through copies on this machine's disk."""
 
 import hashlib
 import os
@@ -26,8 +26,8 @@ class Lists:
     """The lists of all attempts.
 
     Args:
-        bucket: Where they are.
-        folder: Gets the copies; those used longest ago go first.
+        bucket: The bucket.
+        folder: Folder for the copies; the least recently used are deleted first.
     """
 
     def __init__(self, bucket: storage.Bucket, folder: Path) -> None:
@@ -35,7 +35,7 @@ class Lists:
         self._folder = folder
 
     def open(self, base: str) -> FileList | None:
-        """The list of the attempt whose objects begin with `base`: its manifest, else its listing.
+        """Return the list of the attempt whose objects begin with `base`: its manifest, else its listing.
 
         Raises:
             StoreUnavailable: The bucket does not answer.
@@ -44,13 +44,13 @@ class Lists:
             found = self._find(base)
             if found is None:
                 return None
-            # Closing removes the listing after the manifest is there: then the next look finds that.
+            # Closing removes the listing after the manifest is written: the next try finds the manifest.
             with suppress(Gone):
                 return self._copy(found)
         return None
 
     def manifest(self, base: str) -> FileList | None:
-        """The manifest of an attempt, if it is closed.
+        """Return the manifest of an attempt, if it is closed.
 
         Raises:
             StoreUnavailable: The bucket does not answer.
@@ -59,7 +59,7 @@ class Lists:
         return self._copy(found) if found is not None and found.name.endswith(MANIFEST) else None
 
     def generation(self, name: str) -> int | None:
-        """Which generation of the list of this name there is now; None: none.
+        """Return the current generation of the list of this name; None if there is none.
 
         Raises:
             StoreUnavailable: The bucket does not answer.
@@ -69,7 +69,7 @@ class Lists:
         return None if blob is None else int(blob.generation)
 
     def _find(self, base: str) -> storage.Blob | None:
-        """One question tells which of the two there is, and whether the copy is still that."""
+        """Find the manifest or else the listing, with its current generation, in one request."""
         with answering("looking for a list of artifacts"):
             there = {blob.name: blob for blob in self._bucket.list_blobs(prefix=base, delimiter="/")}
         return there.get(base + MANIFEST) or there.get(base + LISTING)
@@ -87,7 +87,7 @@ class Lists:
             with os.fdopen(descriptor, "wb") as file:
                 _fetch(blob, file)
             opened = FileList(Path(arriving))
-            Path(arriving).replace(copy)  # another thread may have been quicker, with the same
+            Path(arriving).replace(copy)  # another thread may have been quicker, with the same content
         finally:
             Path(arriving).unlink(missing_ok=True)
         self._drop_oldest()
@@ -106,10 +106,10 @@ def _used_at(copy: Path) -> float:
 
 
 def _fetch(blob: storage.Blob, file: IO[bytes]) -> None:
-    """Fetch this generation and no other.
+    """Fetch exactly this generation.
 
     Raises:
-        Gone: It is there no longer.
+        Gone: It no longer exists.
         StoreUnavailable: The bucket does not answer.
     """
     with answering("reading a list of artifacts"):

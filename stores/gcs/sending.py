@@ -1,4 +1,4 @@
-"""Sends what is staged of one attempt, several files at once, and remembers what was sent."""
+"""Sends an attempt's staged files, several in parallel, and remembers what was sent."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -22,9 +22,9 @@ _MAX_NAME_BYTES = 1024
 
 
 def object_name(base: str, path: str) -> str:
-    """The object of a public path.
+    """Return the object name of a public path.
 
-    A public path holds no `%0A` and no `%0D`, so no two paths get one name.
+    A public path contains no `%0A` and no `%0D`, so no two paths get the same name.
     """
     name = f"{base}files/" + path.replace("\n", "%0A").replace("\r", "%0D")
     if len(name.encode()) > _MAX_NAME_BYTES:
@@ -34,14 +34,14 @@ def object_name(base: str, path: str) -> str:
 
 @dataclass(frozen=True)
 class Sender:
-    """One attempt on its way into a bucket.
+    """The upload of one attempt to a bucket.
 
     Attributes:
-        bucket: Where to.
-        base: What its objects' names begin with.
+        bucket: The target.
+        base: Prefix of its objects' names.
         staged: Opens a staged file by its public path.
-        ledger: Remembers what was sent, over restarts; without it everything is sent again.
-        parallel: Files at once.
+        ledger: File that remembers what was sent, across restarts; without it everything is sent again.
+        parallel: Files sent in parallel.
     """
 
     bucket: storage.Bucket
@@ -51,17 +51,17 @@ class Sender:
     parallel: int
 
     def push(self, files: Iterable[ArtifactFile], *, final: bool = False) -> list[ArtifactFile]:
-        """Send what is new or changed.
+        """Send new and changed files.
 
         Args:
-            files: All that is staged; with their sha256 if that was taken.
-            final: The job has ended: a file that cannot be sent as it is said to be is an error.
+            files: All staged files, with their sha256 if it was computed.
+            final: The job has ended: a file that differs from its entry is an error.
 
         Returns:
-            What the bucket holds now, in order of path, each with the sha256 of what was sent.
+            The files in the bucket, ordered by path, each with the sha256 of what was sent.
 
         Raises:
-            StoreUnavailable: The bucket does not take all of it; the next call goes on from there.
+            StoreUnavailable: The bucket does not take all of it; the next call resumes.
         """
         sent = {file.path: file for file in self._sent()}
         wanted = {file.path: file for file in files}
@@ -81,7 +81,7 @@ class Sender:
         return sorted(file for path, file in sent.items() if path in wanted)
 
     def drop(self, kept: Iterable[ArtifactFile]) -> None:
-        """Remove objects that were sent earlier and are no longer wanted; to be called once no list names them.
+        """Remove objects that are no longer wanted; to be called once no list names them.
 
         Raises:
             StoreUnavailable: The bucket does not remove them.
@@ -94,7 +94,7 @@ class Sender:
             self._remember(file for path, file in sent.items() if path in wanted)
 
     def _try(self, file: ArtifactFile, *, final: bool) -> ArtifactFile | StoreUnavailable | None:
-        """Send one file; None if it is not there as it should be, which the next time may change."""
+        """Send one file; return None if it is missing or changing, which may be over next time."""
         blob = self.bucket.blob(object_name(self.base, file.path))
         for _ in range(_TRIES if final else 1):
             try:
@@ -125,12 +125,12 @@ class Sender:
 def _is_sent(file: ArtifactFile, sent: ArtifactFile | None) -> bool:
     if sent is None or (file.size, file.mtime_ms) != (sent.size, sent.mtime_ms):
         return False
-    # A program can rewrite a file and put its time back; only the sha256 tells, which is taken at the end.
+    # A program can rewrite a file and reset its time; only the sha256 shows that, and it is computed at the end.
     return file.sha256 in {None, sent.sha256}
 
 
 def remove_all(blobs: Iterable[storage.Blob], parallel: int) -> None:
-    """Remove objects; removing the missing is success.
+    """Remove objects; missing ones are not an error.
 
     Raises:
         StoreUnavailable: The bucket does not remove them.

@@ -1,4 +1,4 @@
-"""Single files to and from a bucket: sent with a checksum and hashed on the way, read in parts."""
+"""Transfers single files: sends them with a checksum, hashing on the way, and reads them in parts."""
 
 import hashlib
 import io
@@ -12,27 +12,27 @@ from core.errors import StoreUnavailable
 from stores.gcs.client import answering
 
 CHUNK = 16 * 1024**2
-"""Bytes of one part of a resumable upload; held in memory."""
+"""Size of one part of a resumable upload, in bytes; held in memory."""
 _FIRST_READ = 256 * 1024
 _LARGEST_READ = 8 * 1024**2
 
 
 class Changed(Exception):
-    """The file is not what it was when its sending began."""
+    """The file changed while it was being sent."""
 
 
 def send(blob: storage.Blob, file: BinaryIO) -> str:
-    """Upload an open file; what arrives is compared by crc32c, and larger files go on where they broke off.
+    """Upload an open file, verified by crc32c; interrupted uploads of larger files resume.
 
     Args:
-        blob: Where to.
+        blob: The target.
         file: Open at its start.
 
     Returns:
         The sha256 of what was sent.
 
     Raises:
-        Changed: The file was written to meanwhile; what was sent need not be what it ever held.
+        Changed: The file was written to meanwhile; what was sent may match none of its states.
         StoreUnavailable: The bucket does not take it.
     """
     before = os.fstat(file.fileno())
@@ -43,7 +43,7 @@ def send(blob: storage.Blob, file: BinaryIO) -> str:
             blob.upload_from_file(
                 hashing, size=before.st_size, content_type="application/octet-stream", checksum="crc32c"
             )
-        except ValueError as error:  # it has become shorter than it was
+        except ValueError as error:  # the file became shorter
             raise Changed from error
     after = os.fstat(file.fileno())
     if (hashing.position, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
@@ -52,14 +52,14 @@ def send(blob: storage.Blob, file: BinaryIO) -> str:
 
 
 class _Hashing:
-    """A file that is hashed while it is read, and not read past the size it had."""
+    """Hashes a file while it is read, and stops at its original size."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = file
         self._size = size
         self._digest = hashlib.sha256()
         self.position = 0
-        """Up to where it is hashed."""
+        """Offset up to which the file is hashed."""
 
     @property
     def sha256(self) -> str:
@@ -69,7 +69,7 @@ class _Hashing:
         at = self._file.tell()
         left = self._size - at
         data = self._file.read(left if size < 0 else min(size, left))
-        # A client that repeats a part reads it again: that is hashed once.
+        # A client that repeats a part reads it again, but it must be hashed once.
         self._digest.update(data[max(0, self.position - at) :])
         self.position = max(self.position, at + len(data))
         return data
@@ -82,7 +82,7 @@ class _Hashing:
 
 
 class RemoteFile(io.RawIOBase):
-    """An object opened for reading: parts are fetched as they are read, larger ones the longer it is read in order.
+    """An object opened for reading; parts are fetched on demand, larger ones the longer it is read in sequence.
 
     Args:
         blob: The object, in one generation.
@@ -98,28 +98,28 @@ class RemoteFile(io.RawIOBase):
         self._next_read = _FIRST_READ
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """Return the position of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go elsewhere."""
+        """Set the position of the next read."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, start + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - io declares it so
-        """Read what fits, at most what is held.
+        """Read what fits, at most what is buffered.
 
         Raises:
-            StoreUnavailable: The bucket does not give it, or no longer has it.
+            StoreUnavailable: The bucket does not return it, or no longer has it.
         """
         if self._at >= self._size or not len(buffer):
             return 0
@@ -138,7 +138,7 @@ class RemoteFile(io.RawIOBase):
         end = min(self._at + self._next_read, self._size) - 1
         with answering(f"reading {self._blob.name!r}"):
             try:
-                # A part has no checksum of its own to be compared with.
+                # A part has no checksum to compare with.
                 self._held = self._blob.download_as_bytes(start=self._at, end=end, checksum=None, raw_download=True)
             except NotFound as error:
                 raise StoreUnavailable(f"{self._blob.name!r} was removed or replaced while it was read.") from error

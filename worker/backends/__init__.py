@@ -1,6 +1,6 @@
 """The backends, by name.
 
-A class is imported when a worker first needs it, so that a missing extra hurts only the backend that needs it.
+A class is imported when a worker first needs it, so that a missing extra affects only the backend that needs it.
 """
 
 from importlib import import_module
@@ -37,17 +37,17 @@ BACKENDS: dict[str, str] = {
 def make_backend(
     name: str, settings: Settings, ledger: Ledger | None = None, buckets: OpenBucket | None = None
 ) -> Backend:
-    """The backend of this name.
+    """Create the backend of this name.
 
     Args:
-        name: In BACKENDS.
+        name: A key of BACKENDS.
         settings: The service's.
-        ledger: Where what bills is written down; only backends of clouds need one.
-        buckets: Where their jobs have places in Cloud Storage; None: they have none.
+        ledger: The record of billed resources; only cloud backends need one.
+        buckets: Opens the Cloud Storage buckets of TPU jobs; None: they have none.
 
     Raises:
-        KeyError: There is none.
-        LibraryMissing: What it stands on is not installed.
+        KeyError: There is no such backend.
+        LibraryMissing: A library that it needs is not installed.
     """
     module, _, attribute = BACKENDS[name].partition(":")
     try:

@@ -1,10 +1,10 @@
-"""The contract of whatever runs jobs.
+"""The interface of backends, which run jobs.
 
-Calls return soon, but for `launch`. Loops, time limits, retries and state belong to `worker.attempt`; a backend
-translates. What a job prints, and how it ended, is in the files of its control folder, whichever backend runs it:
-`log`, `start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except
-the last), and `stopping` once `stop` was called. `RESERVED` are there before the wrapper is, filled with spaces.
-`command` is what the wrapper runs.
+All calls except `launch` return soon. Loops, time limits, retries and state belong to `worker.attempt`; a backend
+translates. A job's output and its exit code are in files of its control folder, whichever backend runs it: `log`,
+`start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the
+last), and `stopping` once `stop` was called. The files in `RESERVED` exist before the wrapper starts, filled with
+spaces. The wrapper runs `command`.
 """
 
 import errno
@@ -23,43 +23,45 @@ from core.jobs import options
 logger = logging.getLogger(__name__)
 
 Handle = dict[str, Any]
-"""How a launched job is found again: plain JSON with a `version`, storable in the job's row.
+"""Identifies a launched job: plain JSON with a `version`, storable in the job's row.
 
-Under `cards` it may hold what the job's cards are: for each its index, and, as far as is known, uuid, name, memory
-(bytes), serial, driver and cuda.
-What is known of the image it runs stands in it as `image`, and of its TPU as `tpu`: zone, name, type and url.
+`cards` may describe the job's GPUs: for each its index and, as far as known, uuid, name, memory (bytes), serial, driver
+and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, type and url.
 """
 
 WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
-"""What every job runs under."""
+"""The script that every job runs under."""
 
 STOPPING = "stopping"
-"""The control file that `stop` leaves: whoever adopts the job knows that it did not end by itself."""
+"""Control file that `stop` writes: a worker that adopts the job learns that the job was asked to end."""
 
 RESERVED = ("started", "exit")
-"""Control files that the wrapper overwrites in place, so that a full disk cannot keep it from that."""
+"""Control files that the wrapper overwrites in place, so that a full disk cannot prevent it."""
 
 WORKSPACE = options.WORKSPACE
 ARTIFACTS, STORAGE, CONTROL = "/artifacts", "/storage", "/.gradient/control"
 DATASETS = f"{STORAGE}/datasets"
-"""Where a job finds its folders when the backend mounts them."""
+"""Paths of a job's folders when the backend mounts them."""
 
 Progress = Callable[[str, str | None], None]
-"""Told a phase and what is being done in it; raises if the start has to be given up."""
+"""Called with a phase and a detail; raises if the start must be aborted."""
 
 _MAX_CONTROL_BYTES = 64
 
 
 class FindLogin(Protocol):
-    """How to sign in to the registry of an image; None: nobody says. Raises BackendError if that cannot be read."""
+    """Finds the login for an image's registry; returns None if there is none.
+
+    Raises BackendError if the stored login cannot be read.
+    """
 
     def __call__(self, image: str, *, push: bool = False) -> Login | None:
-        """The sign-in that may be used to pull the image, or to push it."""
+        """Return the login to pull the image, or to push it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortMap:
-    """A port of the host that leads to one of the job's."""
+    """A port of the host that is forwarded to one of the job's."""
 
     external: int
     internal: int
@@ -87,28 +89,28 @@ class LaunchSpec:
     """Everything a backend needs to start one attempt; plain values.
 
     Attributes:
-        name: Unique for job and attempt, so that a lost reply is found again by it.
-        command: For the shell.
+        name: Unique for job and attempt, so that a launch whose reply was lost can be found by it.
+        command: A shell command.
         container: Image reference, or None.
-        env: The command's whole environment, but for what the machine itself sets (PATH, HOME).
+        env: The command's whole environment, except what the machine itself sets (PATH, HOME).
         workspace: Folder on this host that the job works in (`/paperspace`).
-        artifacts: Folder on this host for what the job leaves (`/artifacts`).
-        project_id: Whose job it is.
+        artifacts: Folder on this host for the job's outputs (`/artifacts`).
+        project_id: The job's project.
         storage: Folder on this host that the project's jobs share (`/storage`).
-        datasets: Folder on this host that all jobs may read (`/storage/datasets`).
+        datasets: Folder on this host that all jobs can read (`/storage/datasets`).
         control: Folder on this host for the wrapper's files.
-        cards: The host's cards that are the job's alone, by index or UUID.
+        cards: The host's GPUs reserved for the job, by index or UUID.
         cpus: Limit of CPUs, or None.
         memory_bytes: Limit of memory, or None.
-        stop_grace: Seconds between SIGTERM and SIGKILL when the machine itself takes the job down.
+        stop_grace: Seconds between SIGTERM and SIGKILL when the machine itself ends the job.
         shared_mem_bytes: Size of /dev/shm, or None.
-        working_dir: Where the command begins, as the job finds it; None: in its workspace.
+        working_dir: Folder that the command starts in, as the job sees it; None: its workspace.
         user: `UID:GID`, or None for the host's choice.
-        pull_policy: Always, IfNotPresent or Never; None: as the host's settings say.
-        build: The image that is built for it, in place of `container`; None: none is.
-        ports: Ports of the host that are the job's alone. What is not a machine of its own has the job listen on them
-            (`GRADIENT_PORT_<internal>` says so); else they lead to the job's own.
-        login: How to sign in to the registry of its image.
+        pull_policy: Always, IfNotPresent or Never; None: the host's setting.
+        build: The image to build for it, in place of `container`; None: none.
+        ports: Ports of the host reserved for the job. In a container they are forwarded to the job's own ports; other
+            jobs listen on them directly, as `GRADIENT_PORT_<internal>` says.
+        login: Finds the login for the registry of its image.
     """
 
     name: str
@@ -139,12 +141,12 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
-        code: Exit code, or None if there is none (the machine went away, say).
-        reason: A name in REASONS where the code alone does not tell; None: it does.
-        detail: What is known beside it.
+        code: Exit code, or None if there is none (for example, the machine was lost).
+        reason: A name in REASONS if the code alone is not enough; else None.
+        detail: More details.
     """
 
     code: int | None
@@ -154,22 +156,22 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do; what it cannot is refused when the job is submitted."""
+    """Properties of a backend that decide how its jobs are set up."""
 
     simulated: bool
-    """It stands in for the machine that was asked for."""
+    """The backend stands in for the requested machine."""
     containers: bool
-    """It runs the job in the container that was asked for."""
+    """The backend runs the job in the requested container."""
     mounts: bool
-    """The job finds its folders at WORKSPACE, ARTIFACTS, STORAGE and CONTROL; else only by its environment."""
+    """The job's folders are at WORKSPACE, ARTIFACTS, STORAGE and CONTROL; else only its environment names them."""
 
 
 class BackendError(Exception):
-    """The backend could not do it.
+    """A backend failed to do something.
 
     Args:
         reason: A name in REASONS.
-        detail: For the user.
+        detail: Text for the user.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -184,63 +186,63 @@ class Backend(Protocol):
     capabilities: Capabilities
 
     def unready(self) -> str | None:
-        """Why no job can be started here now, for the operator; None: it can."""
+        """Return the reason, for the operator, that no job can be started here now; None if jobs can be started."""
 
     def cards(self) -> tuple[str, ...] | None:
-        """Accelerator cards that this backend can give to jobs; None: it counts none."""
+        """Return the GPUs that this backend can give to jobs; None if it does not count any."""
 
     def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
-        """Those of these cards that something uses now, and what that is, in words; they are no job's of ours."""
+        """Return which of these GPUs something uses now, with a description; no job of ours holds them."""
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Create the attempt under its name, call `confirm`, then start it.
 
-        May be repeated by anyone at any time: what is there is found by its name, and runs once. The only call that
-        may take long (an image is pulled, say); it tells its progress.
+        Any worker may repeat this at any time: what exists is found by its name, and runs once. This is the only call
+        that may take long, for example to pull an image; it reports its progress.
 
         Args:
             spec: What to start.
-            confirm: Checks the lease between create and start; raises if it is lost. Nothing is started then.
-            progress: What is being done until then.
+            confirm: Checks the lease between create and start; raises if it is lost, and then nothing is started.
+            progress: Called with what is being done until then.
 
         Raises:
-            BackendError: It cannot be started.
+            BackendError: The attempt cannot be started.
         """
 
     def poll(self, handle: Handle) -> Exit | None:
-        """How the job ended; None while it runs."""
+        """Return how the job ended; None while it runs."""
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
-        """Ask all of the job's processes to end (SIGTERM), or, without grace, end them (SIGKILL)."""
+        """Send SIGTERM to all of the job's processes or, without grace, SIGKILL."""
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        """What the job uses now: cpu_percent (100 is one CPU), memory_bytes, processes, …; empty if unknown.
+        """Return the job's current usage: cpu_percent (100 is one CPU), memory_bytes, processes, …; empty if unknown.
 
-        Of its cards, numbered from 0: gpu0_percent (100 is all of it), gpu0_memory_bytes, gpu0_watts, gpu0_celsius.
+        For its GPUs, numbered from 0: gpu0_percent (100 is all of it), gpu0_memory_bytes, gpu0_watts, gpu0_celsius.
         """
 
     def layer_bytes(self, handle: Handle) -> int:
-        """Bytes on disk that the job has written outside of its folders.
+        """Return the bytes on disk that the job has written outside of its folders.
 
         Raises:
-            BackendError: That cannot be known now.
+            BackendError: The size cannot be determined now.
         """
 
     def destroy(self, handle: Handle) -> None:
-        """Remove whatever `launch` made, outputs excepted; destroying the missing is success."""
+        """Remove everything that `launch` created, except outputs; a missing job is not an error."""
 
     def list_owned(self) -> list[Handle]:
-        """Everything on this host that some `launch` of ours made and that is still there."""
+        """List everything on this host that a launch of this service created and that still exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """An image that a job brought to this host, and that nothing uses now.
+    """An image that a job brought to this host and nothing uses now.
 
     Attributes:
-        reference: Its name, else its id.
-        bytes: Its size; layers that it shares with others count in each.
-        used_at: When a job last used it, Unix seconds.
+        reference: Its name, or its id.
+        bytes: Its size, including layers that it shares with others.
+        used_at: Time of the last use by a job, Unix seconds.
         built: Whether it was built here.
     """
 
@@ -252,27 +254,28 @@ class Unused:
 
 @runtime_checkable
 class ImageKeeper(Protocol):
-    """A backend that runs jobs in images, and has them on this host."""
+    """A backend that runs jobs in images, and stores the images on this host."""
 
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
-        """Build the attempt's image, push it if it has a target, run nothing; the image's digest.
+        """Build the attempt's image, push it if it has a target, and run nothing; return the image's digest.
 
         Raises:
-            BackendError: It cannot be built or pushed.
+            BackendError: The image cannot be built or pushed.
         """
 
     def images(self) -> tuple[str, ...] | None:
-        """References of the images that are here, those that jobs used last first; None: the engine does not tell."""
+        """List the images on this host, the most recently used first; None if the engine does not answer."""
 
     def data_folder(self) -> Path | None:
-        """The folder of this host that images and containers lie in; None: it is not known now, or not here."""
+        """Return this host's folder of images and containers; None if it is unknown now, or not on this host."""
 
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
         """Remove images that jobs brought and nothing uses, the longest unused first.
 
         Args:
-            everything: All of them; else only what the disk and their age ask for.
-            dry_run: Only say which; how far the disk would need it cannot be known before, so all that may go.
+            everything: Remove all of them, not only what disk usage and age ask for.
+            dry_run: Only return them. How many the disk would need cannot be known in advance, so all candidates are
+                returned.
 
         Raises:
             BackendError: The engine does not answer.
@@ -280,25 +283,25 @@ class ImageKeeper(Protocol):
 
 
 class CloudBackend(Backend, Protocol):
-    """A backend whose machines are made in a cloud, and bill until somebody deletes them."""
+    """A backend whose machines are created in a cloud, and cost money until they are deleted."""
 
     def remove_strays(self, owned: Callable[[str, int], bool], over: Callable[[str], bool]) -> int:
-        """Delete what is there of ours and no job's, found by what was written down and by its labels.
+        """Delete this service's machines that no job owns, found by the resource log and by label.
 
         Args:
             owned: Whether a worker runs this attempt of this job.
-            over: Whether this is a job of this service's that has ended for good.
+            over: Whether this job of this service has ended for good.
 
         Returns:
-            How much was deleted, or found to be gone.
+            The number of machines deleted, or found to be gone.
         """
 
 
 def read_control(control: Path, name: str) -> str | None:
-    """The first line of a small file that the wrapper wrote; None if it is not there (yet), or not whole.
+    """Read the first line of a small file that the wrapper wrote; None if it is missing or incomplete.
 
-    The job's own code can write in this folder too: links are not followed, nothing but a regular file is read,
-    and no more of it than the wrapper ever writes.
+    The job's own code can write to this folder too: links are not followed, only a regular file is read, and no more of
+    it than the wrapper ever writes.
     """
     try:
         descriptor = os.open(control / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -314,15 +317,15 @@ def read_control(control: Path, name: str) -> str | None:
 
 
 def handle_of(job_id: str, attempt: int, control: Path) -> Handle:
-    """What every handle has: enough for `destroy`."""
+    """Build the fields that every handle has: enough for `destroy`."""
     name = f"{job_id}-{attempt}"
     return {"version": 1, "name": name, "job_id": job_id, "attempt": attempt, "control": str(control)}
 
 
 def note_control(control: Path, name: str, detail: str) -> None:
-    """Leave a note beside the wrapper's files; the job, which can write there too, must not lead it elsewhere.
+    """Write a note beside the wrapper's files; the job, which can write there too, must not redirect it.
 
-    Any file of that name is replaced, not written: it may be a link, or another name of a file outside.
+    A file of that name is replaced, not written to: it may be a link, or a hard link to a file outside.
     """
     path = control / name
     try:
@@ -332,22 +335,22 @@ def note_control(control: Path, name: str, detail: str) -> None:
             os.write(descriptor, f"{detail}\n".encode("ascii", "replace"))
         finally:
             os.close(descriptor)
-    except OSError:  # the disk is full, say: what was to be done to the job is done all the same
+    except OSError:  # the disk is full, say: what the note announces is done all the same
         logger.warning("not_noted", exc_info=True, extra={"note": name})
 
 
 def write_command(spec: LaunchSpec) -> None:
-    """Leave the command where the wrapper reads it, whole at any moment: others may launch the attempt as well.
+    """Write the command for the wrapper, atomically: another worker may launch the attempt at the same time.
 
-    A link that an earlier start left there is replaced, not followed.
+    A link that an earlier start left in its place is replaced, not followed.
 
     Raises:
-        BackendError: It cannot be written.
+        BackendError: The file cannot be written.
     """
     new = spec.control / f"command-{secrets.token_hex(8)}"
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.fchmod(descriptor, 0o644)  # the folder is closed to others; the job may be another user than we are
+        os.fchmod(descriptor, 0o644)  # the folder is closed to others; the job may run as another user
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{spec.command}\n")
         new.replace(spec.control / "command")
@@ -356,7 +359,7 @@ def write_command(spec: LaunchSpec) -> None:
 
 
 def read_exit_code(control: Path) -> int | None:
-    """The exit code that the wrapper wrote, 0 to 255; None if there is none or it makes no sense."""
+    """Return the exit code that the wrapper wrote, 0 to 255; None if it is missing or invalid."""
     text = read_control(control, "exit")
     if text is None or not text.isdecimal():
         return None

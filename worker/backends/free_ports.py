@@ -1,4 +1,4 @@
-"""Whether a port of this host is free before something is to listen on it: other programs do not ask the record."""
+"""Checks that host ports are free before a job listens on them: other programs are not in the database."""
 
 import errno
 import socket
@@ -8,15 +8,15 @@ from worker.backends.base import BackendError, PortMap
 
 
 def require_free(address: str, ports: Iterable[PortMap]) -> None:
-    """Make sure that nobody listens on any of these ports of an address.
+    """Check that nothing listens on any of these ports of an address.
 
     Raises:
-        BackendError: Somebody does.
+        BackendError: A port is in use.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # What was closed a moment ago is free: so do servers look at it.
+            # A port closed a moment ago counts as free, as it does for servers.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, port.external))

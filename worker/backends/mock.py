@@ -1,8 +1,8 @@
-"""The mock backend: really runs the command, as a process on this computer's CPU.
+"""The mock backend: really runs the command, as a process on this machine's CPU.
 
-It stands in for any machine type, and says so. The job has the environment, folders, limits and signals of the
-other backends; its folders are not mounted at `/`, the environment says where they are. It runs in a session of its
-own that outlives the worker.
+It stands in for any machine type, and says so. The job has the environment, folders, limits and signals of the other
+backends; its folders are not mounted at `/`, the environment names them. It runs in a session of its own that outlives
+the worker.
 
 Two variables of the job's environment script it, to try a pipeline out:
 
@@ -45,7 +45,7 @@ from worker.backends.processes import Members
 from worker.machine import boot_id
 
 REFUSED = 97
-"""Exit code of a wrapper that found the attempt started, or gone."""
+"""Exit code of a wrapper that found the attempt already started, or gone."""
 
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 _NEVER_STARTED_SECONDS = 15.0
@@ -74,11 +74,11 @@ class MockBackend:
         self._next_cpu = 0
 
     def unready(self) -> str | None:
-        """See `Backend.unready`: this computer is always there."""
+        """See `Backend.unready`: this machine is always ready."""
         return None
 
     def cards(self) -> tuple[str, ...] | None:
-        """See `Backend.cards`: what is simulated is as many as anybody wants."""
+        """See `Backend.cards`: simulated GPUs are unlimited."""
         return None
 
     def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
@@ -88,7 +88,7 @@ class MockBackend:
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Start the wrapper in a session of its own; see `Backend.launch`."""
-        del progress  # it takes no time
+        del progress  # the start takes no time
         if "MOCK_START_FAILURE" in spec.env:
             raise BackendError("launch_failed", spec.env["MOCK_START_FAILURE"] or "as MOCK_START_FAILURE asks")
         _refuse_what_a_process_cannot_have(spec)
@@ -103,9 +103,10 @@ class MockBackend:
         return {
             **handle_of(spec.job_id, spec.attempt, spec.control),
             "boot_id": boot_id(),
-            # The clock that no administrator and no time server moves; one for all processes since the machine's start.
+            # The clock that neither administrators nor time servers adjust; all processes since the machine's start
+            # share it.
             "launched": time.monotonic(),
-            "launched_at": time.time(),  # a worker of the release before this one reads it
+            "launched_at": time.time(),  # read by workers of the previous release
             "memory_bytes": spec.memory_bytes,
             "preempt_after": preempt,
             "stop_grace": spec.stop_grace,
@@ -121,17 +122,17 @@ class MockBackend:
             if members.leads():
                 self._watch_limits(handle, members, control)
                 return None
-            code = read_exit_code(control)  # it may have ended between the two looks
+            code = read_exit_code(control)  # the job may have ended since the first read
             if code is None:
                 return self._without_exit_file(handle, members, returned)
         if code is None:
             return Exit(None, "host_restarted")
         if read_control(control, STOPPING) is not None and any(_members(handle).all()):
-            return None  # the shell is gone at once; what trains may still be saving, and has until its grace is over
+            return None  # the shell is gone at once; the training may still be saving, until its grace period is over
         return Exit(code, *_marked(control))
 
     def _without_exit_file(self, handle: Handle, members: Members, returned: int | None) -> Exit | None:
-        """No wrapper and no exit file: the disk was full, all was killed, or it has not begun yet."""
+        """Handle a missing wrapper without exit file: the disk was full, all was killed, or it has not begun yet."""
         if returned is not None and returned >= 0:
             return Exit(returned, *_marked(Path(handle["control"])))
         if members.leader is not None:
@@ -141,7 +142,7 @@ class MockBackend:
         return Exit(None, "never_started")
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
-        """See `Backend.stop`; the wrapper is spared, so that it can tell the exit code."""
+        """See `Backend.stop`; the wrapper is spared, so that it can record the exit code."""
         members = _members(handle)
         if grace:
             note_control(Path(handle["control"]), STOPPING, "asked to end")
@@ -161,12 +162,12 @@ class MockBackend:
         return values
 
     def layer_bytes(self, handle: Handle) -> int:
-        """See `Backend.layer_bytes`: what it writes elsewhere cannot be told from what others do."""
+        """See `Backend.layer_bytes`: writes elsewhere cannot be attributed to the job."""
         del handle
         return 0
 
     def destroy(self, handle: Handle) -> None:
-        """End whatever is left of the job's processes; see `Backend.destroy`."""
+        """Kill all remaining processes of the job; see `Backend.destroy`."""
         name = handle["name"]
         _members(handle).kill(spare_leader=False)
         with self._lock:
@@ -177,7 +178,7 @@ class MockBackend:
         self._memory_checked.pop(name, None)
 
     def list_owned(self) -> list[Handle]:
-        """Attempts whose folder is here and some of whose processes live; see `Backend.list_owned`."""
+        """List attempts with a folder here and living processes; see `Backend.list_owned`."""
         owned = []
         for folder in sorted(self._attempts.iterdir()) if self._attempts.is_dir() else ():
             job_id, _, attempt = folder.name.rpartition("-")
@@ -191,7 +192,7 @@ class MockBackend:
     def _start(self, spec: LaunchSpec) -> None:
         allowed = os.sched_getaffinity(0)
         if spec.cpus is not None:
-            # Of this thread alone; the child inherits it before it can run anything.
+            # Affects this thread only; the child inherits it before it can run anything.
             os.sched_setaffinity(0, self._cpus(spec.cpus))
         try:
             child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
@@ -208,12 +209,12 @@ class MockBackend:
         finally:
             os.sched_setaffinity(0, allowed)
         with self._lock:
-            # Launched again, a wrapper that is refused must not hide the one that runs.
+            # After a second launch, the wrapper that was refused must not hide the one that runs.
             self._children.setdefault(spec.name, []).append(child)
         failpoint("launched")
 
     def _cpus(self, wanted: float) -> set[int]:
-        """The next CPUs in turn, so that small jobs do not all share the first."""
+        """Choose the next CPUs in turn, so that small jobs do not all share the first ones."""
         available = sorted(os.sched_getaffinity(0))
         count = min(len(available), math.ceil(wanted))
         with self._lock:
@@ -222,7 +223,7 @@ class MockBackend:
         return {available[(first + i) % len(available)] for i in range(count)}
 
     def _returned(self, name: str) -> int | None:
-        """Exit code of the wrapper that ran the command, where it is a child of ours; reaps all of them."""
+        """Return the exit code of the wrapper that ran the command, if it is our child; reaps all children."""
         with self._lock:
             codes = [child.poll() for child in self._children.get(name, ())]
         return next((code for code in codes if code not in {None, REFUSED}), None)
@@ -248,7 +249,7 @@ class MockBackend:
 
 
 def _refuse_what_a_process_cannot_have(spec: LaunchSpec) -> None:
-    """What a submission asks for before it is known that machines are simulated, say."""
+    """Refuse options that a process cannot have, for example those of a submission that did not know of simulation."""
     if spec.user is not None:
         raise BackendError("option_refused", "machine types are simulated here, by processes of the worker's own user")
     if spec.shared_mem_bytes is not None:
@@ -269,13 +270,16 @@ def _members(handle: Handle) -> Members:
 
 
 def _age(handle: Handle) -> float:
-    """Seconds since the launch; a handle that an earlier release stored holds another clock's time, and is old."""
+    """Return the seconds since the launch.
+
+    A handle that an earlier release stored has the time of another clock.
+    """
     launched: float | None = handle.get("launched")
     return time.time() - handle["launched_at"] if launched is None else time.monotonic() - launched
 
 
 def _inherited() -> dict[str, str]:
-    """What the job gets of our own environment: never our keys and addresses; our Python first on its PATH."""
+    """Select the job's part of the worker's environment: no keys or addresses; the worker's Python first on PATH."""
     env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     return env

@@ -1,6 +1,6 @@
-"""The processes of one attempt on this host, wherever they have hidden: double forks and new sessions included.
+"""The processes of one attempt on this host, including double forks and new sessions.
 
-They are known by the environment that every descendant inherits, or by the session that the wrapper leads.
+They are identified by the environment that every descendant inherits, or by the session that the wrapper leads.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ class Members:
     leader: int | None
 
     def all(self) -> Iterator[psutil.Process]:
-        """Every living process of the attempt, the wrapper included."""
+        """Yield every living process of the attempt, the wrapper included."""
         session = self.leader if self.leads() else None
         for process in psutil.process_iter():
             if self._ours(process, session):
                 yield process
 
     def leads(self) -> bool:
-        """Whether the wrapper is alive. Its pid comes from a file that the job can write: believe the kernel."""
+        """Return whether the wrapper is alive. The job can write the file with its pid, so the kernel is asked."""
         if self.leader is None:
             return False
         try:
@@ -47,7 +47,7 @@ class Members:
             return False
 
     def signal(self, number: signal.Signals, *, spare_leader: bool) -> int:
-        """Signal all of them; how many there were."""
+        """Send a signal to all processes; return how many there were."""
         count = 0
         for process in self.all():
             if spare_leader and process.pid == self.leader:
@@ -58,13 +58,13 @@ class Members:
         return count
 
     def kill(self, *, spare_leader: bool) -> None:
-        """SIGKILL until none is left: one that forks while it is hunted is caught in a later round."""
+        """Send SIGKILL until no process is left: one that forks meanwhile is caught in a later round."""
         for _ in range(_KILL_ROUNDS):
             if not self.signal(signal.SIGKILL, spare_leader=spare_leader):
                 return
 
     def usage(self) -> tuple[float, int, int]:
-        """CPU seconds used so far, resident bytes now, number of processes."""
+        """Return the CPU seconds used so far, the resident bytes now, and the number of processes."""
         cpu, memory, count = 0.0, 0, 0
         for process in self.all():
             with contextlib.suppress(*_GONE), process.oneshot():

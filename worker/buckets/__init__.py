@@ -1,4 +1,4 @@
-"""The bucket that a TPU reads from and writes to: made, guarded, filled, brought home and emptied again."""
+"""The Cloud Storage bucket that a TPU job uses: created, restricted, filled, downloaded and emptied."""
 
 from worker.buckets.bucket import BucketPaths, JobBucket, open_bucket
 from worker.buckets.mirror import Mirrored

@@ -1,4 +1,7 @@
-"""Who may what in the bucket: a job's container its own prefix and for a while, the TPU's account the jobs' part."""
+"""Access to the bucket for jobs and TPUs.
+
+A job's container gets a short-lived token for its own prefix, the TPU's account the jobs' part of the bucket.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,13 +35,13 @@ class Token:
 def limited_token(
     credentials: google.auth.credentials.Credentials, session: Session, bucket: str, prefix: str
 ) -> Token:
-    """A token that reads, writes and lists below one prefix of one bucket, and nothing else anywhere.
+    """Create a token that reads, writes and lists below one prefix of one bucket, and nothing else.
 
     Raises:
-        BucketRefused: Google does not make one of our credentials.
+        BucketRefused: Google creates no such token from our credentials.
     """
     resource = f"projects/_/buckets/{bucket}/objects/{prefix}"
-    # What a listing is about is the bucket: its prefix is an attribute of the request.
+    # A listing's resource is the bucket: its prefix is an attribute of the request.
     within = (
         f"resource.name.startsWith('{resource}') || "
         f"api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('{prefix}')"
@@ -61,13 +64,13 @@ def limited_token(
 
 
 def admit(bucket: storage.Bucket, account: str) -> bool:
-    """Give a service account what it needs for the jobs' part of the bucket, and no more.
+    """Grant a service account what it needs for the jobs' part of the bucket, and no more.
 
     Returns:
-        Whether it did not have it: what is new takes Google up to two minutes to follow.
+        Whether the grant is new: Google can take up to two minutes to apply it.
 
     Raises:
-        BucketRefused: We may not read or change who may what.
+        BucketRefused: The worker may not read or change the bucket's policy.
     """
     member = f"serviceAccount:{account}"
     resource = f"projects/_/buckets/{bucket.name}/objects/{JOBS}"
@@ -84,7 +87,7 @@ def admit(bucket: storage.Bucket, account: str) -> bool:
             try:
                 bucket.set_iam_policy(policy)
             except PreconditionFailed:
-                continue  # somebody changed it meanwhile: look again
+                continue  # changed by somebody else meanwhile: try again
             return True
     raise BucketRefused("bucket_refused", f"The policy of gs://{bucket.name} is changed by others all the time.")
 

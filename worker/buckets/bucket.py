@@ -1,6 +1,6 @@
-"""The bucket of TPU jobs in one region: each job has `jobs/<id>/model` and `jobs/<id>/data` in it.
+"""The bucket of TPU jobs in one region, with `jobs/<id>/model` and `jobs/<id>/data` for each job.
 
-It is given by the settings, or made when a job first needs it.
+The settings name it, or it is created when a job first needs it.
 """
 
 import hashlib
@@ -30,24 +30,24 @@ from worker.buckets.trial import Trial, act_as, try_bucket
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
-"""Buckets that lie in several regions, and what the names of those begin with."""
+"""Multi-region locations, and the prefixes of their regions' names."""
 _POLICY_SECONDS = 120.0
 _QUIET_PASSES = 3
 _TOKEN_URL_SECONDS = 7 * 86_400.0
-"""The longest that Google signs an address for."""
+"""The longest validity that Google allows for a signed URL."""
 _LABELS = {"gradient-jobs": "bucket"}
 
 
 @dataclass(frozen=True)
 class BucketPaths:
-    """A job's places in the bucket.
+    """Paths of a job in the bucket.
 
     Attributes:
-        model_dir: Where outputs go, `gs://…/jobs/<id>/model`.
-        data_dir: Where inputs are.
-        credentials: Environment variables by which a program in the job's container may use both, for a while; None
-            where it has an account of its own.
-        expires_at: Unix time at which they stop working.
+        model_dir: Outputs, `gs://…/jobs/<id>/model`.
+        data_dir: Inputs.
+        credentials: Environment variables that give the job's container access to both for a while; None if its machine
+            has an account of its own.
+        expires_at: Unix time at which the credentials expire.
     """
 
     model_dir: str
@@ -57,7 +57,7 @@ class BucketPaths:
 
 
 def open_bucket(settings: Settings, region: str) -> "JobBucket":
-    """The bucket for TPUs of a region, such as `us-central1`; nothing is asked of Google yet.
+    """Return the bucket for TPUs of a region, such as `us-central1`; makes no request to Google.
 
     Raises:
         StoreUnavailable: There are no credentials.
@@ -72,7 +72,7 @@ class JobBucket:
 
     Args:
         settings: The configuration.
-        bucket: By a client that acts as the worker.
+        bucket: Opened by a client that acts as the worker.
         region: Where the TPUs are.
     """
 
@@ -89,15 +89,15 @@ class JobBucket:
         return name
 
     def prepare(self, job_id: str) -> BucketPaths:
-        """Have the bucket and the job's places in it; a repeat makes a fresh token.
+        """Create the bucket and the job's folders in it, if missing; a repeat makes a fresh token.
 
         Raises:
-            BucketRefused: It is missing, in another region, or may not be used.
+            BucketRefused: The bucket is missing, in another region, or may not be used.
             StoreUnavailable: Google does not answer.
         """
         self.ensure()
         prefix = self._prefix(job_id)
-        # A program that makes its folders looks for those above them first; these end that look within the prefix.
+        # A program that creates folders looks for the parents first; these objects end that search within the prefix.
         for folder in (prefix, f"{prefix}model/", f"{prefix}data/"):
             with asking(self.name, "writing"):
                 self._bucket.blob(folder).upload_from_string(b"")
@@ -115,7 +115,7 @@ class JobBucket:
         return Token(token.text, min(token.expires_at, time.time() + self._settings.bucket.token_seconds))
 
     def _variables(self, token: str) -> dict[str, str]:
-        """How a program is given a token: TensorFlow reads the first, Google's tools the second."""
+        """Build the variables that pass a token: TensorFlow reads the first, Google's tools the second."""
         found = {
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": token,
             "CLOUDSDK_AUTH_ACCESS_TOKEN": token,
@@ -123,16 +123,16 @@ class JobBucket:
         }
         endpoint, authority = self._settings.gcs.endpoint, self._settings.gcs.ca
         if endpoint is not None:
-            # Not in lower case: gRPC would read that too, and look for the TPU through the proxy.
+            # Not in lower case: gRPC would read that too, and connect to the TPU through the proxy.
             found |= {"HTTPS_PROXY": endpoint, "STORAGE_EMULATOR_HOST": endpoint}
             found |= {} if authority is None else {"CURL_CA_BUNDLE": str(authority)}
         return found
 
     def ensure(self) -> None:
-        """Have the bucket, in the right region.
+        """Create the bucket if missing, and check its region and access settings.
 
         Raises:
-            BucketRefused: It is missing, in another region, or may not be used.
+            BucketRefused: The bucket is missing, in another region, or may not be used.
             StoreUnavailable: Google does not answer.
         """
         given = self._settings.bucket.name is not None
@@ -160,12 +160,12 @@ class JobBucket:
         bucket.iam_configuration.uniform_bucket_level_access_enabled = True
         bucket.iam_configuration.public_access_prevention = "enforced"
         bucket.labels = _LABELS
-        # What a crash leaves behind costs money: it goes some day, whoever forgot it.
+        # Objects that a crash leaves behind cost money: delete them in the end, even if nobody remembers them.
         bucket.add_lifecycle_delete_rule(age=self._settings.bucket.keep_days, matches_prefix=[JOBS])
         try:
             bucket.create(location=self._region)
         except Conflict:
-            bucket.reload()  # another worker was quicker; a stranger's bucket is refused here
+            bucket.reload()  # another worker was quicker; somebody else's bucket is refused here
         except Forbidden as error:
             raise BucketRefused(
                 "bucket_refused",
@@ -185,17 +185,17 @@ class JobBucket:
         )
 
     def probe(self, service_account: str | None, *, patience: float = _POLICY_SECONDS) -> Trial:
-        """Give the TPU's account what it needs, then write, read and remove an object as that account.
+        """Grant the TPU's account access, then write, read and remove an object as that account.
 
         Args:
-            service_account: Its e-mail address; None: not known.
-            patience: Seconds that Google may take to follow a policy that was only just changed.
+            service_account: The account's e-mail address; None: not known.
+            patience: Seconds that Google may take to apply a grant just made.
 
         Returns:
-            What was proved; or, where we cannot act as the account, why nothing could be.
+            The result; if the worker cannot act as the account, the reason that nothing could be tried.
 
         Raises:
-            BucketRefused: The account may not use the bucket, or we may not let it.
+            BucketRefused: The account may not use the bucket, or the worker may not grant it access.
             StoreUnavailable: Google does not answer.
         """
         if service_account is None:
@@ -213,20 +213,22 @@ class JobBucket:
         return try_bucket(client.bucket(self.name), service_account, until=time.monotonic() + patience * new)
 
     def stage(self, job_id: str, name: str, source: int) -> Staged:
-        """Copy a data set, a file or folder that is open, into the job's data dir.
+        """Copy a data set, an open file or folder, to the job's data folder.
 
         Raises:
-            BucketRefused: It is too large, cannot be read, or the bucket does not take it.
-            StoreUnavailable: Google does not answer; a repeat goes on from there.
+            BucketRefused: It is too large or cannot be read, or the bucket refuses it.
+            StoreUnavailable: Google does not answer; a repeat resumes.
         """
         return self._copy_in(f"{self._prefix(job_id)}data/", name, source)
 
     def resume(self, job_id: str, artifacts: Path) -> Staged:
-        """Copy what an earlier attempt left into the job's model dir: its prefix went when that attempt ended.
+        """Copy an earlier attempt's artifacts to the job's model folder.
+
+        The job's prefix was removed when that attempt ended.
 
         Raises:
-            BucketRefused: It is too large, cannot be read, or the bucket does not take it.
-            StoreUnavailable: Google does not answer; a repeat goes on from there.
+            BucketRefused: They are too large or cannot be read, or the bucket refuses them.
+            StoreUnavailable: Google does not answer; a repeat resumes.
         """
         with opened_folder(artifacts) as opened:
             return self._copy_in(f"{self._prefix(job_id)}model/", artifacts.name, opened)
@@ -236,22 +238,22 @@ class JobBucket:
         return copy_in(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most)
 
     def mirror(self, job_id: str, into: Path) -> Mirrored:
-        """Bring what is new in the job's model dir into a folder; inputs are not brought.
+        """Download what is new in the job's model folder; inputs are not downloaded.
 
         Raises:
-            BucketRefused: There is no bucket any more, or we may not read it.
-            StoreUnavailable: Google does not answer; a repeat goes on from there.
+            BucketRefused: The bucket is gone, or the worker may not read it.
+            StoreUnavailable: Google does not answer; a repeat resumes.
             OSError: The folder cannot be written.
         """
         prefix, aside = f"{self._prefix(job_id)}model/", self._aside(job_id) / _digest(into)
         return Mirror(self._bucket, prefix, into, aside, self._parallel).run()
 
     def complete(self, job_id: str, into: Path) -> Mirrored:
-        """The same once nothing writes any more: looks again until nothing has moved.
+        """Mirror once nothing writes any more; repeats until no object changes.
 
         Raises:
-            BucketRefused: There is no bucket any more, or we may not read it.
-            StoreUnavailable: Google does not answer, or something still writes; a repeat goes on from there.
+            BucketRefused: The bucket is gone, or the worker may not read it.
+            StoreUnavailable: Google does not answer, or something still writes; a repeat resumes.
             OSError: The folder cannot be written.
         """
         for _ in range(_QUIET_PASSES):
@@ -261,10 +263,10 @@ class JobBucket:
         raise StoreUnavailable(f"{found.moving} objects of {job_id} in gs://{self.name} keep changing after its end.")
 
     def remove(self, job_id: str) -> None:
-        """Remove everything of a job, unless the settings keep it; removing nothing is success.
+        """Remove everything of a job, unless the settings keep it; a job without objects is not an error.
 
         Raises:
-            BucketRefused: We may not.
+            BucketRefused: The worker may not remove it.
             StoreUnavailable: Google does not answer.
         """
         shutil.rmtree(self._aside(job_id), ignore_errors=True)
@@ -280,11 +282,11 @@ class JobBucket:
         remove_all(found, self._parallel)
 
     def relay(self, job_id: str, attempt: int) -> Relay:
-        """Where a worker and the machine that the attempt runs on tell each other things."""
+        """Return the objects by which the worker and the attempt's machine exchange messages."""
         return Relay(self._bucket, f"{self._prefix(job_id)}vm/{attempt}/", self._parallel)
 
     def token_url(self, job_id: str, attempt: int) -> str:
-        """Sign the address at which the attempt's TPU VM finds its token; it works for a week.
+        """Sign the URL at which the attempt's TPU VM finds its token; it is valid for a week.
 
         Raises:
             BucketRefused: The worker's credentials cannot sign.
@@ -303,7 +305,7 @@ class JobBucket:
         """Write a fresh token, limited to the job's prefix, where the attempt's TPU VM finds it.
 
         Raises:
-            BucketRefused: Google makes none, or does not take it.
+            BucketRefused: Google creates no token, or refuses the object.
             StoreUnavailable: Google does not answer.
         """
         token = self._token(self._prefix(job_id))
@@ -315,16 +317,16 @@ class JobBucket:
         return f"{self._prefix(job_id)}vm/{attempt}/token"
 
     def jobs(self) -> list[str]:
-        """Ids of the jobs that something in the bucket is of.
+        """List the ids of the jobs that have objects in the bucket.
 
         Raises:
-            BucketRefused: There is no bucket, or we may not read it.
+            BucketRefused: There is no bucket, or the worker may not read it.
             StoreUnavailable: Google does not answer.
         """
         with asking(self.name, "listing"):
             listing = self._bucket.list_blobs(prefix=JOBS, delimiter="/")
             for _ in listing.pages:
-                pass  # the folders are known once every page was read
+                pass  # the folders are complete once every page was read
         return sorted(folder.removeprefix(JOBS).rstrip("/") for folder in listing.prefixes)
 
     def _aside(self, job_id: str) -> Path:

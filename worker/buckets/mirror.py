@@ -1,4 +1,4 @@
-"""Brings the objects below a prefix into a folder, again and again; only what is new or changed is fetched."""
+"""Downloads the objects below a prefix into a folder, repeatedly; only new or changed ones are fetched."""
 
 import errno
 import json
@@ -25,13 +25,13 @@ _BLOCKED = "something else of that name is in the artifacts folder"
 
 @dataclass(frozen=True)
 class Mirrored:
-    """What a folder holds of a prefix.
+    """Result of mirroring a prefix to a folder.
 
     Attributes:
-        files: Objects that are files now.
-        bytes: Their sizes together.
-        skipped: What could not be brought, and why.
-        moving: Objects that were replaced or removed while they were fetched; the next time may find them quiet.
+        files: Objects that are files in the folder now.
+        bytes: Their total size.
+        skipped: Objects that could not be downloaded, and why.
+        moving: Objects that were replaced or removed while they were fetched; the next run may find them stable.
     """
 
     files: int
@@ -41,16 +41,16 @@ class Mirrored:
 
 
 class Mirror:
-    """One prefix and the folder it is brought to.
+    """One prefix and the folder it is downloaded to.
 
-    A file is fetched elsewhere, compared by crc32c and then renamed into the folder. The job can write in the folder
-    as well: no link in it is followed, nor is the folder itself if it is one.
+    A file is fetched to a separate folder, verified by crc32c and then renamed into place. The job can write to the
+    target folder too: no link in it is followed, nor the folder itself if it is a link.
 
     Args:
-        bucket: Where from.
+        bucket: The source.
         prefix: Ends with a slash.
-        into: The folder; made if it is not there.
-        aside: A folder of our own on the same file system, where the job cannot write.
+        into: The target folder; created if missing.
+        aside: A private folder on the same file system, which the job cannot write to.
         parallel: Files fetched at once.
     """
 
@@ -63,18 +63,18 @@ class Mirror:
         self._record = aside / "brought.json"
 
     def run(self) -> Mirrored:
-        """Bring what is new or changed, remove what was brought earlier and is gone.
+        """Download new or changed objects, and remove files whose object is gone.
 
         Raises:
-            BucketRefused: There is no bucket, or we may not read it.
-            StoreUnavailable: It does not answer; the next call goes on from there.
+            BucketRefused: There is no bucket, or the worker may not read it.
+            StoreUnavailable: The bucket does not answer; the next call resumes.
             OSError: The folder cannot be written, e.g. the disk is full.
         """
         with asking(self._bucket.name, "listing"):
             found = plan(self._bucket.list_blobs(prefix=self._prefix), self._prefix)
         self._arriving.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self._arriving.iterdir():
-            left.unlink(missing_ok=True)  # whatever a killed pass left half done
+            left.unlink(missing_ok=True)  # partial files of a killed run
         try:
             self._into.mkdir(mode=0o700, exist_ok=True)
             opened = os.open(self._into, OPEN_FOLDER)
@@ -113,7 +113,7 @@ class Mirror:
         return Mirrored(len(kept), sum(blob.size for blob in kept.values()), tuple(sorted(skipped)), moving)
 
     def _fetch(self, blob: storage.Blob, arriving: int) -> str | None:
-        """Fetch one object under a name of its own; None if it is no longer what was listed."""
+        """Fetch one object under a random name; return None if it is no longer the listed generation."""
         name = secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=arriving), "wb") as file:
@@ -134,7 +134,7 @@ class Mirror:
         return name
 
     def _known(self) -> dict[str, int]:
-        """Generation of what was brought earlier, by path."""
+        """Return the generations of the objects downloaded earlier, by path."""
         with suppress(FileNotFoundError, ValueError):
             known: dict[str, int] = json.loads(self._record.read_text())
             return known
@@ -147,7 +147,7 @@ class Mirror:
 
 
 def _outcome(fetch: Callable[[], str | None]) -> str | Exception | None:
-    """What a fetch came to: one that fails must not keep the others from being placed."""
+    """Run a fetch and return its result or error: one failure must not prevent placing the others."""
     try:
         return fetch()
     except (StoreUnavailable, OSError) as error:
@@ -155,7 +155,7 @@ def _outcome(fetch: Callable[[], str | None]) -> str | Exception | None:
 
 
 class _Placing:
-    """Puts fetched files where they belong in a folder that somebody else writes to as well."""
+    """Moves fetched files to their paths in a folder that the job writes to as well."""
 
     def __init__(self, folder: int, arriving: int) -> None:
         self._folder = folder
@@ -163,7 +163,7 @@ class _Placing:
         self._placed: dict[int, str] = {}
 
     def holds(self, path: str, generation: int | None, blob: storage.Blob) -> bool:
-        """Whether a file is what the object is."""
+        """Return whether a file is the downloaded copy of this object."""
         status = self._status(path)
         if generation != blob.generation or status is None or status.st_size != blob.size:
             return False
@@ -171,7 +171,7 @@ class _Placing:
         return True
 
     def place(self, name: str, path: str) -> str | None:
-        """Rename a fetched file to its path; why not, if it cannot be."""
+        """Rename a fetched file to its path; return the reason if that is impossible."""
         *parents, last = path.split("/")
         try:
             folder = open_beneath(self._folder, parents, create=True)
@@ -182,7 +182,7 @@ class _Placing:
         try:
             there = self._status(path)
             if there is not None and (other := self._placed.get(there.st_ino)) not in {None, path}:
-                # Where a file system takes two names for one, neither may overwrite the other.
+                # If the file system treats two names as one, neither may overwrite the other.
                 os.unlink(name, dir_fd=self._arriving)
                 return f"this file system takes its name for that of {other!r}"
             os.rename(name, last, src_dir_fd=self._arriving, dst_dir_fd=folder)
@@ -194,7 +194,7 @@ class _Placing:
         return None
 
     def remove(self, path: str) -> None:
-        """Remove a file that was brought earlier, unless something else is there now."""
+        """Remove a file that was downloaded earlier, unless something else is there now."""
         *parents, last = path.split("/")
         with suppress(OSError):
             folder = open_beneath(self._folder, parents)

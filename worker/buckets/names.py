@@ -1,4 +1,4 @@
-"""Which objects become which files. Names in a bucket are whatever somebody wrote: none of them is trusted."""
+"""Maps object names to file paths. Names in a bucket can be anything: none of them is trusted."""
 
 import os
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ _NAME_BYTES = 255
 
 
 class Plan(NamedTuple):
-    """What is brought home.
+    """Objects to download.
 
     Attributes:
-        wanted: Path below the folder, to the object that becomes it; in order of path.
-        skipped: What is left out, and why.
+        wanted: Relative path to the object that becomes that file; ordered by path.
+        skipped: Objects left out, and why.
     """
 
     wanted: dict[str, storage.Blob]
@@ -25,13 +25,13 @@ class Plan(NamedTuple):
 
 
 def plan(blobs: Iterable[storage.Blob], prefix: str) -> Plan:
-    """Sort objects into those that can be files below a folder, and those that cannot."""
+    """Split objects into those that can be files below a folder, and those that cannot."""
     wanted: dict[str, storage.Blob] = {}
     skipped: list[Skipped] = []
     for blob in blobs:
         path = blob.name.removeprefix(prefix)
         if not path or (path.endswith("/") and not blob.size):
-            continue  # an empty marker says "folder" and holds nothing
+            continue  # an empty folder marker
         why = _unusable(path)
         if why is None:
             wanted[path] = blob
@@ -39,7 +39,7 @@ def plan(blobs: Iterable[storage.Blob], prefix: str) -> Plan:
             skipped.append(Skipped(path, why))
     folders = {path[:end] for path in wanted for end in _slashes(path)}
     for path in sorted(wanted.keys() & folders):
-        # The folder holds more than the one object, whatever that is.
+        # The folder may hold many objects: it wins over the single one.
         skipped.append(Skipped(path, "other objects have it as their folder"))
         del wanted[path]
     return Plan(dict(sorted(wanted.items())), skipped)

@@ -12,7 +12,7 @@ class BucketRefused(GradientError):
 
     Attributes:
         reason: `bucket_missing`, `bucket_refused` or `bucket_region`.
-        detail: What is wrong and how it is mended.
+        detail: The problem and its solution.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -23,10 +23,10 @@ class BucketRefused(GradientError):
 
 @contextmanager
 def asking(bucket: str, what: str) -> Iterator[None]:
-    """Tell what will not change by itself from what may.
+    """Convert Google's errors into permanent and temporary ones.
 
     Raises:
-        BucketRefused: There is no such bucket, or we may not do this.
+        BucketRefused: There is no such bucket, or the worker may not do this.
         StoreUnavailable: Cloud Storage does not answer, or not as it should.
     """
     with answering(f"{what} in gs://{bucket}"):

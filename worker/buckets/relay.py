@@ -1,4 +1,4 @@
-"""A small part of a job's prefix, by which a worker and a machine elsewhere tell each other things."""
+"""A part of a job's prefix through which a worker and a remote machine exchange messages."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ class Relay:
     """Objects below a prefix. Every method raises BucketRefused and StoreUnavailable.
 
     Args:
-        bucket: By a client that acts as the worker.
+        bucket: Opened by a client that acts as the worker.
         prefix: Ends with a slash.
-        parallel: Objects removed at once.
+        parallel: Objects removed in parallel.
     """
 
     def __init__(self, bucket: storage.Bucket, prefix: str, parallel: int) -> None:
@@ -32,11 +32,11 @@ class Relay:
 
     @property
     def prefix(self) -> str:
-        """What the names of its objects begin with."""
+        """The common prefix of its objects' names."""
         return self._prefix
 
     def put(self, name: str, content: bytes | Path) -> None:
-        """Write an object, whatever is there: bytes, or a file's."""
+        """Write an object from bytes or from a file, replacing any earlier one."""
         blob = self._bucket.blob(self._prefix + name)
         with asking(self.bucket, f"writing {name}"):
             if isinstance(content, Path):
@@ -45,7 +45,7 @@ class Relay:
                 blob.upload_from_string(content, checksum="crc32c", timeout=_CALL_SECONDS)
 
     def get(self, name: str, most: int = 1 << 16) -> bytes | None:
-        """An object's content, no more than so many bytes of it; None: there is no such object."""
+        """Return at most `most` bytes of an object; None if there is no such object."""
         blob = self._bucket.blob(self._prefix + name)
         with asking(self.bucket, f"reading {name}"):
             try:
@@ -55,14 +55,14 @@ class Relay:
         return content
 
     def names(self, folder: str, start: str) -> list[str]:
-        """Names in a folder, from this one on, in order."""
+        """List the names in a folder from `start` on, in order."""
         whole = f"{self._prefix}{folder}/"
         with asking(self.bucket, f"listing {folder}"):
             found = self._bucket.list_blobs(prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS)
             return [blob.name.removeprefix(whole) for blob in found]
 
     def clear(self) -> None:
-        """Remove all of it."""
+        """Remove all objects below the prefix."""
         with asking(self.bucket, "emptying"):
             found = list(self._bucket.list_blobs(prefix=self._prefix, timeout=_CALL_SECONDS))
         remove_all(found, self._parallel)

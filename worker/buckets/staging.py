@@ -1,4 +1,4 @@
-"""Copies a data set of this machine into the bucket, for the TPU to read."""
+"""Copies a data set from this machine to the bucket, for the TPU to read."""
 
 import base64
 import os
@@ -19,7 +19,7 @@ _BLOCK = 1 << 20
 
 
 class Staged(NamedTuple):
-    """What was copied: files, bytes, and what was left out and why."""
+    """Result of a copy: files, bytes, and what was left out and why."""
 
     files: int
     bytes: int
@@ -27,19 +27,19 @@ class Staged(NamedTuple):
 
 
 def copy_in(bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int) -> Staged:
-    """Copy a file, or every regular file below a folder; what is there already is not sent again.
+    """Copy a file, or every regular file below a folder; objects that are there already are not sent again.
 
     Args:
         bucket: The bucket.
-        prefix: The beginning of the objects' names.
-        name: The data set's.
+        prefix: Prefix of the objects' names.
+        name: The data set's name.
         source: Descriptor of the file or folder; stays open.
-        parallel: Files that are sent at once.
-        max_bytes: Most that is taken.
+        parallel: Files sent in parallel.
+        max_bytes: Limit on the total size.
 
     Raises:
-        BucketRefused: It is too large, cannot be read or changes while it is read.
-        StoreUnavailable: The bucket does not answer; the next call goes on from there.
+        BucketRefused: The data set is too large, cannot be read, or changes while it is read.
+        StoreUnavailable: The bucket does not answer; the next call resumes.
     """
     try:
         whole = stat.S_ISDIR(os.fstat(source).st_mode)
@@ -107,7 +107,7 @@ class _Staging:
 
 
 def _measure(descriptor: int) -> tuple[int, str]:
-    """Size and crc32c of a file, as Cloud Storage tells them."""
+    """Return size and crc32c of a file, in the form that Cloud Storage reports them."""
     checksum, size = Checksum(), 0
     for block in _blocks(descriptor):
         checksum.update(block)

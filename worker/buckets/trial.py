@@ -1,4 +1,4 @@
-"""Whether the TPU's own account can use the bucket, tried as that account before anything costs money."""
+"""Checks as the TPU's own account that it can use the bucket, before anything costs money."""
 
 import secrets
 import time
@@ -23,11 +23,11 @@ _CONTENT = b"gradient-jobs"
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of it.
+    """Result of a check.
 
     Attributes:
         proved: Whether the account wrote, read and removed an object.
-        statement: What was found, as a sentence.
+        statement: The result as a sentence.
     """
 
     proved: bool
@@ -37,7 +37,7 @@ class Trial:
 def act_as(
     credentials: google.auth.credentials.Credentials, session: Session, account: str
 ) -> google.auth.credentials.Credentials | None:
-    """Credentials of another account; None if we may not act as it."""
+    """Return credentials of another account; None if the worker may not act as it."""
     other = impersonated_credentials.Credentials(
         source_credentials=credentials, target_principal=account, target_scopes=SCOPES, lifetime=_LIFETIME_SECONDS
     )
@@ -49,15 +49,15 @@ def act_as(
 
 
 def try_bucket(bucket: storage.Bucket, account: str, *, until: float) -> Trial:
-    """Write, read and remove an object.
+    """Write, read and remove an object as the account.
 
     Args:
-        bucket: By a client that acts as the account.
+        bucket: Opened by a client that acts as the account.
         account: Its name.
-        until: Monotonic time up to which a refusal may be a policy that has not arrived yet.
+        until: Monotonic time until which a refusal may be due to a grant that is not applied yet.
 
     Raises:
-        BucketRefused: It may not.
+        BucketRefused: The account may not use the bucket.
     """
     blob = bucket.blob(f"{JOBS}.probe-{secrets.token_hex(8)}")
     while True:
@@ -65,7 +65,7 @@ def try_bucket(bucket: storage.Bucket, account: str, *, until: float) -> Trial:
             with asking(bucket.name, f"a write, read and removal as {account}"):
                 _round(blob)
         except BucketRefused as error:
-            # Only what is forbidden may be allowed in a moment.
+            # Only a "forbidden" can turn into a permission in a moment.
             if not isinstance(error.__cause__, Forbidden) or time.monotonic() >= until:
                 raise
             time.sleep(_PAUSE_SECONDS)

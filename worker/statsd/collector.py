@@ -1,4 +1,4 @@
-"""Values on their way into the metrics files of the attempts that sent them, a few a second for each."""
+"""Writes metric values to the metrics files of the attempts that sent them, with a rate limit for each."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from worker.statsd.packets import COUNTER, Sample
 logger = logging.getLogger(__name__)
 
 DROPPED = "statsd_dropped"
-"""The metric that tells a job how many of its values were not taken."""
+"""The metric that tells a job how many of its values were dropped."""
 ROWS_A_SECOND = 100
 _MANY_ROWS = 100_000
 _MAX_ATTEMPTS = 1000
@@ -25,7 +25,7 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK 
 
 
 class Sender(NamedTuple):
-    """Whose a datagram is: a job, and the attempt that runs."""
+    """Sender of a datagram: a job and its running attempt."""
 
     job_id: str
     attempt: int
@@ -33,7 +33,7 @@ class Sender(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of one attempt's metrics."""
+    """Pending metrics of one attempt."""
 
     totals: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
@@ -45,11 +45,11 @@ class _Kept:
 
     @property
     def room(self) -> int:
-        """Rows a second that are taken: the fewer the more there were, so that no disk fills with them."""
+        """Rows accepted per second: the fewer, the more were written, so that they cannot fill the disk."""
         return max(1, ROWS_A_SECOND >> (self.written // _MANY_ROWS))
 
     def add(self, sample: Sample) -> None:
-        """Take a value: into the present row, or the next one if that has the metric already."""
+        """Add a value to the current row, or to a new one if that row has the metric already."""
         if sample.name not in self.totals and len(self.totals) >= MAX_METRIC_NAMES - 1:
             self.dropped += 1
             return
@@ -59,11 +59,11 @@ class _Kept:
             if not self.rows or len(self.rows) + self._in_second < self.room:
                 self.rows.append({"time": time.time()})
             else:
-                self.dropped += 1  # the row keeps the last of them
+                self.dropped += 1  # the row keeps only the latest value
         self.rows[-1][sample.name] = value
 
     def take(self, now: float) -> list[dict[str, float]]:
-        """The rows to write now; those that are too many for this second wait for the next."""
+        """Return the rows to write now; none if this second's limit is reached."""
         if now - self._second >= 1:
             self._second, self._in_second = now, 0
             if self.dropped != self._told:
@@ -78,10 +78,10 @@ class _Kept:
 
 
 class Collector:
-    """Gathers values by attempt, and writes them now and then.
+    """Gathers values by attempt, and writes them periodically.
 
     Args:
-        attempts: Where the attempts' folders are.
+        attempts: The folder of the attempts' scratch directories.
     """
 
     def __init__(self, attempts: Path) -> None:
@@ -89,7 +89,7 @@ class Collector:
         self._kept: dict[Sender, _Kept] = {}
 
     def add(self, sender: Sender, sample: Sample) -> None:
-        """Take a value for whoever sent it; one that says to be another job's is dropped, and counted."""
+        """Add a sender's value; a value that names another job is dropped and counted."""
         kept = self._of(sender)
         if kept is None:
             return
@@ -99,13 +99,13 @@ class Collector:
             kept.add(sample)
 
     def drop(self, sender: Sender, count: int) -> None:
-        """Count values of a sender that could not be read."""
+        """Count a sender's malformed values."""
         kept = self._of(sender) if count else None
         if kept is not None:
             kept.dropped += count
 
     def flush(self) -> None:
-        """Write what was gathered, and forget attempts that are over."""
+        """Write the gathered values, and forget attempts that are over."""
         now = time.monotonic()
         for sender, kept in list(self._kept.items()):
             control = self._control(sender)
@@ -126,8 +126,8 @@ class Collector:
 
 
 def _append(control: Path, rows: list[dict[str, float]]) -> None:
-    """Add rows to the file that the job writes too, and may have replaced by anything."""
-    # A line that the job has begun must not swallow ours.
+    """Append rows to the metrics file, which the job writes too and may have replaced by anything."""
+    # On a new line: the job may have left an unfinished one.
     text = "\n" + "".join(json.dumps(row) + "\n" for row in rows)
     try:
         with opened_folder(control) as folder:
@@ -138,12 +138,12 @@ def _append(control: Path, rows: list[dict[str, float]]) -> None:
                     os.write(descriptor, text.encode())
             finally:
                 os.close(descriptor)
-    except OSError:  # the disk is full, or the job put something else there: its metrics are lost, and nothing more
+    except OSError:  # the disk is full, or the job replaced the file: only its metrics are lost
         logger.info("metrics_not_written", exc_info=True)
 
 
 def _hand_over(descriptor: int, folder: int) -> None:
-    """Give a file that we have just made to the user that the job runs as."""
+    """Give a newly created file to the user that the job runs as."""
     ours, theirs = os.fstat(descriptor), os.fstat(folder)
     if ours.st_size == 0 and ours.st_uid != theirs.st_uid:
         os.fchown(descriptor, theirs.st_uid, theirs.st_gid)

@@ -1,6 +1,6 @@
-"""The thread that receives datagrams.
+"""The thread that receives DogStatsD datagrams.
 
-A flood of them costs a bounded share of a CPU and no memory: the kernel keeps a few, and drops the rest.
+A flood of them costs a bounded share of a CPU and no memory: the kernel buffers a few and drops the rest.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 _DATAGRAM_BYTES = 65_535
 _BATCH = 64
 _PAUSE_SECONDS = 0.02
-"""After a full batch, so that 3000 datagrams a second are read at most."""
+"""Pause after a full batch; it limits reading to about 3000 datagrams a second."""
 _FLUSH_SECONDS = 0.5
 _BIND_SECONDS = 5.0
 
 
 class _Bound:
-    """A place to listen at for one backend's jobs, as soon as it is there."""
+    """A socket for one backend's jobs, bound as soon as its address exists."""
 
     def __init__(self, senders: Senders, port: int) -> None:
         self.senders = senders
@@ -36,7 +36,7 @@ class _Bound:
         self._warned = False
 
     def bind(self) -> None:
-        """Listen, where the jobs send to by now; if something else does so already, try again later."""
+        """Bind to the address that the jobs send to; if it is in use, try again later."""
         address = self.senders.listen_at()
         if address is None or (self.socket is not None and address == self._address):
             return
@@ -54,7 +54,7 @@ class _Bound:
         self.socket, self._address = opened, address
 
     def receive(self) -> list[tuple[bytes, tuple[str, int]]]:
-        """What has come in, up to one batch."""
+        """Receive waiting datagrams, at most one batch."""
         found: list[tuple[bytes, tuple[str, int]]] = []
         with contextlib.suppress(BlockingIOError):
             while self.socket is not None and len(found) < _BATCH:
@@ -62,7 +62,7 @@ class _Bound:
         return found
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket."""
         if self.socket is not None:
             self.socket.close()
             self.socket = None
@@ -72,7 +72,7 @@ class Listener:
     """Receives the metrics that this host's jobs send, until it is stopped.
 
     Args:
-        host: Its settings say whether, and which backends it runs.
+        host: Has the settings, and the names of its backends.
     """
 
     def __init__(self, host: Host) -> None:
@@ -85,12 +85,12 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="statsd", daemon=True)
 
     def start(self) -> None:
-        """Begin, unless nothing is to be received."""
+        """Start the thread, unless there is nothing to receive."""
         if self._bound:
             self._thread.start()
 
     def stop(self) -> None:
-        """End, and write what has come in."""
+        """Stop, and write what was received."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -100,7 +100,7 @@ class Listener:
             while not self._stopping.is_set():
                 try:
                     self._round()
-                except Exception:  # whatever was sent: the next datagram may be better
+                except Exception:  # a bad datagram must not end the thread
                     logger.exception("statsd_failed")
                     self._stopping.wait(1.0)
         finally:
@@ -124,13 +124,13 @@ class Listener:
         readable, _, _ = select.select(list(by_socket), [], [], _FLUSH_SECONDS)
         taken = sum(self._take(by_socket[one]) for one in readable)
         if taken:
-            self._collector.flush()  # at once: the job may end by what it does next
+            self._collector.flush()  # at once: the job may end in its next step
         if taken >= _BATCH:
             self._stopping.wait(_PAUSE_SECONDS)
 
     def _take(self, bound: _Bound) -> int:
         received = bound.receive()
-        # Asked at once, for all of them together: who sends and ends is gone a moment later.
+        # At once, for all of them together: a sender may be gone a moment later.
         senders = bound.senders.who({address for _, address in received})
         for data, address in received:
             sender = senders.get(address)

@@ -1,4 +1,4 @@
-"""What a DogStatsD datagram says: `name:value|type|@rate|#tag,key:value`, one metric a line."""
+"""Parser for DogStatsD datagrams: `name:value|type|@rate|#tag,key:value`, one metric a line."""
 
 import math
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ COUNTER = "c"
 _KINDS = frozenset({COUNTER, "g", "ms", "h", "d"})
 _JOB_TAG = "container_name:"
 _OWN = "datadog.dogstatsd.client."
-"""What the client library tells about itself: of no interest to whoever trains."""
+"""Metrics of the client library about itself, which are ignored."""
 _NOT_METRICS = ("_e{", "_sc|")
 _MAX_NAME = 100
 
 
 class Sample(NamedTuple):
-    """One value: of which metric, of what kind, for which job as the sender says."""
+    """One value, with its metric, its kind, and the job that the sender names."""
 
     name: str
     kind: str
@@ -24,14 +24,14 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A datagram's samples, and how many of its lines were no good."""
+    """A datagram's samples, and the number of its malformed lines."""
 
     samples: tuple[Sample, ...]
     malformed: int
 
 
 def parse(data: bytes) -> Packet:
-    """The metrics in a datagram; a counter's value is what it counted before sampling."""
+    """Parse the metrics in a datagram; counters are scaled up by their sample rate."""
     samples: list[Sample] = []
     malformed = 0
     for line in data.decode(errors="replace").split("\n"):

@@ -1,12 +1,12 @@
-"""Who sent a datagram, asked of those who know: the kernel for processes, the engine for containers.
+"""Identifies the job that sent a datagram, by asking the kernel about processes or the engine about containers.
 
-A process is found by its socket: the kernel says which one has the address, and which processes hold it; the job is the
-one whose environment they inherited. A socket that is closed before we look is told by its address for two seconds
-after it was last seen, as long as nobody else has that address; after that what it sent is dropped. Jobs of the mock
-backend run as one user of this machine, who may do anything to all of them anyway: this keeps them from each other's
-metrics by mistake, not by malice. A container is found by the address that the engine gave it, which it cannot forge:
-it has no right to raw sockets. The network is asked for it, not the list of containers: that has a container only when
-its start is complete, which on a busy machine is seconds after its first process has begun to send.
+A process is found by its socket: the kernel says which socket has the address, and which processes hold it; the job is
+in the environment that they inherited. A socket that was closed before the lookup is identified by its address for two
+seconds after it was last seen, as long as no other socket has that address; later datagrams are dropped. Jobs of the
+mock backend run as one user of this machine, who may do anything to all of them anyway: for them this prevents
+mistakes, not attacks. A container is found by the address that the engine gave it, which it cannot forge: it has no
+right to raw sockets. The network is inspected, not the list of containers: that has a container only when its start is
+complete, which on a busy machine is seconds after its first process has begun to send.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ LOOPBACK = "127.0.0.1"
 _SCANS_EVERY_SECONDS = 0.2
 _CLOSED_SECONDS = 2.0
 _TRUSTED_SECONDS = 0.2
-"""Shorter than any container takes to start: an address is not taken for that of whoever had it before."""
+"""Shorter than any container's start, so that a reused address is not taken for its previous owner's."""
 _REMEMBERED = 4096
 _CONTAINER = re.compile(re.escape(container_name("")) + r"(.+)-(\d+)\Z")
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 
 
 class Senders(Protocol):
-    """Knows the jobs of one kind of backend by where they send from."""
+    """Maps sender addresses to jobs, for one kind of backend."""
 
     def listen_at(self) -> str | None:
-        """The address of this host that those jobs send to; None while there is none."""
+        """Return the address of this host that those jobs send to; None while there is none."""
 
     def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
-        """Whose these addresses are now; those of nobody we run are left out."""
+        """Map addresses to the jobs that have them now; unknown ones are left out."""
 
 
 class LocalSenders:
@@ -58,7 +58,7 @@ class LocalSenders:
         return LOOPBACK
 
     def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
-        """See `Senders.who`; one look at the kernel's table for all of them."""
+        """See `Senders.who`; reads the kernel's table once for all addresses."""
         inodes = {address: inode for address, inode in _udp_sockets().items() if address in addresses}
         if not self._by_inode.keys() >= set(inodes.values()):
             self._scan()
@@ -70,7 +70,7 @@ class LocalSenders:
         return found | {address: sender for address, sender in closed.items() if address in self._seen}
 
     def _scan(self) -> None:
-        # It looks at every process: whoever opens a socket for each value must not keep this host busy with it.
+        # This scans every process: a job that opens a socket for each value must not keep the host busy with it.
         time.sleep(max(0.0, self._scan_at - time.monotonic()))
         found: dict[int, Sender] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 - no objects for thousands of names
@@ -83,7 +83,7 @@ class LocalSenders:
         self._scan_at = time.monotonic() + _SCANS_EVERY_SECONDS
 
     def _sender_of(self, pid: str) -> Sender | None:
-        """The attempt that a process belongs to; None if it is none of ours."""
+        """Return the attempt that a process belongs to; None if it is not a job's."""
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - read for every process at once
             environment = file.read().split(b"\0")
         if not any(one.startswith(self._mark) for one in environment):
@@ -102,7 +102,7 @@ class ContainerSenders:
         self._trusted_until = 0.0
 
     def listen_at(self) -> str | None:
-        """See `Senders.listen_at`: the host's end of the jobs' network, which is made with the first job."""
+        """See `Senders.listen_at`: the gateway of the jobs' network, which is created with the first job."""
         try:
             network = self._inspect()
         except (EngineAway, EngineRefused):
@@ -112,7 +112,7 @@ class ContainerSenders:
         return gateway
 
     def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
-        """See `Senders.who`; the port does not matter, the address is the container's own."""
+        """See `Senders.who`; the port is ignored, since the address is the container's own."""
         if time.monotonic() >= self._trusted_until or not self._seen.keys() >= {one for one, _ in addresses}:
             self._ask()
         return {address: self._seen[address[0]][1] for address in addresses if address[0] in self._seen}
@@ -121,7 +121,7 @@ class ContainerSenders:
         try:
             found = self._inspect()["Containers"] or {}
         except (EngineAway, EngineRefused):
-            return  # it gives no address to another container meanwhile
+            return  # meanwhile the engine reassigns no addresses
         now = time.monotonic()
         self._seen = {address: seen for address, seen in self._seen.items() if seen[0] > now - _CLOSED_SECONDS}
         for one in found.values():
@@ -135,7 +135,7 @@ class ContainerSenders:
 
 
 def _udp_sockets() -> dict[Address, int]:
-    """Inode of every IPv4 UDP socket of this host, by its local address."""
+    """Map the local address of every IPv4 UDP socket of this host to its inode."""
     found: dict[Address, int] = {}
     try:
         with open("/proc/net/udp", encoding="ascii") as table:  # noqa: PTH123 - read at every datagram: no detour
@@ -143,7 +143,7 @@ def _udp_sockets() -> dict[Address, int]:
             for line in table:
                 fields = line.split()
                 address, _, port = fields[1].partition(":")
-                # The kernel writes the number in this machine's order of bytes, which is that of all we run on.
+                # The kernel writes the address in the machine's byte order, which is little-endian wherever this runs.
                 host = str(ipaddress.IPv4Address(bytes.fromhex(address)[::-1]))
                 found[host, int(port, 16)] = int(fields[9])
     except (OSError, StopIteration):
@@ -163,4 +163,4 @@ def _sockets_of(pid: str) -> list[int]:
 
 
 SENDERS: dict[str, type[LocalSenders] | type[ContainerSenders]] = {"mock": LocalSenders, "docker": ContainerSenders}
-"""By the name of the backend; others' jobs run on other machines, and cannot reach this one."""
+"""By backend name; jobs of other backends run on other machines, and cannot reach this one."""

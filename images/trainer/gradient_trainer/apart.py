@@ -1,4 +1,4 @@
-"""The training in a process of its own: when it ends, all the memory it held is free for what comes after."""
+"""Trains in a separate process, so that all its memory is free again when it ends."""
 
 import multiprocessing
 import time
@@ -16,10 +16,10 @@ _LOOK_SECONDS = 0.2
 
 
 def train_apart(options: TrainOptions, output: Path, url: str | None, stop: StopRequest) -> TrainResult:
-    """Train in another process and wait for it; a signal that comes meanwhile is passed on.
+    """Train in another process and wait for it; a signal that arrives meanwhile is forwarded.
 
     Raises:
-        TrainerError: It could not start or go on.
+        TrainerError: The training could not start or continue.
         SystemExit: A signal ended it, after its checkpoint was written.
     """
     context = multiprocessing.get_context("spawn")

@@ -1,7 +1,7 @@
-"""Which examples make up a step: a pure function of the seed and the step's number.
+"""Selects the examples of each step: a pure function of the seed and the step's number.
 
-Because nothing else decides the order, a training that resumes at step N goes on with exactly the
-examples that an uninterrupted one would have seen.
+Because nothing else decides the order, a training that resumes at step N continues with exactly the examples that an
+uninterrupted one would have seen.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def hold_out(examples: int, share: float) -> tuple[Indices, Indices]:
 
 @dataclass
 class Batches:
-    """Batches of one fixed size, shuffled anew in each epoch; an epoch's incomplete rest is left out.
+    """Batches of one fixed size, shuffled anew in each epoch; an epoch's incomplete last batch is left out.
 
     Attributes:
         examples: Numbers of the examples to train on.
@@ -35,7 +35,7 @@ class Batches:
         seed: Fixes the order.
 
     Raises:
-        OptionsError: There are fewer examples than one batch takes.
+        OptionsError: There are fewer examples than one batch needs.
     """
 
     examples: Indices
@@ -56,7 +56,7 @@ class Batches:
         return len(self.examples) // self.batch_size
 
     def at(self, step: int) -> Indices:
-        """The example numbers of a step, counted from 0 over all epochs."""
+        """Return the example numbers of a step, counted from 0 over all epochs."""
         epoch, position = divmod(step, self.per_epoch)
         if self._order[0] != epoch:
             self._order = (epoch, np.random.default_rng([self.seed, epoch]).permutation(self.examples))
@@ -65,7 +65,7 @@ class Batches:
 
 
 def padded(examples: Indices, batch_size: int) -> Iterator[tuple[Indices, npt.NDArray[np.float32]]]:
-    """Yield all examples in batches of one size, with weights that are 0 where the last was filled up."""
+    """Yield all examples in batches of one size, with weights that are 0 for the padding of the last batch."""
     for start in range(0, len(examples), batch_size):
         batch = examples[start : start + batch_size]
         weights = np.zeros(batch_size, np.float32)

@@ -1,4 +1,4 @@
-"""Checkpoints: one .npz file each, written whole or not at all, of which the newest two are kept."""
+"""Checkpoints: one .npz file each, written atomically; the newest two are kept."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Checkpoint:
     Attributes:
         step: Training steps done.
         arrays: Every variable of model and optimizer, by name.
-        training: What identifies the training, to refuse the checkpoints of another.
+        training: Identifies the training, to refuse the checkpoints of another one.
     """
 
     step: int
@@ -35,7 +35,7 @@ class CheckpointFolder:
     """The checkpoints of one output folder.
 
     Attributes:
-        set_aside: Files that were found damaged by `newest` and renamed to *.damaged.
+        set_aside: Files that `newest` found damaged and renamed to *.damaged.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
@@ -47,10 +47,10 @@ class CheckpointFolder:
             leftover.unlink()
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write the checkpoint, then remove all but the newest.
+        """Write the checkpoint, then remove all but the newest ones.
 
-        The file appears under its name only when its content is on the disk, so that a power cut or
-        a kill leaves either a whole checkpoint or none.
+        The file appears under its name only when its content is on the disk, so that a power cut or a kill leaves
+        either a whole checkpoint or none.
         """
         path = self.folder / f"step-{checkpoint.step:08d}.npz"
         partial = path.with_suffix(".partial")
@@ -66,7 +66,7 @@ class CheckpointFolder:
         return path
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read; damaged ones are set aside on the way to it."""
+        """Return the newest readable checkpoint; newer damaged ones are renamed."""
         for path in self._paths():
             try:
                 return _read(path)
@@ -91,7 +91,7 @@ class CheckpointFolder:
 
 
 def _read(path: Path) -> Checkpoint:
-    # Reading a member to its end also compares its checksum, which finds a damaged middle.
+    # Reading a member to its end also verifies its checksum, which detects damage in the middle.
     with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
         meta = json.loads(str(content[META]))
         arrays = {name: content[name] for name in content.files if name != META}

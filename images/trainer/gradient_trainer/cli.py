@@ -26,7 +26,7 @@ is given again. On SIGTERM it finishes its step, saves, and exits with 143.
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps lines as written, and gives flags enough room to stay on one line with their meaning."""
+    """Keeps line breaks, and gives flags enough room to stay on one line with their help."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=110)
@@ -44,13 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TrainerError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:
-        # A full or vanished disk; the message of the system names the file.
+        # A full disk, for example; the system's message names the file.
         return _fail(str(error), TrainerError.exit_code)
     return 0
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser whose results are the fields of TrainOptions, and `list`."""
+    """Build the parser, whose results are the fields of TrainOptions, and `list`."""
     parser = argparse.ArgumentParser(
         prog="python -m gradient_trainer",
         usage="%(prog)s [--model NAME] [--data NAME] [flags]",

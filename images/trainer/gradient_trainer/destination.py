@@ -1,4 +1,4 @@
-"""Where outputs go in the end: they stay in their folder, or are copied to Cloud Storage as they are made."""
+"""The place of outputs: they stay in their folder, or are copied to Cloud Storage as they are written."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from .terminal import say
 
 
 class Destination:
-    """A folder, and the place in a bucket that is kept like it.
+    """A folder, and a prefix in a bucket that mirrors it.
 
-    An object appears whole or not at all, so that whoever reads the bucket sees no half of a checkpoint.
+    An object appears whole or not at all, so that readers of the bucket never see half a checkpoint.
 
     Args:
-        folder: Where outputs are made.
-        url: `gs://…` that they are copied to; None: they stay where they are.
+        folder: The folder that outputs are written to.
+        url: `gs://…` that they are copied to; None: they stay in the folder.
     """
 
     def __init__(self, folder: Path, url: str | None) -> None:
@@ -27,23 +27,23 @@ class Destination:
 
     @property
     def shown(self) -> str:
-        """Its name for the user."""
+        """Name for the user."""
         return self._url or str(self._folder)
 
     def fetch(self, name: str) -> None:
-        """Bring what an earlier run left in a folder of the bucket.
+        """Download an earlier run's outputs from a folder of the bucket.
 
         Raises:
-            BucketError: Cloud Storage does not give it.
+            BucketError: Cloud Storage does not return them.
         """
         with self._answering():
             self._fetch(name)
 
     def publish(self) -> None:
-        """Copy what is new or changed, remove what is gone.
+        """Copy new and changed files, and remove deleted ones.
 
         Raises:
-            BucketError: Cloud Storage does not take it.
+            BucketError: Cloud Storage does not accept them.
         """
         with self._answering():
             self._publish()
@@ -60,7 +60,7 @@ class Destination:
             return
         (self._folder / name).mkdir(parents=True, exist_ok=True)
         for found in tf.io.gfile.listdir(f"{self._url}/{name}"):
-            # A folder's name ends with a slash, and nothing of ours has folders here.
+            # A folder's name ends with a slash, and the trainer has no folders here.
             if "/" not in found:
                 local = self._folder / name / found
                 tf.io.gfile.copy(f"{self._url}/{name}/{found}", str(local), overwrite=True)
@@ -81,7 +81,7 @@ class Destination:
             del self._sent[name]
 
     def announce(self) -> None:
-        """Say where outputs go."""
+        """Print the place of outputs."""
         say(f"output    {self.shown}")
 
 

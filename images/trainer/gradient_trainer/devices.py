@@ -1,4 +1,4 @@
-"""What a training computes on: found by looking, and said."""
+"""Finds the devices of a training."""
 
 import os
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ _WORKER = "worker"
 
 @dataclass(frozen=True)
 class Devices:
-    """What was found.
+    """The devices of a training.
 
     Attributes:
-        strategy: How TensorFlow spreads a step over it.
-        name: For the user.
+        strategy: The strategy by which TensorFlow distributes a step over them.
+        name: Name for the user.
         kind: `tpu`, `simulated-tpu`, `gpus`, `gpu` or `cpu`.
     """
 
@@ -27,19 +27,19 @@ class Devices:
 
     @property
     def replicas(self) -> int:
-        """Into how many parts a batch is divided."""
+        """Number of parts that a batch is divided into."""
         return int(self.strategy.num_replicas_in_sync)
 
 
 def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
-    """The TPU that the environment names; else this machine's cards, all of them; else its CPU.
+    """Find the TPU that the environment names; else all GPUs of this machine; else its CPU.
 
     Args:
-        environ: `TPU_GRPC_URL` names a TPU on the network, which is known to listen (`reach.py`); `TPU_NAME=local`
-            says that this machine is one.
+        environ: `TPU_GRPC_URL` names a TPU on the network, which is known to listen (`reach.py`); `TPU_NAME=local` says
+            that this machine is a TPU VM.
 
     Raises:
-        DeviceUnreachable: What is there is no TPU.
+        DeviceUnreachable: The named device is not a TPU.
     """
     if environ.get("TPU_GRPC_URL"):
         return _tpu(environ["TPU_GRPC_URL"], environ["TPU_GRPC_URL"])
@@ -52,7 +52,7 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
         return Devices(tf.distribute.MirroredStrategy(), f"{len(cards)} x {_card_name(cards[0])}", "gpus")
     if cards:
         return Devices(tf.distribute.get_strategy(), _card_name(cards[0]), "gpu")
-    # Not every system can tell on which of its cores this process may run.
+    # Not every system can tell which cores this process may run on.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Devices(tf.distribute.get_strategy(), f"{cores} CPU cores", "cpu")
 
@@ -77,7 +77,10 @@ def _tpu(address: str, shown: str) -> Devices:
 
 
 def _simulated() -> list[tf.config.LogicalDevice] | None:
-    """The devices of a TPU's stand-in. A real host has one CPU device; several are there to be counted as cores."""
+    """Return the CPU devices that stand in for a TPU's cores, if any.
+
+    A real host has one CPU device; several mean a simulated TPU.
+    """
     there = [device for device in tf.config.list_logical_devices("CPU") if f"/job:{_WORKER}/" in device.name]
     return there if len(there) > 1 else None
 

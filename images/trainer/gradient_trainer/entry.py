@@ -26,10 +26,10 @@ Fields = ParamSpec("Fields")
 
 
 def run(options: TrainOptions) -> TrainResult:
-    """Carry out a training.
+    """Run a training.
 
     Raises:
-        TrainerError: It cannot start or go on; the message says why and what to do.
+        TrainerError: The training cannot start or continue; the message says why and what to do.
         TrainingStopped: SIGTERM or SIGINT ended it, after its checkpoint was written.
     """
     began = time.perf_counter()
@@ -39,7 +39,7 @@ def run(options: TrainOptions) -> TrainResult:
         data: DataSet = DATASETS.get(options.data)(options.data_places())
         url = options.output_url()
         output = Path(files.enter_context(tempfile.TemporaryDirectory())) if url else options.output_folder()
-        # Said before TensorFlow is imported, which takes seconds in which nothing else would be seen.
+        # Printed before the import of TensorFlow, which takes seconds without any other output.
         say(_described(data))
         if options.evaluate_apart:
             return run_evaluation(train_apart(options, output, url, stop), data, output, url, began)
@@ -52,7 +52,7 @@ def _described(data: "DataSet") -> str:
 
 
 def _with_fields_of(make: Callable[Fields, TrainOptions]) -> Callable[Fields, TrainResult]:
-    # The options' fields are the one list of what can be chosen; this makes them train()'s keywords.
+    # The options' fields are the only list of options; this makes them train()'s keywords.
     @functools.wraps(run)
     def call(*args: Fields.args, **kwargs: Fields.kwargs) -> TrainResult:
         return run(make(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""What the trainer raises on purpose.
+"""The trainer's exceptions.
 
 TrainerError
 ├── OptionsError            what was asked for cannot be carried out; exit code 2
@@ -21,7 +21,7 @@ class TrainerError(Exception):
 
 
 class OptionsError(TrainerError):
-    """What was asked for cannot be carried out as it stands."""
+    """The options cannot be carried out."""
 
     exit_code = 2
 
@@ -31,7 +31,7 @@ class UnknownNameError(OptionsError):
 
 
 class DataSetError(OptionsError):
-    """A data set was not found in any of the places looked, or is damaged."""
+    """A data set was not found in any of the searched folders, or is damaged."""
 
 
 class OtherTrainingError(OptionsError):
@@ -39,13 +39,13 @@ class OtherTrainingError(OptionsError):
 
 
 class DeviceUnreachable(TrainerError):
-    """The TPU that the environment names does not answer, or is none."""
+    """The TPU that the environment names does not answer, or is not a TPU."""
 
     exit_code = 75
 
 
 class BucketError(TrainerError):
-    """Cloud Storage does not take outputs, or does not give back earlier ones."""
+    """Cloud Storage does not accept outputs, or does not return earlier ones."""
 
 
 class DivergedError(TrainerError):

@@ -1,4 +1,4 @@
-"""The test of a model that another process trained."""
+"""Tests a model that another process trained."""
 
 import os
 import time

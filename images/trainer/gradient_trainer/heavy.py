@@ -1,4 +1,4 @@
-"""What needs TensorFlow, which is imported here and not before: that takes seconds."""
+"""Loads the parts that need TensorFlow, whose import takes seconds, only when they are used."""
 
 import importlib
 from pathlib import Path
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 def run_training(
     options: TrainOptions, data: "DataSet", output: Path, url: str | None, stop: StopRequest, began: float
 ) -> TrainResult:
-    """Carry out a training.
+    """Run a training.
 
     Args:
-        options: What was asked for.
+        options: The user's options.
         data: The examples.
-        output: The folder that outputs are made in.
-        url: Where in Cloud Storage they go; None: they stay in the folder.
-        stop: Says whether to end early.
-        began: When the user's call came, as time.perf_counter() tells it.
+        output: The folder that outputs are written to.
+        url: `gs://…` that outputs are copied to; None: they stay in the folder.
+        stop: Tells whether to end early.
+        began: Time of the user's call, from time.perf_counter().
 
     Raises:
-        TrainerError: It cannot start or go on.
+        TrainerError: The training cannot start or continue.
         TrainingStopped: A signal ended it, after its checkpoint was written.
     """
     training, destination = _loaded("training", "destination")
@@ -41,14 +41,14 @@ def run_evaluation(trained: TrainResult, data: "DataSet", output: Path, url: str
     """Test a model that another process trained.
 
     Args:
-        trained: What that came to.
+        trained: The result of that training.
         data: The examples.
         output: The folder that holds the model.
-        url: Where in Cloud Storage outputs go.
-        began: When the user's call came.
+        url: `gs://…` that outputs are copied to.
+        began: Time of the user's call.
 
     Raises:
-        TrainerError: It cannot be tested.
+        TrainerError: The model cannot be tested.
     """
     evaluation, destination = _loaded("evaluation", "destination")
     result: TrainResult = evaluation.evaluate(trained, data, output, destination.Destination(output, url), began)

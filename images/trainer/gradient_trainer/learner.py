@@ -1,4 +1,4 @@
-"""A model with its optimizer: the part of a training that computes."""
+"""A model with its optimizer: the computing part of a training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +20,13 @@ Labels = npt.NDArray[np.int32]
 
 
 class Learner:
-    """Trains a model step by step and evaluates it, each batch divided over the replicas of a strategy.
+    """Trains a model step by step and evaluates it, with each batch divided over the replicas of a strategy.
 
     Args:
-        build: Makes the model, which takes float32 images in 0..255 and returns logits.
-        strategy: Says on what it computes; batches have to be multiples of its replicas.
+        build: Creates the model, which takes float32 images in 0..255 and returns logits.
+        strategy: The devices to compute on; batch sizes must be multiples of its number of replicas.
         peak_rate: The highest learning rate.
-        total_steps: Steps of the whole training; the learning rate reaches zero there.
+        total_steps: Steps of the whole training, after which the learning rate is zero.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Learner:
         self._evaluate_step = tf.function(self._compute_evaluate_step)
 
     def train(self, images: Images, labels: Labels) -> None:
-        """Do one step on a batch; every batch has to have the same shape."""
+        """Train one step on a batch; all batches must have the same shape."""
         self._seen.append(self._train_step(self._divided(images), self._divided(labels)))
 
     def averages(self) -> tuple[float, float]:
-        """Loss and accuracy, averaged over the steps since the last call."""
+        """Return loss and accuracy, averaged over the steps since the last call."""
         loss, accuracy = np.mean([values.numpy() for values in self._seen], axis=0)
         self._seen.clear()
         return float(loss), float(accuracy)
 
     def _divided(self, whole: npt.NDArray[Any]) -> Any:  # noqa: ANN401 - TensorFlow's values by replica have no public type
-        """An array as one part for each replica."""
+        """Divide an array into one part for each replica."""
         parts = np.split(whole, self._strategy.num_replicas_in_sync)
 
         def part(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
@@ -67,7 +67,7 @@ class Learner:
         return self._strategy.experimental_distribute_values_from_function(part)
 
     def evaluate(self, images: Images, labels: Labels, examples: Indices, batch_size: int) -> tuple[float, float]:
-        """Loss and accuracy on the given examples, each counted once."""
+        """Return loss and accuracy on the given examples, each counted once."""
         sums = np.zeros(2)
         for batch, weights in padded(examples, batch_size):
             inputs = (self._divided(each) for each in (images[batch], labels[batch], weights))
@@ -76,18 +76,18 @@ class Learner:
         return float(loss), float(accuracy)
 
     def learning_rate(self, step: int) -> float:
-        """The rate that a step, counted from 0, is done with."""
+        """Return the learning rate of a step, counted from 0."""
         return float(self._schedule(step))
 
     def arrays(self) -> Arrays:
-        """Every variable, those of the optimizer and of random layers included, by name."""
+        """Return every variable by name, including those of the optimizer and of random layers."""
         return {name: keras.ops.convert_to_numpy(variable) for name, variable in self._variables().items()}
 
     def load(self, arrays: Arrays) -> None:
         """Set every variable.
 
         Raises:
-            OtherTrainingError: The arrays are not those of this model.
+            OtherTrainingError: The arrays do not belong to this model.
         """
         variables = self._variables()
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
@@ -129,7 +129,7 @@ class Learner:
 
 
 def one_cycle(peak_rate: float, total_steps: int) -> keras.optimizers.schedules.LearningRateSchedule:
-    """A learning rate that rises linearly over the first tenth of the steps, then falls as a cosine to 0."""
+    """Return a learning rate that rises linearly over a tenth of the steps, then falls as a cosine to 0."""
     warm_up = max(1, round(total_steps * WARM_UP_SHARE))
     return keras.optimizers.schedules.CosineDecay(
         initial_learning_rate=peak_rate * WARM_UP_START,

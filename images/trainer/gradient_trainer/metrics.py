@@ -7,10 +7,10 @@ from typing import Self
 
 
 class MetricsFile:
-    """Appends metrics as JSON lines; without a path it takes them and does nothing.
+    """Appends metrics as JSON lines; without a path it does nothing.
 
-    Each line holds `step`, `time` (unix seconds) and the values by name. A line is written with one
-    call, so that whoever follows the file never sees a half of it.
+    Each line holds `step`, `time` (unix seconds) and the values by name. A line is written with one call, so that a
+    reader of the file never sees half a line.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -20,7 +20,7 @@ class MetricsFile:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """The file that GRADIENT_METRICS_FILE names, if it does."""
+        """Open the file that GRADIENT_METRICS_FILE names, if it is set."""
         path = environ.get("GRADIENT_METRICS_FILE")
         return cls(Path(path) if path else None)
 

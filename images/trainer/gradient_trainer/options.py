@@ -16,7 +16,7 @@ def _flag(group: str, metavar: str, meaning: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """Everything that can be chosen about a training; each field is a flag of the command line.
+    """All options of a training; each field is a flag of the command line.
 
     Raises:
         OptionsError: A value lies outside its range.
@@ -91,15 +91,15 @@ class TrainOptions:
             raise OptionsError(f"--{name.replace('_', '-')} {rule}; it is {getattr(self, name)}")
 
     def as_json(self) -> dict[str, Any]:
-        """The options as plain JSON values, by field name."""
+        """Return the options as plain JSON values, by field name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def scaled(self, replicas: int) -> tuple[int, float]:
-        """Batch size and peak learning rate for so many replicas.
+        """Return batch size and peak learning rate for so many replicas.
 
         Raises:
-            OptionsError: The batch cannot be divided by them.
+            OptionsError: The batch size is not divisible by the number of replicas.
         """
         factor = replicas if self.scale_by_replicas else 1
         batch_size = self.batch_size * factor
@@ -110,15 +110,15 @@ class TrainOptions:
         return batch_size, self.learning_rate * factor
 
     def output_url(self, environ: Mapping[str, str] = os.environ) -> str | None:
-        """The `gs://…` that receives every output; None where outputs stay on this machine."""
+        """Return the `gs://…` for every output; None if outputs stay on this machine."""
         chosen = str(self.output or environ.get("TPU_MODEL_DIR") or "")
         return chosen if chosen.startswith("gs://") else None
 
     def output_folder(self, environ: Mapping[str, str] = os.environ, default: Path = Path("/artifacts")) -> Path:
-        """Make and return the folder that receives every output.
+        """Create and return the folder for every output.
 
         Raises:
-            OptionsError: The folder cannot be made or written to.
+            OptionsError: The folder cannot be created or written to.
         """
         chosen = self.output or environ.get("GRADIENT_ARTIFACTS_DIR")
         folder = Path(chosen) if chosen else default if default.is_dir() else Path("artifacts")
@@ -131,7 +131,7 @@ class TrainOptions:
         return folder.absolute()
 
     def data_places(self, environ: Mapping[str, str] = os.environ) -> list[Path]:
-        """The folders in which data sets are looked for, in order."""
+        """Return the folders that are searched for data sets, in order."""
         storage = environ.get("GRADIENT_STORAGE_DIR")
         places = [
             Path(self.data_dir) if self.data_dir else None,

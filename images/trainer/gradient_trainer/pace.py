@@ -5,11 +5,10 @@ WARM_UP_STEPS = 5
 
 
 class Pace:
-    """Steps a second over stretches of pure training.
+    """Steps per second over stretches of pure training.
 
-    A stretch is what lies between `begin` and `end`: evaluation, checkpoints and the writing of
-    metrics stay outside. The first steps of a process count neither as steps nor as time, because
-    TensorFlow traces and compiles the graph in them.
+    A stretch lies between `begin` and `end`: evaluation, checkpoints and the writing of metrics are outside. The first
+    steps of a process count neither as steps nor as time, because TensorFlow traces and compiles the graph in them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -34,7 +33,7 @@ class Pace:
             self._began = self._clock()
 
     def end(self) -> float | None:
-        """End the stretch and return its steps a second, or None where it was all warm-up."""
+        """End the stretch and return its steps per second, or None if it was all warm-up."""
         if self._began is None or self._stretch_steps == 0:
             return None
         seconds = self._clock() - self._began
@@ -45,5 +44,5 @@ class Pace:
 
     @property
     def overall(self) -> float | None:
-        """Steps a second over all stretches so far, or None before the warm-up is over."""
+        """Steps per second over all stretches so far, or None before the warm-up is over."""
         return self._steps / self._seconds if self._steps else None

@@ -12,9 +12,8 @@ WARNINGS_ONLY = "2"
 def quiet_tensorflow() -> Iterator[None]:
     """Keep TensorFlow's start-up notices off the terminal while it is imported.
 
-    The level alone does not do: some notices are written before TensorFlow has read it. What was
-    held back is shown after all if the block fails. TF_CPP_MIN_LOG_LEVEL=0 or 1 in the environment
-    lets everything through.
+    The log level alone is not enough: some notices are written before TensorFlow has read it. If the block fails, the
+    notices are shown after all. TF_CPP_MIN_LOG_LEVEL=0 or 1 in the environment lets everything through.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
     if os.environ.setdefault(LOG_LEVEL, WARNINGS_ONLY) < WARNINGS_ONLY:

@@ -1,4 +1,4 @@
-"""Whether anything listens where a TPU should be. TensorFlow itself would wait for a dead address without end."""
+"""Checks that something listens at a TPU's address; TensorFlow itself would wait for a dead one for ever."""
 
 import socket
 import time
@@ -13,10 +13,10 @@ _PAUSE_SECONDS = 1.0
 
 
 def reach_tpu(environ: Mapping[str, str], seconds: float) -> None:
-    """Wait until every address in `TPU_GRPC_URL` takes a connection; without that variable there is nothing to do.
+    """Wait until every address in `TPU_GRPC_URL` accepts a connection; without that variable, do nothing.
 
     Raises:
-        DeviceUnreachable: One is no address, or nothing listens there.
+        DeviceUnreachable: One of them is not an address, or nothing listens there.
     """
     for url in filter(None, environ.get("TPU_GRPC_URL", "").split(",")):
         _wait_for(url, seconds)

@@ -14,16 +14,16 @@ class Records:
         self._events = tf.summary.create_file_writer(str(tensorboard_folder))
 
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Record the values that are known of a step."""
+        """Record the values of a step; None values are left out."""
         known = {name: value for name, value in values.items() if value is not None}
         self._metrics.write(step, known)
         with self._events.as_default(step):
             for name, value in known.items():
                 tf.summary.scalar(name, value)
-        # Whoever watches a running training should see this point now, not with the last one.
+        # Users who watch a running training should see this point now, not with the last one.
         self._events.flush()
 
     def close(self) -> None:
-        """Close both."""
+        """Close the metrics file and the event writer."""
         self._metrics.close()
         self._events.close()

@@ -1,8 +1,7 @@
-"""Models and data sets by name: a file in `models/` or `datasets/` is an entry.
+"""Models and data sets by name: each file in `models/` or `datasets/` is an entry.
 
-The file name gives the entry's name (`mnist_cnn.py` is `mnist-cnn`), the first line of its docstring
-the summary. Nothing is imported in order to list, so that listing needs neither TensorFlow nor the
-libraries that a single data set wants.
+The file name gives the entry's name (`mnist_cnn.py` is `mnist-cnn`), the first line of its docstring the summary.
+Listing imports nothing, so that it needs neither TensorFlow nor the libraries of a single data set.
 """
 
 import ast
@@ -25,9 +24,9 @@ class Registry:
     """The entries of one folder.
 
     Attributes:
-        kind: What an entry is, as said in messages: "model" or "data set".
+        kind: Kind of entry, as named in messages: "model" or "data set".
         package: Dotted name of the package that holds the entries.
-        folder: Where the files of that package are.
+        folder: Folder of that package's files.
         function: The function each file defines.
     """
 
@@ -37,15 +36,15 @@ class Registry:
     function: str
 
     def summaries(self) -> dict[str, str]:
-        """Name and one-line summary of each entry, in order of name."""
+        """Return name and one-line summary of each entry, ordered by name."""
         files = sorted(path for path in self.folder.glob("*.py") if not path.stem.startswith("_"))
         return {path.stem.replace("_", "-"): _first_docstring_line(path) for path in files}
 
     def check(self, name: str) -> None:
-        """Refuse a name that `get` would not find, without importing anything.
+        """Raise if `get` would not find a name; imports nothing.
 
         Raises:
-            UnknownNameError: No entry has that name, and no file is there.
+            UnknownNameError: There is no entry of that name, and no such file.
         """
         if name.endswith(".py"):
             if not Path(name).is_file():
@@ -66,7 +65,7 @@ class Registry:
             name: A listed name, or the path of a .py file that defines the function.
 
         Raises:
-            UnknownNameError: No entry has that name, and no file is there.
+            UnknownNameError: There is no entry of that name, and no such file.
             OptionsError: The file does not define the function.
         """
         self.check(name)

@@ -1,4 +1,4 @@
-"""How a training's result is written down and told."""
+"""Writes and prints a training's result."""
 
 from pathlib import Path
 
@@ -8,21 +8,21 @@ from .terminal import say
 
 
 def write_result(result: TrainResult, output: Path) -> None:
-    """Write `result.json`, whole or not at all."""
+    """Write `result.json`, atomically."""
     partial = output / "result.json.partial"
     partial.write_text(result.as_json() + "\n", encoding="utf-8")
     partial.replace(output / "result.json")
 
 
 def pace_words(steps_per_second: float | None, examples_per_second: float | None) -> str:
-    """A pace for the user."""
+    """Format a pace for the user."""
     if steps_per_second is None or examples_per_second is None:
         return "(warming up)"
     return f"{steps_per_second:.1f} steps/s  {examples_per_second:,.0f} examples/s"
 
 
 def summarize(result: TrainResult) -> None:
-    """Print what came out, the last line as JSON."""
+    """Print the result, the last line as JSON."""
     say("")
     if result.test_accuracy is not None:
         say(f"test accuracy  {result.test_accuracy:.2%} of {result.test_examples:,} images")

@@ -5,29 +5,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came out of a training.
+    """Result of a training.
 
     Attributes:
         model: The model's name.
         data: The data set's name, also where `auto` chose it.
         epochs: Passes over the training examples.
-        steps: Training steps in all, those before a resumption included.
-        resumed_from_step: The step at which this process took over, or 0.
-        test_loss: Mean cross-entropy on the test examples; None where they are still to be tested.
+        steps: Training steps in total, including those before a resumption.
+        resumed_from_step: The step that this process resumed from, or 0.
+        test_loss: Mean cross-entropy on the test examples; None if they are still to be tested.
         test_accuracy: Share of the test examples that were recognized, 0..1.
-        test_examples: How many test examples there were.
+        test_examples: Number of test examples.
         val_loss: Mean cross-entropy on the examples kept aside, after the last step.
         val_accuracy: Share of those that were recognized, 0..1.
         steps_per_second: Pace of this process without its first steps, checkpoints and evaluation;
             None if it did too few steps to tell.
         examples_per_second: The same in examples.
-        seconds: From the call to the result, everything included.
-        device: What it was computed on.
-        replicas: Into how many parts each batch was divided.
-        batch_size: Examples in a step, all parts together.
-        learning_rate: The peak.
+        seconds: Time from the call to the result, everything included.
+        device: Name of the device.
+        replicas: Number of parts that each batch was divided into.
+        batch_size: Examples in a step, over all replicas.
+        learning_rate: The peak learning rate.
         output: The folder of all outputs.
-        options: The options as given.
+        options: The user's options.
     """
 
     model: str
@@ -51,5 +51,5 @@ class TrainResult:
     options: dict[str, Any]
 
     def as_json(self) -> str:
-        """One line of JSON with every attribute."""
+        """Return one line of JSON with every attribute."""
         return json.dumps(asdict(self))

@@ -7,11 +7,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Remembers that SIGTERM or SIGINT arrived, so that a training can end at a step's boundary.
+    """Remembers that SIGTERM or SIGINT arrived, so that a training can end after a step.
 
-    As a context manager it takes the signals while the block runs and gives them back afterwards.
-    A second SIGINT interrupts at once. Outside the main thread Python cannot take signals; there it
-    does nothing.
+    As a context manager it handles the signals while the block runs and restores the earlier handlers afterwards. A
+    second SIGINT interrupts at once. Outside the main thread Python cannot handle signals; there it does nothing.
 
     Attributes:
         signal: The signal that arrived first, or None.

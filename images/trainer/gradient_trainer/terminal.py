@@ -1,3 +1,3 @@
 def say(line: str) -> None:
-    """Print a line that is seen at once, also through a pipe."""
+    """Print a line and flush it, so that it appears at once even through a pipe."""
     print(line, flush=True)

@@ -1,4 +1,4 @@
-"""One training, from its options to its result. The only module that puts all the others together."""
+"""One training, from its options to its result: the module that combines all the others."""
 
 import functools
 import math
@@ -32,11 +32,11 @@ class Training:
     """A training in progress.
 
     Args:
-        options: What was asked for.
+        options: The user's options.
         data: The examples.
-        output: The folder for everything that is written.
-        destination: Where that is copied to.
-        stop: Says whether to end early.
+        output: The folder for all outputs.
+        destination: The place that outputs are copied to.
+        stop: Tells whether to end early.
 
     Raises:
         DeviceUnreachable: The TPU that the environment names does not answer.
@@ -66,10 +66,10 @@ class Training:
         """Train, evaluate, and write every output.
 
         Args:
-            began: When the user's call came, as time.perf_counter() tells it.
+            began: Time of the user's call, from time.perf_counter().
 
         Raises:
-            TrainingStopped: A signal came; the checkpoint is written.
+            TrainingStopped: A signal arrived; the checkpoint is written.
             OtherTrainingError: The output folder belongs to another training.
             DivergedError: The loss is no longer a number.
         """
@@ -140,7 +140,7 @@ class Training:
         say(f"resuming from step {found.step}")
 
     def _train_stretch(self) -> None:
-        """Train up to the next step at which something is to be reported or saved."""
+        """Train up to the next step that needs a report or a checkpoint."""
         options, per_epoch = self._options, self._batches.per_epoch
         self._pace.begin()
         while True:
@@ -160,8 +160,7 @@ class Training:
             self._validate()
 
     def _report(self) -> None:
-        # Reading the averages waits for steps that an accelerator still works on, so it is done
-        # before the time is taken.
+        # Reading the averages waits for steps that an accelerator still works on, so it comes before the time is taken.
         loss, accuracy = self._learner.averages()
         steps_per_second = self._pace.end()
         if not math.isfinite(loss):

@@ -1,9 +1,9 @@
 """The Docker backend: runs each attempt in a container of its own.
 
-The container is named after job and attempt, made before the lease is checked again, and started by its id. What the
-job prints and how it ended is in files that the wrapper writes, so neither a restart of the worker nor one of the
-engine (with `live-restore`) loses any of it. While the engine is away nothing is concluded: an exit file tells the
-end, its absence tells nothing.
+The container is named after job and attempt, created before the lease is checked again, and started by its id. Output
+and exit code are in files that the wrapper writes, so neither a restart of the worker nor one of the engine (with
+`live-restore`) loses any of it. While the engine is away nothing is concluded: an exit file proves the end, a missing
+one proves nothing.
 """
 
 import logging
@@ -54,11 +54,11 @@ _LOOK_SECONDS = 1.0
 _ENDING_LOOK_SECONDS = 0.1
 _AWAY_SECONDS = 2.0
 _LOOK_TIMEOUT_SECONDS = 5.0
-"""A look keeps the job's output waiting: an engine that hangs must not do so for long."""
+"""Polling delays the job's output: an engine that hangs must not do so for long."""
 _AWAY_SHARE = 5
 _STARTS_WITHIN_SECONDS = 15.0
 
-# Every process but the first, the wrapper, which passes a signal on and tells the exit code, and this one.
+# Every process except the init, the wrapper, which forwards a signal and records the exit code, and this shell.
 _ASK_ALL = """
 for folder in /proc/[0-9]*; do
     pid=${folder#/proc/}
@@ -69,7 +69,7 @@ done
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a look at a container found; None: there is none."""
+    """Result of inspecting a container; state None: there is none."""
 
     at: float
     state: ContainerState | None
@@ -156,7 +156,7 @@ class DockerBackend:
         stopping = read_control(control, STOPPING) is not None
         if code not in {None, KILLED, TERMINATED} and not stopping:
             return Exit(code)
-        # Else the engine has to be asked: whether memory ran out, whether what was asked to end is done.
+        # Otherwise the engine must be asked: did memory run out, has the job that was asked to end finished?
         look = self._look(handle["name"], _LOOK_SECONDS if code is None else _ENDING_LOOK_SECONDS)
         if look is None or (look.state is not None and not self._over(handle, look.state, code)):
             return None
@@ -174,7 +174,7 @@ class DockerBackend:
                 self._ask_all(name, read_control(Path(handle["control"]), "started") or "1")
             else:
                 self._engine.call(lambda api: api.kill(name))
-        except EngineRefused as error:  # it has ended, or has no room for one more process, or the engine is in trouble
+        except EngineRefused as error:  # it has ended, or cannot start one more process, or the engine is in trouble
             logger.info("signal_refused", extra={"error": error.detail})
             reached = error.passing and _ask_kernel(handle, grace=grace)
             if grace and not reached:
@@ -190,7 +190,7 @@ class DockerBackend:
         return self._sampler.sample(container_name(handle["name"]), cards)
 
     def layer_bytes(self, handle: Handle) -> int:
-        """See `Backend.layer_bytes`: the engine walks through the container's own files for it."""
+        """See `Backend.layer_bytes`: the engine scans the container's own files for it."""
         filters = {"name": [f"^/{container_name(handle['name'])}$"]}
         try:
             found = self._engine.call(lambda api: api.containers(all=True, size=True, filters=filters))
@@ -218,7 +218,7 @@ class DockerBackend:
         except EngineRefused as error:
             raise BackendError("launch_failed", f"the container could not be removed: {error.detail}") from error
         if state is not None and state.status == "created":
-            _members(handle).kill(spare_leader=False)  # an engine killed at its start forgets what it started
+            _members(handle).kill(spare_leader=False)  # an engine killed at that moment forgets what it started
         self._sampler.forget(name)
         with self._lock:
             self._looks.pop(handle["name"], None)
@@ -241,7 +241,7 @@ class DockerBackend:
         return handle_of(job_id, attempt, self._root / "attempts" / f"{job_id}-{attempt}" / "control")
 
     def _look(self, name: str, seconds: float) -> _Look | None:
-        """Look at a container, but not more often than every so many seconds; None: nothing is known now."""
+        """Inspect a container, at most once in so many seconds; None: nothing is known now."""
         now = time.monotonic()
         with self._lock:
             look = self._looks.get(name)
@@ -260,24 +260,24 @@ class DockerBackend:
         return look
 
     def _over(self, handle: Handle, state: ContainerState, code: int | None) -> bool:
-        """Whether nothing of the job runs any more."""
+        """Return whether nothing of the job runs any more."""
         if state.status != "created":
             return state.ended
-        # Between start and running; or for ever, if the engine was killed just then and forgot that it had started it.
+        # Between start and running; or for ever, if the engine was killed at that moment and forgot the start.
         if time.time() - handle["launched_at"] < _STARTS_WITHIN_SECONDS and code is None:
             return False
         return not any(_members(handle).all())
 
     def _terminated(self, handle: Handle) -> Exit | None:
-        """How a job ended that got a SIGTERM from nobody here; None while the engine does not answer.
+        """Return how a job ended that got a SIGTERM not sent by this worker; None while the engine does not answer.
 
-        Without `live-restore` an engine that stops, or comes back, sends its containers SIGTERM.
+        Without `live-restore` an engine that stops or restarts sends its containers SIGTERM.
         """
         ended = (Path(handle["control"]) / "exit").stat().st_mtime
         try:
             if self._watched.lasting_info().get("LiveRestoreEnabled"):
                 return Exit(TERMINATED)
-            # An engine that stops takes no new connections, but goes on to answer on those that it has.
+            # On a new connection: an engine that stops accepts none, but still answers on those that it has.
             restarted = self._engine.hasty(_LOOK_TIMEOUT_SECONDS).restarted_under(container_name(handle["name"]), ended)
         except (EngineAway, EngineRefused) as error:
             logger.info("engine_not_answering", extra={"error": str(error)})
@@ -292,7 +292,7 @@ class DockerBackend:
             self._signal_first(name)
 
     def _signal_first(self, name: str) -> None:
-        """SIGTERM to the container's first process, which passes it on to the wrapper, and that to the command."""
+        """Send SIGTERM to the container's first process, which forwards it to the wrapper, and that to the command."""
         try:
             self._engine.call(lambda api: api.kill(name, "SIGTERM"))
         except (EngineRefused, EngineAway) as error:
@@ -308,10 +308,10 @@ class DockerBackend:
 
 
 def _ask_kernel(handle: Handle, *, grace: bool) -> bool:
-    """Where the engine cannot be asked, the kernel can, if this worker may; whether that reached anything."""
+    """Signal the job through the kernel when the engine cannot; return whether any process was reached."""
     return _members(handle).signal(signal.SIGTERM if grace else signal.SIGKILL, spare_leader=False) > 0
 
 
 def _members(handle: Handle) -> Members:
-    # The wrapper's pid is of the container's own counting, and says nothing here.
+    # The wrapper's pid is from the container's own namespace, and means nothing here.
     return Members(handle["job_id"], handle["attempt"], None)

@@ -1,7 +1,7 @@
-"""Images built from a workspace's Dockerfile, by the engine's own builder; pushed where the job says.
+"""Builds images from a workspace's Dockerfile with the engine's own builder, and pushes them where the job says.
 
-What the builder prints goes into the job's log. A built image has a name of its own, `gradient-jobs/<job>:<attempt>`;
-it stays for a while as a cache for the next build and is then removed like any other that a job brought.
+The builder's output goes to the job's log. A built image is named `gradient-jobs/<job>:<attempt>`; it stays for a while
+as a cache for the next build and is then removed like any other image that a job brought.
 """
 
 import json
@@ -40,7 +40,7 @@ _MIB = 1024**2
 
 
 def built_name(spec: LaunchSpec) -> str:
-    """The name of the image that an attempt builds."""
+    """Return the name of the image that an attempt builds."""
     return f"{BUILT}/{spec.job_id}:{spec.attempt}"
 
 
@@ -62,18 +62,18 @@ class Builds:
         auth: Auth | None = None,
         push_auth: Auth | None = None,
     ) -> Image:
-        """Build the attempt's image, or find it built, and push it if it has a target.
+        """Build the attempt's image if it is not built yet, and push it if it has a target.
 
         Args:
-            spec: With what is to be built.
-            progress: Told the step it is at.
-            network: That its steps run on.
-            memory_bytes: Memory of a step, at most.
-            auth: Credentials for the registry that it builds upon.
+            spec: The attempt.
+            progress: Called with the current step.
+            network: The network that its steps run on.
+            memory_bytes: Memory limit of a step.
+            auth: Credentials for the registry of its base image.
             push_auth: Credentials for the registry of its target.
 
         Raises:
-            BackendError: It cannot be built or pushed.
+            BackendError: The image cannot be built or pushed.
             EngineAway: The engine does not answer.
         """
         build, name = spec.build, built_name(spec)
@@ -128,7 +128,7 @@ class Builds:
             self._keep(ledger, transcript)
 
     def _disk_watch(self, pace: Pace) -> Callable[[], None]:
-        """The pace's check, and a look at the engine's disk, which nothing else keeps a step from filling."""
+        """Return a check of the pace and of the engine's disk, which nothing else keeps a step from filling."""
         most, folder = self._settings.images.build_disk_percent, str(self._engine.lasting_info().get("DockerRootDir"))
 
         def check() -> None:
@@ -144,7 +144,7 @@ class Builds:
         return check
 
     def _keep(self, ledger: Ledger, transcript: "_Transcript") -> None:
-        """What a build has brought is ours to remove: what it was built upon, and how far it came."""
+        """Record the images of a build, so that they are removed later: pulled images, and the last layer."""
         try:
             for reference in transcript.fetched:
                 fetched = self._images.find(reference)
@@ -159,7 +159,7 @@ class Builds:
             logger.warning("build_not_noted", exc_info=True)
 
     def _push(self, target: str, image: Image, progress: Progress, ledger: Ledger, auth: Auth | None) -> str:
-        """Push under the target's name, which the image has only until then; the digest it got."""
+        """Push under the target's name, which the image has only until then; return the digest from the registry."""
         self._images.check_registry(target, "image_push")
         name = canonical(target)
         repository, tag = parse_repository_tag(name)
@@ -181,8 +181,8 @@ class Builds:
                     self._untag(name)
 
     def _watch_push(self, repository: str, tag: str, pace: Pace, auth: Auth | None) -> str:
-        # The engine wants this header, also where there is nothing to say in it.
-        # What the worker's own user may push with is not the jobs'.
+        # The engine requires this header even without credentials. Jobs must not push with the credentials of the
+        # worker's user.
         header = {"X-Registry-Auth": "e30="} | (auth_header(self._engine, repository, auth) if auth else {})
         work = Work(f"/images/{repository}/push", {"tag": tag}, header)
         layers, digest = Layers(), ""
@@ -204,22 +204,22 @@ class Builds:
 
 
 class _Transcript:
-    """What a build prints: into the job's log, and told by its steps."""
+    """Writes a build's output to the job's log and reports its steps."""
 
     def __init__(self, log: Path, pace: Pace) -> None:
-        # The job has not begun, but an earlier try of this attempt may have left anything in its place.
+        # The job has not started, but an earlier try of this attempt may have left anything at this path.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._log = os.fdopen(os.open(log, flags, 0o600), "ab", buffering=0)
         self._pace = pace
         pace.words = "sending the workspace to the engine"
         self.fetched: list[str] = []
         self.layer: str | None = None
-        """The last image that it came to."""
+        """The last intermediate image."""
         self.made = False
-        """Whether it ran a step: else that image is what it began with."""
+        """True if it ran a step; else the last image is the base image."""
 
     def note(self, message: Message) -> None:
-        """Take one message."""
+        """Process one message."""
         text = message.get("stream") or (f"{message['error']}\n" if "error" in message else "")
         if text:
             self._log.write(text.encode())
@@ -248,9 +248,9 @@ def build_params(
     shm_bytes: int,
     cgroup: str | None,
 ) -> dict[str, Any]:
-    """Parameters of `POST /build` (Engine API 1.41): as near to a job's container as the engine's builder comes.
+    """Parameters of `POST /build` (Engine API 1.41), as close to a job's container as the engine's builder allows.
 
-    It knows no capabilities to drop, no user, no limit of processes and none of new privileges.
+    It cannot drop capabilities, set a user, limit processes or forbid new privileges.
     """
     return {
         "t": name,
@@ -275,7 +275,7 @@ def _build_headers(auth: Auth | None) -> dict[str, str]:
 
 
 def _context(workspace: Path, dockerfile: str) -> IO[bytes]:
-    """The workspace as the builder gets it, less what its .dockerignore leaves out.
+    """Return the workspace as the builder gets it, without what its .dockerignore excludes.
 
     Raises:
         BackendError: There is no such Dockerfile in the workspace.
@@ -286,7 +286,7 @@ def _context(workspace: Path, dockerfile: str) -> IO[bytes]:
 
 
 def _make_readable(workspace: Path) -> None:
-    """Let everybody read what goes into the image: files there are root's, and no job is root."""
+    """Make everything that goes into the image readable for all: its files belong to root, and no job runs as root."""
     for folder, folders, files in os.walk(workspace):
         for name in (*folders, *files):
             path = Path(folder, name)

@@ -1,22 +1,22 @@
-"""What an NVIDIA card is and what uses it, whoever tells it: see `nvml` and `smi`."""
+"""Data types for GPUs and their processes, filled by `nvml` or `smi`."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 
 class NoDriver(Exception):
-    """Cards cannot be asked after in this way here."""
+    """GPUs cannot be queried in this way on this host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a card is.
+    """Properties of a GPU.
 
     Attributes:
-        index: Its number among the host's cards, in the driver's order.
+        index: Its number among the host's GPUs, in the driver's order.
         memory: Bytes.
-        serial: None where the card has none (most that are not made for data centres).
-        cuda: The newest CUDA version that the driver runs; None if it does not say.
+        serial: None if the GPU has none (most consumer GPUs).
+        cuda: The newest CUDA version that the driver supports; None if unknown.
     """
 
     index: str
@@ -28,20 +28,20 @@ class Card:
     cuda: str | None
 
     def facts(self) -> dict[str, Any]:
-        """As kept in the record of an attempt."""
+        """Return the properties as stored for an attempt."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a card does now.
+    """Current use of a GPU.
 
     Attributes:
-        memory: Bytes in use, without what the driver keeps for itself.
-        percent: Share of the last moments in which it computed; None if it does not say.
-        watts: None if it does not say.
-        celsius: None if it does not say.
-        pids: Processes that use it, as this host counts them.
+        memory: Bytes in use, without the driver's own.
+        percent: Utilization in the last moments; None if unknown.
+        watts: None if unknown.
+        celsius: None if unknown.
+        pids: Processes that use it, by their pids on this host.
     """
 
     memory: int
@@ -53,11 +53,11 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A card and its use at one moment."""
+    """A GPU and its use at one moment."""
 
     card: Card
     use: Use
 
     def called(self, name: str) -> bool:
-        """Whether this is the card of that index or UUID."""
+        """Return whether this GPU has that index or UUID."""
         return name in {self.card.index, self.card.uuid}

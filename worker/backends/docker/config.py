@@ -1,7 +1,7 @@
-"""What a job's container is made of: one pure function from a LaunchSpec to the body of the engine's create call.
+"""The configuration of a job's container: one pure function from a LaunchSpec to the body of the create call.
 
-Everything is named here, so that no default of an engine decides. Nothing of it comes from the user as it is: the
-only things of theirs are the image, the command, the environment and the limits.
+Every option is set here, so that no default of an engine decides. The user controls only the image, the command, the
+environment and the limits.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from worker.backends import base
 from worker.backends.base import WRAPPER, LaunchSpec
 
 RUN = "/.gradient/run.sh"
-"""Where the wrapper is inside."""
+"""Path of the wrapper inside the container."""
 
 LABEL_HOME = "gradient.home"
 LABEL_JOB = "gradient.job"
@@ -34,32 +34,35 @@ _HOOKED = (
     "NVIDIA_MIG_CONFIG_DEVICES",
     "NVIDIA_MIG_MONITOR_DEVICES",
 )
-"""Variables that would reach NVIDIA's programs, which run as root of the host to hand GPUs over: taken out of the
-environment of what has GPUs, the image's own included. A command may set them for what it starts."""
+"""Variables that would reach NVIDIA's programs, which run as root on the host to hand GPUs over.
+
+They are removed from the environment of jobs with GPUs, even if the image sets them. A command may set them for its own
+children.
+"""
 _NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
-# Output goes to a file; what the engine itself says of a failed start fits in here.
+# Output goes to a file; this holds what the engine itself reports of a failed start.
 _LOG = {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the host decides about every container.
+    """The host's choices for a container.
 
     Attributes:
         image: Image reference.
-        home: The service's folder on this host; containers are known by it as ours.
+        home: The service's folder on this host, which marks containers as ours.
         user: `UID:GID`.
-        groups: More groups of that user.
+        groups: Supplementary groups of that user.
         network: Name of the engine's network, or `none`.
-        pids: Most processes and threads.
+        pids: Limit on processes and threads.
         shm_bytes: Size of /dev/shm.
-        memory_bytes: Limit of memory where the job names none; None: no limit.
+        memory_bytes: Memory limit if the job names none; None: no limit.
         capabilities: Linux capabilities that are kept.
-        devices: Devices of the host, to read and write.
-        folders: Folders of the host and where they are inside, to read alone.
-        cdi: The cards' names for the engine, where it hands them over by name.
-        layer_mb: MiB that its own files may take, where the engine can hold it to that; 0: no limit.
-        bind: Address of the host that ports are opened at.
+        devices: Devices of the host, with read and write access.
+        folders: Folders of the host and their paths inside, read-only.
+        cdi: The GPUs' CDI names, if the engine hands them over by name.
+        layer_mb: MiB that the container's own files may take, if the engine can limit that; 0: no limit.
+        bind: Address of the host that ports are published on.
         datasets_writable: Whether jobs may write into the data sets.
     """
 
@@ -81,12 +84,12 @@ class Options:
 
 
 def container_name(name: str) -> str:
-    """Name of the container of an attempt."""
+    """Return the name of an attempt's container."""
     return f"gradient-{name}"
 
 
 def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
-    """Body of `POST /containers/create` (Engine API 1.41) for one attempt."""
+    """Build the body of `POST /containers/create` (Engine API 1.41) for one attempt."""
     return {
         "Image": options.image,
         "Entrypoint": ["/bin/sh", RUN],
@@ -111,26 +114,26 @@ def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
 
 
 def _environment(spec: LaunchSpec, options: Options) -> list[str]:
-    # Where NVIDIA's runtime is the default one, it obeys these variables, also those of an image: a job could take
-    # its neighbours' cards. With a device request the engine sets the right one itself.
+    # If NVIDIA's runtime is the default one, it obeys these variables, even those of an image: a job could take its
+    # neighbours' GPUs. With a device request the engine sets the right one itself.
     env = {name: value for name, value in spec.env.items() if not name.startswith(_OBEYED)}
     if options.user.partition(":")[0] != "0":
-        # A user that the image does not know has no folder to write in, and no name that programs find.
+        # A user that the image does not know has no writable home, and no name for programs to find.
         env = {"HOME": base.WORKSPACE, "LOGNAME": _NAME, "USER": _NAME} | env
-    # By CDI the engine hands the cards over itself, and the runtime has nothing to add.
+    # With CDI the engine hands the GPUs over itself, and the runtime must add nothing.
     if not spec.cards or options.cdi:
         env |= _NO_CARDS
     taken = _HOOKED if spec.cards else ()
-    # A name without a value takes the variable out of the image's environment.
+    # A name without a value removes the variable from the image's environment.
     return [*(f"{name}={value}" for name, value in sorted(env.items()) if name not in taken), *taken]
 
 
 def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
     memory = spec.memory_bytes if spec.memory_bytes is not None else options.memory_bytes
     return {
-        # The first process reaps orphans and passes signals on.
+        # The init process reaps orphans and forwards signals.
         "Init": True,
-        # A second start is refused by the start lock; the engine is not to try one.
+        # The start lock refuses a second start, so the engine must not try one.
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
         "Privileged": False,
@@ -141,7 +144,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "ReadonlyRootfs": False,
         "StorageOpt": {"size": f"{options.layer_mb}M"} if options.layer_mb else {},
         "PidsLimit": options.pids,
-        # The same with swap: a job that swaps is slower than one that ends with a reason.
+        # Including swap: better a job that ends with a reason than one that swaps and is slow.
         "Memory": memory or 0,
         "MemorySwap": memory or 0,
         "NanoCpus": round(spec.cpus * 1e9) if spec.cpus is not None else 0,
@@ -194,7 +197,7 @@ def _datasets(folder: Path, *, writable: bool) -> dict[str, Any]:
 
 
 def _opened(source: str, target: str) -> dict[str, Any]:
-    """A folder of the host, without what is mounted in it: that would stay writable."""
+    """Mount a folder of the host read-only, without mounts inside it: those would stay writable."""
     mount = _mount(Path(source), target, read_only=True)
     return mount | {"BindOptions": {"Propagation": "rprivate", "NonRecursive": True}}
 

@@ -1,7 +1,7 @@
-"""The Docker engine as the backend sees it: answers, refusals, or nobody there.
+"""A connection to the Docker engine, with two errors: refused, and unavailable.
 
-The SDK's many exceptions become two. That the engine is away says nothing about the jobs: with `live-restore` they
-run on without it.
+They replace the SDK's many exceptions. An unavailable engine says nothing about the jobs: with `live-restore` they keep
+running without it.
 """
 
 import logging
@@ -30,7 +30,7 @@ NOT_FOUND, CONFLICT = 404, 409
 _SERVER_ERROR = 500
 _TOLD_SECONDS = 60.0
 _RESTART_SECONDS = 60.0
-"""Longer than an engine takes, after its start, to end the containers of the one before."""
+"""Longer than a new engine takes after its start to end the containers of the previous one."""
 _NAMING_SECONDS = 10.0
 _NAMING_PAUSE_SECONDS = 0.05
 _ENDED = frozenset({"exited", "dead"})
@@ -38,15 +38,15 @@ _NO_ONE_THERE = (requests.RequestException, urllib3.exceptions.HTTPError, Docker
 
 
 class EngineAway(Exception):
-    """The engine does not answer; nothing is known."""
+    """The engine does not answer; the state is unknown."""
 
 
 class EngineRefused(Exception):
-    """The engine answered that it cannot.
+    """The engine answered with an error.
 
     Attributes:
         status: HTTP status.
-        detail: The engine's words.
+        detail: The engine's message.
     """
 
     def __init__(self, status: int, detail: str) -> None:
@@ -56,21 +56,21 @@ class EngineRefused(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether it may be the engine's own trouble, which passes, and not what was asked for."""
+        """True if the error may be a temporary problem of the engine, not of the request."""
         return self.status >= _SERVER_ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """A container as the engine sees it.
+    """State of a container.
 
     Attributes:
         id: The engine's id.
         image: Id of its image.
         status: created, running, paused, restarting, removing, exited or dead.
-        exit_code: Once it ended.
-        oom_killed: The kernel ended one of its processes for want of memory.
-        error: Why it could not be started.
+        exit_code: Valid once it ended.
+        oom_killed: The kernel killed one of its processes for lack of memory.
+        error: The reason that it could not be started.
     """
 
     id: str
@@ -82,7 +82,7 @@ class ContainerState:
 
     @classmethod
     def of(cls, inspected: dict[str, Any]) -> Self:
-        """From the engine's answer."""
+        """Create from the engine's answer."""
         state = inspected["State"]
         return cls(
             id=inspected["Id"],
@@ -95,18 +95,18 @@ class ContainerState:
 
     @classmethod
     def made(cls, container: str, image: str) -> Self:
-        """One that was made just now."""
+        """Return the state of a container created just now."""
         return cls(id=container, image=image, status="created", exit_code=0, oom_killed=False, error="")
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """True if nothing of the container runs any more."""
         return self.status in _ENDED
 
 
 @dataclass(slots=True)
 class _Told:
-    """What an engine told of itself last, and when."""
+    """The engine's latest description of itself, and its time."""
 
     info: dict[str, Any] | None = None
     at: float = 0.0
@@ -116,8 +116,8 @@ class Engine:
     """Connection to one engine; any thread may use it.
 
     Args:
-        settings: Where it is.
-        timeout: Seconds that an answer may take; default: as the settings say.
+        settings: The engine's address.
+        timeout: Seconds that an answer may take; default: the setting.
     """
 
     def __init__(self, settings: DockerSettings, *, timeout: float | None = None) -> None:
@@ -129,17 +129,17 @@ class Engine:
         self._told = _Told()
 
     def hasty(self, timeout: float) -> "Engine":
-        """Another connection to the same engine, whose answers may take so many seconds at most."""
+        """Return another connection to the same engine, with at most this timeout."""
         other = Engine(self._settings, timeout=min(timeout, self._timeout))
         other._told = self._told
         return other
 
     def call(self, action: Callable[[APIClient], T]) -> T:
-        """Ask the engine.
+        """Run a request on the engine.
 
         Raises:
-            EngineAway: It does not answer.
-            EngineRefused: It cannot do that.
+            EngineAway: The engine does not answer.
+            EngineRefused: The engine answered with an error.
         """
         client: APIClient | None = None
         try:
@@ -148,7 +148,8 @@ class Engine:
         except APIError as error:
             raise EngineRefused(error.status_code or _SERVER_ERROR, str(error.explanation or error)) from error
         except requests.exceptions.JSONDecodeError as error:
-            # An engine has been seen to send an empty body with status 200, for statistics of a container that ended.
+            # An engine has been seen to send an empty body with status 200, for statistics of a container that had
+            # ended.
             raise EngineRefused(_SERVER_ERROR, f"an answer that is not JSON: {error}") from error
         except _NO_ONE_THERE as error:
             self._disconnect(client)
@@ -156,22 +157,22 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The engine's address."""
         return self._settings.url
 
     def info(self) -> dict[str, Any]:
-        """What it tells of itself now. It takes its time for that: some 10 ms."""
+        """Query the engine's description of itself; takes some 10 ms."""
         info: dict[str, Any] = self.call(lambda api: api.info())
         self._told.info, self._told.at = info, time.monotonic()
         return info
 
     def lasting_info(self) -> dict[str, Any]:
-        """What it told of itself within the last minute: its ID, the host's memory, its folder."""
+        """Return the engine's description of itself, at most a minute old: its ID, the host's memory, its folder."""
         info, at = self._told.info, self._told.at
         return info if info is not None and time.monotonic() - at < _TOLD_SECONDS else self.info()
 
     def find(self, name: str) -> ContainerState | None:
-        """The container of this name or id; None if there is none."""
+        """Inspect the container of this name or id; None if there is none."""
         try:
             return ContainerState.of(self.call(lambda api: api.inspect_container(name)))
         except EngineRefused as error:
@@ -180,7 +181,7 @@ class Engine:
             raise
 
     def create(self, name: str, config: dict[str, Any]) -> ContainerState:
-        """Make a container of an image, which is given by its id, or find the container of this name."""
+        """Create a container from an image id, or find the container of this name."""
         give_up = time.monotonic() + _NAMING_SECONDS
         while True:
             try:
@@ -192,16 +193,17 @@ class Engine:
                 there = self.find(name)
                 if there is not None:
                     return there
-                # The name is taken at once, the container can be seen a moment later, or never if that failed.
+                # The name is taken at once, but the container is visible a moment later, or never if its creation
+                # failed.
                 if time.monotonic() >= give_up:
                     raise
             time.sleep(_NAMING_PAUSE_SECONDS)
 
     def has_file(self, container: str, path: str) -> bool:
-        """Whether a container has this path, running or not."""
+        """Return whether a container, running or not, has this path."""
 
         def head(api: APIClient) -> int:
-            # The SDK's own call sends the file.
+            # The SDK's own call would transfer the file.
             url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
             answer = api.head(url, params={"path": path}, timeout=self._timeout)
             if answer.status_code >= _SERVER_ERROR:
@@ -211,16 +213,16 @@ class Engine:
         return self.call(head) != NOT_FOUND
 
     def restarted_under(self, name: str, ended: float) -> bool:
-        """Whether the engine was started anew while a container ran, or as it ended.
+        """Return whether the engine was restarted while a container ran, or as it ended.
 
-        An engine keeps its latest 256 events in memory: one that started the container knows of that, or, if much has
-        happened since, of something that was well before the container's end.
+        An engine keeps its latest 256 events in memory. If it is the engine that started the container, they include
+        that start or, if much has happened since, events from well before the container's end.
 
         Args:
-            name: The container's.
-            ended: When it ended, in seconds since the epoch.
+            name: The container's name.
+            ended: Time of its end, in seconds since the epoch.
         """
-        # To the nanosecond, which the types do not know: whole seconds would leave out what has just happened.
+        # With nanoseconds, which the SDK's types do not allow: whole seconds would miss the latest events.
         until: Any = f"{time.time():.9f}"
         events = self.call(lambda api: list(api.events(since=1, until=until, decode=True)))
         return not any(
@@ -230,7 +232,7 @@ class Engine:
         )
 
     def remove(self, name: str, *, force: bool) -> None:
-        """Remove a container and its volumes; one that is gone is fine."""
+        """Remove a container and its volumes; a missing one is not an error."""
         try:
             self.call(lambda api: api.remove_container(name, v=True, force=force))
         except EngineRefused as error:
@@ -245,10 +247,10 @@ class Engine:
             return self._client
 
     def _disconnect(self, failed: APIClient | None) -> None:
-        """Connect anew next time: the engine that comes back may be another one.
+        """Reconnect next time: an engine that comes back may be another one.
 
         Args:
-            failed: The client that got no answer. Another thread may have replaced it already.
+            failed: The client that got no answer; another thread may have replaced it already.
         """
         with self._lock:
             if self._client is not None and self._client is failed:
@@ -258,7 +260,7 @@ class Engine:
 
 
 class _UnixAdapter(UnixHTTPAdapter):
-    """One pool of connections for all requests; the SDK's has one for each URL, 25 in all."""
+    """Uses one connection pool for all requests; the SDK has one for each URL, 25 in all."""
 
     def get_connection(self, url: str | bytes, proxies: Any = None) -> UnixHTTPConnectionPool:  # noqa: ANN401 - requests' own
         del url

@@ -1,4 +1,4 @@
-"""How this engine hands cards to a container: by CDI names where it offers them, else through NVIDIA's runtime."""
+"""Hands GPUs to a container: by CDI names if the engine offers them, else through NVIDIA's runtime."""
 
 import re
 import shutil
@@ -11,11 +11,11 @@ from worker.backends.base import BackendError
 
 KIND = "nvidia.com/gpu"
 REFUSAL = "could not select device driver"
-"""What an engine says that has nothing to hand cards over with."""
+"""Error message of an engine that cannot hand GPUs over."""
 
 TOOLKIT = "nvidia-ctk"
 SAFE_TOOLKIT = (1, 17, 8)
-"""The first that hands nothing of a container's environment to programs that run as root of the host."""
+"""The first version that passes nothing of a container's environment to programs that run as root on the host."""
 _TOOLKIT_SECONDS = 5.0
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _HOOK = "nvidia-container-runtime-hook"
@@ -25,26 +25,26 @@ _NAME = re.compile(r"""(?:^|[\s{,-])["']?name["']?\s*:\s*["']?([A-Za-z0-9][A-Za-
 
 
 def cdi_names(cards: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
-    """The cards' CDI names; none if the engine does not offer all of them by name.
+    """Return the GPUs' CDI names; empty if the engine does not offer all of them by name.
 
     Args:
         cards: Indices or UUIDs.
-        info: What the engine tells of itself.
+        info: The engine's description of itself.
     """
     names = tuple(f"{KIND}={card}" for card in cards)
     return names if set(names) <= set(_offered(info)) else ()
 
 
 def require(cards: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = False) -> None:
-    """Make sure that the engine can hand these cards over, before anything is made.
+    """Check that the engine can hand these GPUs over, before anything is created.
 
     Args:
         cards: Indices or UUIDs.
-        info: What the engine tells of itself.
-        old_toolkit: Whether also a toolkit may that lets a container become root of the host.
+        info: The engine's description of itself.
+        old_toolkit: Whether to allow a toolkit that lets a container become root on the host.
 
     Raises:
-        BackendError: It cannot, or must not.
+        BackendError: It cannot, or must not, hand them over.
     """
     version = None if old_toolkit else toolkit_version()
     if version is not None and version < SAFE_TOOLKIT:
@@ -60,9 +60,9 @@ def require(cards: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = F
 
 
 def toolkit_version() -> tuple[int, ...] | None:
-    """Version of NVIDIA's toolkit; None where its program is not here, or does not tell.
+    """Return the version of NVIDIA's toolkit; None if its program is not here, or does not report one.
 
-    An engine elsewhere has another, which cannot be asked.
+    A remote engine uses another toolkit, whose version cannot be queried.
     """
     program = shutil.which(TOOLKIT)
     if program is None:
@@ -78,8 +78,8 @@ def toolkit_version() -> tuple[int, ...] | None:
 
 
 def can_hand_over(cards: Sequence[str], info: dict[str, Any]) -> bool:
-    """Whether the engine can hand these cards over, as far as it tells."""
-    # An engine that finds the toolkit's hook when it starts needs no runtime of that name, and does not say so.
+    """Return whether the engine can hand these GPUs over, as far as it tells."""
+    # An engine that finds the toolkit's hook at its start needs no such runtime, and does not list one.
     return "nvidia" in (info.get("Runtimes") or {}) or bool(cdi_names(cards, info)) or shutil.which(_HOOK) is not None
 
 
@@ -96,7 +96,7 @@ def _offered(info: dict[str, Any]) -> Iterator[str]:
 def _specified(file: Path) -> Iterator[str]:
     try:
         text = file.read_text(errors="replace")
-    except OSError:  # the engine says soon enough what it cannot read either
+    except OSError:  # the engine itself reports files that it cannot read
         return
     if _OF_KIND.search(text):
         yield from (f"{KIND}={name}" for name in _NAME.findall(text))

@@ -1,4 +1,4 @@
-"""Images: have one on this host before a container is made of it."""
+"""Provides images on this host before containers are created from them."""
 
 import contextlib
 import hashlib
@@ -20,10 +20,10 @@ from worker.backends.docker.ledger import Ledger, Pull
 from worker.backends.docker.streams import Work, messages
 
 Auth = dict[str, str]
-"""Credentials for one registry, as the engine takes them: `username` and `password`, or `identitytoken`."""
+"""Credentials for one registry in the engine's format: `username` and `password`, or `identitytoken`."""
 
 POLICIES = {"Always": "always", "IfNotPresent": "missing", "Never": "never"}
-"""A job's pull policy in the words of the settings."""
+"""The settings' names of a job's pull policies."""
 
 _TOLD_EVERY_SECONDS = 2.0
 _NAMED_PAUSE_SECONDS = 1.0
@@ -33,11 +33,11 @@ _MEGA = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is here.
+    """An image on this host.
 
     Attributes:
-        id: The engine's id of it.
-        digest: `repository@sha256:…` by which its registry knows it; its id where none does.
+        id: The engine's id.
+        digest: `repository@sha256:…` as in its registry; its id if it has no digest.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Image:
 
 
 def disk_percent(folder: str) -> float | None:
-    """How full the disk of a folder is; None where the folder is not on this machine."""
+    """Return the used percentage of a folder's disk; None if the folder is not on this machine."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -54,7 +54,7 @@ def disk_percent(folder: str) -> float | None:
 
 
 class Layers:
-    """How far a pull is, from the engine's messages about single layers."""
+    """Progress of a pull, from the engine's messages about single layers."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, tuple[int, int]] = {}
@@ -62,7 +62,7 @@ class Layers:
         self._trouble = ""
 
     def note(self, message: dict[str, Any]) -> None:
-        """Take one message."""
+        """Process one message."""
         layer, status = message.get("id"), message.get("status", "")
         if layer is None or status.startswith("Pulling from"):
             return
@@ -83,13 +83,13 @@ class Layers:
 
 
 class Pace:
-    """When to tell how far something is, and when its time is up.
+    """Reports progress at intervals, and enforces a time limit.
 
     Args:
-        phase: The phase it is told in.
-        progress: Who is told.
-        seconds: How long it may take.
-        late: What is raised when it takes longer.
+        phase: The phase to report.
+        progress: Called with the phase and the text.
+        seconds: The time limit.
+        late: Raised when the time limit is exceeded.
     """
 
     def __init__(self, phase: str, progress: Progress, seconds: float, late: BackendError) -> None:
@@ -101,7 +101,7 @@ class Pace:
         self.words = ""
 
     def check(self) -> None:
-        """Tell it now and then, also while nothing moves: who is told may want to give up."""
+        """Report the progress if due, even without any: the callee may want to abort. Raises after the time limit."""
         current = time.monotonic()
         if current >= self._deadline:
             raise self._late
@@ -120,10 +120,10 @@ class Images:
         self._egress = Egress(settings.egress)
 
     def check_registry(self, reference: str, reason: str) -> None:
-        """Refuse to have the engine connect to the registry of an image, where users may not have it do so.
+        """Raise if users may not make the engine connect to the registry of this image.
 
         Raises:
-            BackendError: With this reason.
+            BackendError: The registry is refused; has this reason.
         """
         try:
             self._egress.resolve_image(reference, "container")
@@ -131,20 +131,20 @@ class Images:
             raise BackendError(reason, f"{reference}: {error.message}") from error
 
     def ledger(self) -> Ledger:
-        """The ledger of the engine that is there now."""
+        """Return the ledger of the current engine."""
         return Ledger(self._folder, str(self._engine.lasting_info().get("ID") or ""))
 
     def have(self, reference: str, progress: Progress, *, policy: str | None = None, auth: Auth | None = None) -> Image:
-        """Have the image here, pulling it if the policy says so.
+        """Ensure that the image is on this host, pulling it if the policy says so.
 
         Args:
-            reference: Of the image; an image's id is found here or nowhere.
-            progress: Told how far a pull is.
-            policy: Always, IfNotPresent or Never; None: as the settings say.
-            auth: Credentials for its registry; None: those that the worker's own `docker login` left.
+            reference: The image; an id is only looked up on this host.
+            progress: Called with the progress of a pull.
+            policy: Always, IfNotPresent or Never; None: the setting.
+            auth: Credentials for its registry; None: those of the worker's own `docker login`.
 
         Raises:
-            BackendError: It cannot be had.
+            BackendError: The image is missing or cannot be pulled.
             EngineAway: The engine does not answer.
         """
         pull = "never" if is_image_id(reference) else POLICIES[policy] if policy else self._settings.pull
@@ -164,14 +164,14 @@ class Images:
         return found
 
     def find(self, reference: str, name: str | None = None) -> Image | None:
-        """The image of this name or id, if it is here.
+        """Find the image of this name or id on this host.
 
         Args:
             reference: Its name or id.
-            name: The name by which a job knows it, where that is another.
+            name: The name that the job uses, if it is another one.
 
         Raises:
-            BackendError: The engine does not take the name.
+            BackendError: The engine does not accept the name.
             EngineAway: The engine does not answer.
         """
         try:
@@ -185,12 +185,12 @@ class Images:
         return Image(str(inspected["Id"]), _digest(name or reference, inspected))
 
     def digest(self, image_id: str, reference: str | None) -> str:
-        """What the image of a container is known by; its id where the image itself is gone already."""
+        """Return the digest of a container's image; its id if the image itself is gone already."""
         found = self.find(image_id, reference)
         return found.digest if found else image_id
 
     def _used(self, reference: str, found: Image | None, ledger: Ledger) -> Image | None:
-        """Note that a job uses it; looked for again, because it may have been removed until it was noted."""
+        """Record a use of the image; finds it again, because it may have been removed until the record was written."""
         if found is None:
             return None
         with ledger.open() as page:
@@ -200,12 +200,12 @@ class Images:
         return self.find(reference)
 
     def _require_right(self, reference: str, found: Image, ledger: Ledger, auth: Auth | None) -> None:
-        """Ask the registry, where it gave the image to accounts alone and this job's is none of them.
+        """Ask the registry, if it gave the image to certain accounts only and this job's is not one of them.
 
-        A pull is no answer: an engine that has the image does not ask for what is named by its digest.
+        A pull proves nothing: an engine that has the image does not ask for a reference by digest.
 
         Raises:
-            BackendError: The registry does not give it to this job.
+            BackendError: The registry refuses the image to this job.
         """
         with ledger.open() as page:
             given = page.private.get(found.id)
@@ -233,7 +233,7 @@ class Images:
         except EngineRefused as error:
             raise BackendError("image_pull", f"{reference}: {error.detail}") from error
         finally:
-            with contextlib.suppress(EngineAway, BackendError):  # then whoever looks at the ledger next settles it
+            with contextlib.suppress(EngineAway, BackendError):  # then the next pull or prune settles it
                 found = self.find(reference)
                 with ledger.open() as page:
                     page.settle(name, found.id if found else None)
@@ -242,13 +242,13 @@ class Images:
         progress("provisioning", f"{reference} is here")
 
     def _ids(self) -> frozenset[str]:
-        """The images that are here by any name: they are nobody's alone, or known to be."""
+        """Return the ids of all images on this host: each is open to all jobs, or its accounts are already recorded."""
         return frozenset(one["Id"] for one in self._engine.call(lambda api: api.images(all=True)))
 
     def _watch_pull(self, reference: str, pace: Pace, auth: Auth | None) -> None:
         layers = Layers()
         repository, tag = parse_repository_tag(reference)
-        params = {"fromImage": repository, "tag": tag or "latest"}  # without a tag it is all of them
+        params = {"fromImage": repository, "tag": tag or "latest"}  # without a tag, all of them would be pulled
 
         work = Work("/images/create", params, auth_header(self._engine, repository, auth))
         for message in messages(self._engine, work, pace.check):
@@ -259,7 +259,7 @@ class Images:
 
 
 def _mark(auth: Auth | None) -> str | None:
-    """What an account is remembered by: its password cannot be told from it."""
+    """Return a hash that identifies an account without revealing its password."""
     if auth is None:
         return None
     salt = f"gradient-jobs {auth.get('serveraddress', '')} {auth.get('username', '')}".encode()
@@ -268,7 +268,7 @@ def _mark(auth: Auth | None) -> str | None:
 
 
 def auth_header(engine: Engine, repository: str, auth: Auth | None) -> dict[str, str]:
-    """The header that carries credentials to a repository's registry; empty where there are none."""
+    """Build the header with the credentials for a repository's registry; empty if there are none."""
     if auth is None:
         registry, _ = registry_auth.resolve_repository_name(repository)
         header = engine.call(lambda api: registry_auth.get_config_header(api, registry))
@@ -278,7 +278,7 @@ def auth_header(engine: Engine, repository: str, auth: Auth | None) -> dict[str,
 
 
 def _digest(reference: str, inspected: dict[str, Any]) -> str:
-    """By what a registry knows the image: the repository's own digest first."""
+    """Return the registry's digest of the image, preferring the one of its own repository."""
     digests: list[str] = inspected.get("RepoDigests") or []
     repository, _ = parse_repository_tag(canonical(reference))
     own = [digest for digest in digests if digest.partition("@")[0] == repository]

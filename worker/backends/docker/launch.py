@@ -31,7 +31,7 @@ _NO_SPACE = "no space left on device"
 _NO_QUOTAS = "storage-opt"
 _MIB = 1024**2
 _MOST_OF_MEMORY = 0.9
-"""Of the host's memory, for all jobs that name no limit together."""
+"""Share of the host's memory for all jobs without a limit together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Started:
 
     Attributes:
         container: Its id.
-        image: What its image is known by: `repository@sha256:…`, or an id.
-        memory_bytes: Its limit of memory.
+        image: `repository@sha256:…` of its image, or an id.
+        memory_bytes: Its memory limit.
     """
 
     container: str
@@ -50,7 +50,7 @@ class Started:
 
 
 class _MadeAgain(Exception):
-    """The container could not be started, and is made anew."""
+    """The container could not be started, and must be created anew."""
 
     passing = True
 
@@ -81,7 +81,7 @@ class Launcher:
         """Start the attempt once.
 
         Raises:
-            BackendError: It cannot be started.
+            BackendError: The attempt cannot be started.
         """
         return self._patiently(lambda: self._launch(spec, confirm, progress), progress)
 
@@ -89,12 +89,12 @@ class Launcher:
         """Build the attempt's image, push it if it has a target, and start nothing.
 
         Raises:
-            BackendError: It cannot be built or pushed.
+            BackendError: The image cannot be built or pushed.
         """
         return self._patiently(lambda: self._image(spec, progress, self._look_over(spec)), progress)
 
     def _patiently(self, action: Callable[[], T], progress: Progress) -> T:
-        """Do it, again if need be while the engine restarts."""
+        """Run an action, and retry it while the engine restarts."""
         give_up = time.monotonic() + self._settings.patience_seconds
         pauses = iter(_START_PAUSES)
         while True:
@@ -125,13 +125,13 @@ class Launcher:
                 self._require_shell(state, spec)
                 self._require_working_dir(state, spec)
                 self._require_free_cards(spec)
-            # Another worker may have made it just then, of what the image's name meant to that one.
+            # Another worker may have created it meanwhile, from an older or newer image of that name.
             known = image.digest if image is not None and image.id == state.image else None
             digest = known or self.images.digest(state.image, spec.container)
             confirm()
         except BackendError:
-            # Only what is given up for good: who has lost the lease leaves what is there to who holds it now, and who
-            # may be starting it at this moment.
+            # Only on permanent failure. After losing the lease, leave the container to the new holder, who may be
+            # starting it at this moment.
             self._discard(state)
             raise
         failpoint("confirmed")
@@ -148,7 +148,7 @@ class Launcher:
         write_command(spec)
         hand_over(spec, user)
         options = Options(
-            image=image.id,  # not its name, which may mean another image by now
+            image=image.id,  # not its name, which may refer to another image by now
             home=self._home,
             user=str(user),
             groups=user.groups,
@@ -172,7 +172,7 @@ class Launcher:
             raise
 
     def _made(self, spec: LaunchSpec, options: Options) -> ContainerState:
-        """The container, whose own files have a quota where the engine's disk can have one."""
+        """Create the container, with a quota for its own files if the engine's disk supports one."""
         name = container_name(spec.name)
         try:
             return self._engine.create(name, container_config(spec, options))
@@ -180,19 +180,19 @@ class Launcher:
             if not options.layer_mb or _NO_QUOTAS not in error.detail:
                 raise
             logger.info("layers_without_quota", extra={"why": error.detail})
-            self._layer_mb = 0  # they are measured instead, now and then
+            self._layer_mb = 0  # they are measured periodically instead
             return self._engine.create(name, container_config(spec, replace(options, layer_mb=0)))
 
     def _look_over(self, spec: LaunchSpec) -> dict[str, Any]:
-        """What the engine tells of itself, which can hand over the cards if there are to be any."""
+        """Return the engine's description of itself, after checking that it can hand over the GPUs, if any."""
         if not spec.cards:
             return self._engine.lasting_info()
-        info = self._engine.info()  # its runtimes may have been changed just now
+        info = self._engine.info()  # its runtimes may have changed just now
         handover.require(spec.cards, info, old_toolkit=self._settings.old_toolkit)
         return info
 
     def _image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:
-        """What the container is made of: pulled, found or built."""
+        """Pull, find or build the container's image."""
         if spec.build is None:
             reference = spec.container or self._settings.default_image
             with signed_in(spec.login, reference) as auth:
@@ -206,19 +206,19 @@ class Launcher:
         )
 
     def _usual_memory(self, info: dict[str, Any]) -> int:
-        """The limit of memory of jobs that name none, bytes: with all slots taken, the host itself must live."""
+        """Return the memory limit in bytes of jobs that name none: the host must survive with all slots taken."""
         most, share = int(info["MemTotal"] * _MOST_OF_MEMORY), self._worker.default_memory_mb
         return most // self._worker.most_slots if share is None else min(most, share * _MIB or most)
 
     def _require_free_cards(self, spec: LaunchSpec) -> None:
-        """The claim looked, too; but an image takes its time to come."""
+        """Check the GPUs again: the claim did too, but preparing the image takes time."""
         taken = self._cards.taken(spec.cards) if spec.cards else {}
         if taken:
             words = "; ".join(f"card {card}: {why}" for card, why in taken.items())
             raise BackendError("card_taken", words)
 
     def _require_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
-        """The engine would make a folder that is missing, as root, also in what jobs share."""
+        """Check the working folder: the engine would create a missing one as root, even in folders that jobs share."""
         if spec.working_dir is not None and not self._engine.has_file(state.id, spec.working_dir):
             raise BackendError("no_working_dir", spec.working_dir)
 
@@ -232,7 +232,10 @@ class Launcher:
         require_free(self._bind, spec.ports)
 
     def _require_shell(self, state: ContainerState, spec: LaunchSpec) -> None:
-        """With an init as first process a missing shell is no error of the start, but a job that ends at once."""
+        """Check that the image has a shell.
+
+        With an init as first process, a missing shell would not fail the start, but end the job at once.
+        """
         if state.image not in self._with_shell:
             if not self._engine.has_file(state.id, "/bin/sh"):
                 if not self._engine.has_file(state.id, "/"):
@@ -251,25 +254,25 @@ class Launcher:
             if now is None or error.status == NOT_FOUND:
                 raise _MadeAgain(f"the container was gone before it was started: {error.detail}") from error
             if now.status != "created":
-                return  # somebody else started it
-            # Killed while it started a container, an engine says `created` of it for ever and refuses every start.
+                return  # another worker started it
+            # An engine killed while it started a container reports `created` for ever and refuses every start.
             self._engine.remove(state.id, force=True)
             if error.passing and handover.REFUSAL not in error.detail:
                 raise _MadeAgain(error.detail) from error
             raise
 
     def _discard(self, state: ContainerState) -> None:
-        """Remove what was made and not started; what runs stays: without force the engine refuses."""
+        """Remove a container that was created but not started; without force the engine keeps a running one."""
         if state.status != "created":
             return
         try:
             self._engine.remove(state.id, force=False)
         except (EngineAway, EngineRefused):
-            logger.info("not_discarded", exc_info=True)  # the sweep finds it
+            logger.info("not_discarded", exc_info=True)  # the sweep removes it
 
 
 def _reason(detail: str) -> str:
-    """Why a start failed, by what the engine said of it."""
+    """Map the engine's error message to the reason of a failed start."""
     if handover.REFUSAL in detail:
         return "no_gpu_runtime"
     return "disk_full" if _NO_SPACE in detail else "launch_failed"

@@ -1,8 +1,7 @@
-"""Which images on this host are there because of us, and when a job last used each of them.
+"""Records the images that this service brought to this host, and when a job last used each of them.
 
-An engine remembers neither. The ledger is a file of its engine, by the engine's own id, beside everything else that is
-kept; workers of one host share it under a lock. Images that are not in it were brought by somebody else, and are never
-removed.
+An engine remembers neither. There is one ledger file for each engine, named by the engine's id; workers of one host
+share it under a lock. Images that are not in it were brought by somebody else, and are never removed.
 """
 
 import contextlib
@@ -25,12 +24,12 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 
 @dataclass(slots=True)
 class Entry:
-    """An image that we brought.
+    """An image that this service brought.
 
     Attributes:
-        used_at: When a job last used it, Unix seconds.
+        used_at: Time of the last use by a job, Unix seconds.
         built: Whether it was built here, not pulled.
-        references: The names we gave it here; others that it has are somebody else's.
+        references: The names that this service gave it; it may have others.
     """
 
     used_at: float
@@ -40,11 +39,11 @@ class Entry:
 
 @dataclass(slots=True)
 class Pull:
-    """A pull that was begun: what it brings is ours, also if we do not live to say so.
+    """A pull in progress: its image counts as brought by this service even if the worker dies meanwhile.
 
     Attributes:
-        at: When, Unix seconds.
-        before: Id of the image that had the name until then; None: there was none.
+        at: Start time, Unix seconds.
+        before: Id of the image that had the name until then, or None.
     """
 
     at: float
@@ -53,29 +52,29 @@ class Pull:
 
 @dataclass(slots=True)
 class Page:
-    """What the ledger holds, by image id, and by reference."""
+    """The ledger's content: images by id, pulls by reference, accounts by image id."""
 
     images: dict[str, Entry] = field(default_factory=dict)
     pulls: dict[str, Pull] = field(default_factory=dict)
     private: dict[str, list[str]] = field(default_factory=dict)
-    """Images that a registry gave to those who signed in, and to whom: marks of their accounts."""
+    """Private images: by image id, hashes of the accounts that a registry gave the image to."""
 
     def bring(self, image_id: str, reference: str | None, *, built: bool = False) -> None:
-        """An image is here because of us, and used now."""
+        """Record that this service brought an image and uses it now."""
         entry = self.images.setdefault(image_id, Entry(time.time(), built))
         entry.used_at = time.time()
         if reference is not None and reference not in entry.references:
             entry.references.append(reference)
 
     def given(self, image_id: str, mark: str | None) -> None:
-        """A registry gave an image to an account, or to somebody without one (None): then anybody may run it."""
+        """Record that a registry gave an image to an account; None: to an anonymous client, so any job may run it."""
         if mark is None:
             self.private.pop(image_id, None)
         elif mark not in self.private.setdefault(image_id, []):
             self.private[image_id].append(mark)
 
     def settle(self, reference: str, now_id: str | None) -> None:
-        """A pull is over, or was by somebody who died: what came by it is ours."""
+        """End a pull, possibly one of a worker that died: record the image that it brought."""
         pull = self.pulls.pop(reference, None)
         if pull is not None and now_id not in {None, pull.before}:
             self.bring(str(now_id), reference)
@@ -85,8 +84,8 @@ class Ledger:
     """The ledger of one engine.
 
     Args:
-        folder: Where ledgers are kept.
-        engine_id: As the engine tells it.
+        folder: The folder of ledgers.
+        engine_id: The engine's id.
     """
 
     def __init__(self, folder: Path, engine_id: str) -> None:
@@ -96,7 +95,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Page]:
-        """The ledger, for this caller alone; what was changed in it is kept."""
+        """Open the ledger exclusively; changes are saved at the end."""
         with self._locked(self._path.with_suffix(".lock"), fcntl.LOCK_EX):
             page = self._read()
             before = asdict(page)
@@ -106,12 +105,12 @@ class Ledger:
 
     @contextlib.contextmanager
     def naming(self, reference: str) -> Iterator[None]:
-        """Hold a name that an image has only while it is pushed: no job may take it for the registry's."""
+        """Hold a name that an image has only during a push: no job may take it for the registry's image."""
         with self._locked(self._name_lock(reference), fcntl.LOCK_EX):
             yield
 
     def is_named(self, reference: str) -> bool:
-        """Whether somebody holds the name just now."""
+        """Return whether the name is being held now."""
         path = self._name_lock(reference)
         if not path.exists():
             return False
@@ -144,7 +143,7 @@ class Ledger:
         except FileNotFoundError:
             return Page()
         except (ValueError, KeyError, TypeError, AttributeError):
-            # Then none of the images is known to be ours, and none is removed.
+            # Then no image is known to be this service's, and none is removed.
             logger.warning("image_ledger_unreadable", extra={"path": str(self._path)})
             return Page()
 

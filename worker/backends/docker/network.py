@@ -1,8 +1,8 @@
 """The jobs' own network, and the firewall around it.
 
-Containers cannot talk to each other on it (no inter-container communication). The firewall keeps them from what lies
-within reach of this host and is none of their business: the host itself with every service on it, the cloud's
-metadata addresses, and the service's database and broker, wherever they are.
+Containers cannot talk to each other on it (no inter-container communication). The firewall blocks what they could
+otherwise reach: this host with every service on it, the cloud's metadata addresses, and the service's database and
+broker, wherever they are.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 NONE, HOST = "none", "host"
 IPV6 = 6
 LINK_LOCAL = "169.254.0.0/16"
-"""Cloud metadata (169.254.169.254) and whatever else answers a machine without being asked who it is."""
+"""Cloud metadata (169.254.169.254), and other link-local services without authentication."""
 METADATA_6 = ("fe80::/10", "fd00:ec2::/32", "fd20:ce::/32")
-"""The same by IPv6: what is on the link, Amazon's and Google's metadata."""
+"""IPv6: link-local addresses, and the metadata services of Amazon and Google."""
 
 _BRIDGE_OPTION = "com.docker.network.bridge.name"
 _ICC_OPTION = "com.docker.network.bridge.enable_icc"
@@ -43,22 +43,22 @@ _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "
 
 
 class FenceMissing(Exception):
-    """The firewall could not be set."""
+    """The firewall rules could not be set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Firewall rules around one bridge, as chains of our own that others' chains lead to.
+    """Firewall rules for one bridge, in chains of our own that the standard chains jump to.
 
     Attributes:
         bridge: The network's interface on this host.
-        blocked: Networks (CIDR) that nothing on it may reach.
-        services: (address, port) that nothing on it may reach.
-        program: How iptables is called.
+        blocked: Networks (CIDR) that jobs must not reach.
+        services: (address, port) that jobs must not reach.
+        program: Words to put before an iptables command.
         metrics_port: UDP port of this host that jobs send metrics to; 0: none.
-        resolvers: DNS servers that are reached at port 53, wherever they are: some clouds answer DNS at a metadata
-            address.
-        ipv6: Whether this host has IPv6, and the same is set for it.
+        resolvers: DNS servers that are reachable at port 53 even if blocked otherwise: some clouds answer DNS at a
+            metadata address.
+        ipv6: Whether this host has IPv6, so that the rules are set for it too.
     """
 
     bridge: str
@@ -70,17 +70,17 @@ class Fence:
     ipv6: bool = False
 
     def rules(self, version: int = 4) -> str:
-        """The chains, for `iptables-restore --noflush`: all of it or nothing takes effect.
+        """Return the chains as input for `iptables-restore --noflush`, which applies all or nothing.
 
         Args:
-            version: Of the Internet protocol, 4 or 6.
+            version: IP version, 4 or 6.
         """
         lines = ["*filter", f":{self._inward} - [0:0]", f":{self._outward} - [0:0]"]
         for chain in (self._inward, self._outward):
             lines.append(f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN")
             for resolver in _of_version(self.resolvers, version):
                 lines += [f"-A {chain} -d {resolver} -p {kind} --dport 53 -j RETURN" for kind in ("udp", "tcp")]
-        if version == IPV6:  # without these, neighbours are not found
+        if version == IPV6:  # needed for neighbour discovery
             lines.append(f"-A {self._inward} -p ipv6-icmp -j RETURN")
         elif self.metrics_port:
             lines.append(f"-A {self._inward} -p udp --dport {self.metrics_port} -j RETURN")
@@ -94,19 +94,19 @@ class Fence:
         return "\n".join([*lines, "COMMIT", ""])
 
     def set(self) -> None:
-        """Put the rules in place, or renew them.
+        """Set or renew the rules.
 
         Raises:
-            FenceMissing: iptables is not there or refused.
+            FenceMissing: iptables is missing or failed.
         """
         self._set("iptables", self.rules(), "DOCKER-USER")
         if self.ipv6:
-            # Docker leaves a chain to us there only where it looks after IPv6 itself.
+            # For IPv6, Docker has a chain for us only where it manages IPv6 itself.
             self._set("ip6tables", self.rules(IPV6), "FORWARD")
 
     def _set(self, program: str, rules: str, forward: str) -> None:
         self._iptables(f"{program}-restore", "--wait", "5", "--noflush", given=rules)
-        # What is for this host comes by INPUT, what it passes on by DOCKER-USER, which Docker leaves to us.
+        # Packets to this host pass INPUT; forwarded ones pass DOCKER-USER, which Docker leaves to us.
         for chain, ours in (("INPUT", self._inward), (forward, self._outward)):
             jump = (chain, "-i", self.bridge, "-j", ours)
             try:
@@ -152,15 +152,17 @@ class Network:
         self._warned = False
 
     def have(self, opened: str | None = None) -> str:
-        """Have the network and its fence; its name. On the host's own there is no fence.
+        """Create the network and its firewall rules if missing, and return its name.
+
+        The host's own network gets no firewall.
 
         Args:
-            opened: Another network than the jobs', which an administrator opened to a machine type.
+            opened: Another network than the jobs', granted to a machine type by an administrator.
 
         Raises:
-            BackendError: There is to be a fence and it cannot be set.
+            BackendError: The firewall is required and cannot be set.
             EngineAway: The engine does not answer.
-            EngineRefused: It makes no network.
+            EngineRefused: The engine cannot create the network.
         """
         name = opened or self._settings.docker.network
         if name not in {NONE, HOST}:
@@ -169,7 +171,7 @@ class Network:
         return name
 
     def _bridge(self, name: str) -> str:
-        """The interface of the network, which is made if it is missing."""
+        """Return the network's interface; creates the network if it is missing."""
         found = self._find(name)
         if found is None:
             return self._make(name)
@@ -186,7 +188,8 @@ class Network:
         return found
 
     def _make(self, name: str) -> str:
-        # Engines on one host share its interfaces: the name must be this engine's alone, and at most 15 long.
+        # Engines on one host share its interfaces: the name must be unique to this engine, and at most 15 characters
+        # long.
         engine = self._engine.lasting_info()["ID"]
         bridge = "gj" + hashlib.sha256(f"{engine} {name}".encode()).hexdigest()[:12]
         options = {_BRIDGE_OPTION: bridge, _ICC_OPTION: "false"}
@@ -198,7 +201,7 @@ class Network:
                 )
             )
         except EngineRefused:
-            # Another worker made it at the same time; which of two is too late is told in many words.
+            # Another worker may have made it at the same time; Docker reports this conflict only in its message text.
             if self._find(name) is None:
                 raise
         return bridge
@@ -227,7 +230,7 @@ class Network:
 
 
 def fence_of(settings: Settings, bridge: str) -> Fence:
-    """The firewall that a bridge is to have on this host."""
+    """Build the firewall of a bridge on this host."""
     return Fence(
         bridge,
         (LINK_LOCAL, *METADATA_6, *settings.docker.blocked),
@@ -239,7 +242,7 @@ def fence_of(settings: Settings, bridge: str) -> Fence:
 
 
 def resolvers(files: Iterable[Path] = _RESOLV_CONF) -> list[str]:
-    """The DNS servers that this host's containers ask: its own, but for those on its loopback, which Docker asks."""
+    """Return the DNS servers of this host's containers: the host's own, except loopback ones, which Docker queries."""
     found: dict[str, None] = {}
     for file in files:
         lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
@@ -254,7 +257,7 @@ def _is_address(text: str) -> bool:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return "%" not in text  # an address of one link alone, which no container has
+    return "%" not in text  # a link-local address with a zone, which no container has
 
 
 def _of_version(networks: Iterable[str], version: int) -> list[str]:
@@ -262,7 +265,7 @@ def _of_version(networks: Iterable[str], version: int) -> list[str]:
 
 
 def service_addresses(settings: Settings) -> Iterable[tuple[str, int]]:
-    """(address, port) of the database, the broker and the API, where they are not on this host alone."""
+    """Return (address, port) of the database, the broker and the API, except on loopback."""
     urls = (settings.database.url, settings.queue.broker_url, settings.api.public_url)
     found: dict[tuple[str, int], None] = {}
     for url in urls:

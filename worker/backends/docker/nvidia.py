@@ -1,8 +1,8 @@
-"""The NVIDIA cards of this host: which there are, what they do, and whether one is free to be handed over.
+"""The NVIDIA GPUs of this host: their properties, their current use, and whether they are free.
 
-A driver that hangs (a card that fell off the bus can make it) must hang nothing else: it is asked in a thread of its
-own, by one question at a time, and whoever waits for the answer does so for some seconds only. For samples it is asked
-at most once a second; whether a card is free is asked at the moment.
+A driver can hang, for example after a GPU fell off the bus, and must not hang anything else: it is queried in a thread
+of its own, one query at a time, and callers wait only some seconds for the answer. For samples it is queried at most
+once a second; whether a GPU is free is always queried anew.
 """
 
 import logging
@@ -32,7 +32,7 @@ class DriverSilent(Exception):
 
 
 def look() -> tuple[Seen, ...]:
-    """The cards of this host and what they do; none where no driver tells of any."""
+    """Query this host's GPUs and their use; empty if no driver reports any."""
     for ask in (nvml.look, smi.look):
         try:
             return ask()
@@ -42,7 +42,7 @@ def look() -> tuple[Seen, ...]:
 
 
 class Cards:
-    """The cards of this host; any thread may ask."""
+    """The GPUs of this host; usable from any thread."""
 
     def __init__(self, settings: DockerSettings) -> None:
         self._settings = settings
@@ -51,16 +51,16 @@ class Cards:
         self._asked_at = self._again_at = 0.0
 
     def look(self, *, anew: bool = False) -> tuple[Seen, ...]:
-        """What is known of them, at most about a second old; as it is now, if it is to be asked anew.
+        """Return the GPUs and their use, at most about a second old, or queried anew on demand.
 
         Raises:
-            DriverSilent: No answer came in time.
+            DriverSilent: The driver did not answer in time.
         """
         with self._lock:
             if self._asked is None or (self._asked.done() and (anew or time.monotonic() >= self._again_at)):
                 self._asked, self._asked_at = Future(), time.monotonic()
                 threading.Thread(target=self._ask, args=(self._asked,), name="nvidia", daemon=True).start()
-            # Only the first who ask a driver that hangs wait for it.
+            # Only the first callers wait for a driver that hangs.
             asked, patience = self._asked, self._asked_at + _PATIENCE_SECONDS - time.monotonic()
         try:
             return asked.result(max(0.0, patience))
@@ -79,7 +79,7 @@ class Cards:
         answer.set_result(found)
 
     def indices(self) -> tuple[str, ...]:
-        """Indices of the cards, in the driver's order; none without a driver, or with one that does not answer."""
+        """Return the indices of the GPUs, in the driver's order; empty without a driver, or with a silent one."""
         try:
             return tuple(one.card.index for one in self.look())
         except DriverSilent as error:
@@ -87,10 +87,12 @@ class Cards:
             return ()
 
     def taken(self, names: Iterable[str]) -> dict[str, str]:
-        """Which of these cards something uses, and what, in words. Where no driver tells of cards, none is known to be.
+        """Return which of these GPUs something uses, and what.
+
+        With a silent driver, all of them; without a driver that reports any, none.
 
         Args:
-            names: Indices or UUIDs; cards that jobs of ours hold should not be among them.
+            names: Indices or UUIDs; must not include GPUs that our jobs hold.
         """
         try:
             seen = self.look(anew=True)
@@ -102,12 +104,12 @@ class Cards:
         return {name: words for name, words in found.items() if words is not None}
 
     def facts(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """What these cards are, as kept in the record: of one that no driver tells of, its name alone."""
+        """Return the properties of these GPUs, to be stored; only the name of a GPU that no driver reports."""
         seen = self._seen()
         return [next((one.card.facts() for one in seen if one.called(name)), {"index": name}) for name in names]
 
     def sample(self, names: Sequence[str]) -> dict[str, float]:
-        """What these cards do now; numbered as the job that has them numbers them, from 0."""
+        """Return the current use of these GPUs, numbered from 0 as their job numbers them."""
         values: dict[str, float | None] = {}
         seen = self._seen() if names else ()
         for number, name in enumerate(names):
@@ -125,7 +127,7 @@ class Cards:
             return ()
 
     def _used(self, found: Iterable[Seen]) -> str | None:
-        """Why a card is not free; None: it is."""
+        """Return the reason that a GPU is not free; None if it is."""
         one = next(iter(found), None)
         if one is None:
             return "the driver does not list it"
@@ -137,7 +139,7 @@ class Cards:
 
 
 def _named(pids: Sequence[int]) -> str:
-    """Processes in words: `process 4711 (python)`."""
+    """Describe processes: `process 4711 (python)`."""
     if not pids:
         return "no process that the driver names"
     named = [f"{pid}{_program(pid)}" for pid in pids[:_NAMED]]
@@ -148,5 +150,5 @@ def _named(pids: Sequence[int]) -> str:
 def _program(pid: int) -> str:
     try:
         return f" ({psutil.Process(pid).name()})"
-    except psutil.Error:  # gone by now, or hidden from us
+    except psutil.Error:  # ended meanwhile, or hidden from us
         return ""

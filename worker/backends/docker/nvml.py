@@ -1,4 +1,4 @@
-"""Cards as NVIDIA's management library tells of them."""
+"""Queries GPUs through NVIDIA's management library."""
 
 import contextlib
 import logging
@@ -18,10 +18,10 @@ _MILLI = 1000
 
 
 def look() -> tuple[Seen, ...]:
-    """Every card that answers, in the driver's order.
+    """Query every GPU that answers, in the driver's order.
 
     Raises:
-        NoDriver: There is no such library, or no driver behind it.
+        NoDriver: There is no such library, or no driver.
     """
     try:
         pynvml.nvmlInit()
@@ -39,7 +39,7 @@ def look() -> tuple[Seen, ...]:
 
 
 def _seen(index: int, driver: str, cuda: str | None) -> Seen | None:
-    """One card; None for one that fell off the bus: the others are as good as before."""
+    """Query one GPU; None if it fell off the bus, which does not affect the others."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         total, used = _memory(handle)
@@ -66,7 +66,7 @@ def _seen(index: int, driver: str, cuda: str | None) -> Seen | None:
 
 
 def _memory(handle: Any) -> tuple[int, int]:  # noqa: ANN401 - a pointer of the library's
-    """Bytes in all and in use. The first version of the call counts what the driver keeps for itself as used."""
+    """Return total and used bytes. The first version of the call counts the driver's own memory as used."""
     try:
         told = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError:  # a driver before 510
@@ -86,7 +86,7 @@ def _cuda() -> str:
 
 
 def _or_none(ask: Callable[[], T]) -> T | None:
-    """What a card tells, or None where it has no such thing to tell."""
+    """Run a query, and return None if the GPU does not support it."""
     try:
         return ask()
     except pynvml.NVMLError:

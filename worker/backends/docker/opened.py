@@ -1,6 +1,6 @@
-"""What this host's administrator opened to machine types, looked over against the host as it is.
+"""Extra privileges that this host's administrator grants to machine types, checked against the host.
 
-The worker's own file decides: what a job or the service says of a machine type opens nothing here.
+The worker's own file decides: nothing that a job or the service says of a machine type grants anything here.
 """
 
 import stat
@@ -16,7 +16,7 @@ from worker.backends.base import BackendError
 
 
 class Openings:
-    """What is opened on this host.
+    """The extra privileges on this host.
 
     Raises:
         SpecInvalid: The file of machine types has a mistake.
@@ -27,10 +27,10 @@ class Openings:
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
 
     def of(self, machine_type: str) -> Opening:
-        """What is opened to this machine type's containers; one that this host does not know gets the default.
+        """Return the extra privileges of a machine type; a type that this host does not know gets the default.
 
         Raises:
-            BackendError: It cannot be opened on this host.
+            BackendError: They cannot be granted on this host.
         """
         try:
             opening = self._catalogue.get(machine_type).docker
@@ -43,7 +43,7 @@ class Openings:
 
 
 def mistakes(opening: Opening, settings: Settings) -> Iterator[str]:
-    """What of an opening cannot be given on this host, each as a phrase."""
+    """Yield the parts of a grant that this host cannot give, each as a phrase."""
     for device in opening.devices:
         path = Path(device)
         if not path.exists():
@@ -55,7 +55,7 @@ def mistakes(opening: Opening, settings: Settings) -> Iterator[str]:
         if not Path(source).is_dir():
             yield f"{source} is no folder"
             continue
-        # Links are followed here: a folder's name says nothing of where it is.
+        # Links are followed here: a folder's name does not show where it is.
         where = str(Path(source).resolve())
         if where != source and not _harmless(where):
             yield f"{source} leads to {where}, which runs the host"

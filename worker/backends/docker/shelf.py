@@ -1,4 +1,4 @@
-"""The images on this host that jobs brought: which are here, which nothing uses, and which of those have to go."""
+"""The images that jobs brought to this host: lists them, finds unused ones, and removes those that are due."""
 
 import logging
 import time
@@ -24,8 +24,8 @@ class Shelf:
     Args:
         engine: The engine.
         images: Its images.
-        settings: How long they are kept.
-        measure: How full the disk of a folder is, in percent.
+        settings: Retention of images.
+        measure: Returns the used percentage of a folder's disk.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Shelf:
         self._measure = measure
 
     def references(self) -> tuple[str, ...]:
-        """Names and digests of all images that are here, those that jobs used last first.
+        """List names and digests of all images on this host, the most recently used first.
 
         Raises:
             EngineAway: The engine does not answer.
-            EngineRefused: It does not tell.
+            EngineRefused: The engine refuses to list them.
         """
         with self._images.ledger().open() as page:
             used = {image: entry.used_at for image, entry in page.images.items()}
@@ -57,7 +57,7 @@ class Shelf:
 
         Raises:
             EngineAway: The engine does not answer.
-            EngineRefused: It does not tell what it has.
+            EngineRefused: The engine refuses to list its images.
         """
         ledger = self._images.ledger()
         with ledger.open() as page:
@@ -70,13 +70,13 @@ class Shelf:
             if dry_run:
                 gone.append(unused)
                 continue
-            with ledger.open() as page:  # held while it goes: a job that wants it sees it whole, or not at all
+            with ledger.open() as page:  # locked meanwhile: a job sees the whole image, or none
                 if image_id in page.images and self._idle(page.images[image_id]) and self._remove(page, image_id):
                     gone.append(unused)
         return gone
 
     def _settle(self, page: Page) -> None:
-        """Take in what pulls brought whose worker died, and forget what somebody else removed."""
+        """Record images of pulls whose worker died, and forget images that somebody else removed."""
         for reference, pull in list(page.pulls.items()):
             found = self._images.find(reference)
             if found is not None and found.id != pull.before:
@@ -90,7 +90,7 @@ class Shelf:
             del page.private[image_id]
 
     def _unused(self, page: Page) -> list[tuple[str, Unused]]:
-        """What may go, the longest unused first."""
+        """Return the images that may be removed, the longest unused first."""
         listed = self._listed()
         running = {one["ImageID"] for one in self._engine.call(lambda api: api.containers(all=True))}
         found = [
@@ -113,18 +113,18 @@ class Shelf:
         return full is not None and full > self._settings.keep_below_percent
 
     def _remove(self, page: Page, image_id: str) -> bool:
-        """Take our names off an image, with which it goes unless somebody else named it; whether it went."""
+        """Remove our names from an image, which deletes it unless it has others; return whether it is gone."""
         entry = page.images[image_id]
         listed = self._listed().get(image_id)
         if listed is None:
             del page.images[image_id]
             return False
         names = [name for name in entry.references if name in _names(listed)]
-        # One whose tag means a newer image by now has its digest left at most, and goes by its id.
+        # An image whose tag has moved to a newer one has at most its digest left, and is removed by its id.
         untagged = not any("@" not in name for name in _names(listed))
         try:
             for name in names or ([image_id] if untagged else []):
-                # Never by force: what a container uses, or another image stands on, stays.
+                # Never by force: an image in use by a container or another image stays.
                 self._engine.call(lambda api, name=name: api.remove_image(name))  # type: ignore[misc]
         except EngineRefused as error:
             logger.info("image_not_removed", extra={"image": entry.references or image_id, "why": error.detail})

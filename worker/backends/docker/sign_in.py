@@ -1,4 +1,4 @@
-"""Signing in to a registry for a pull, and what to say where that was not enough."""
+"""Registry logins for pulls and pushes, and the error message when a login was refused."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from core.image_registry import Login, registry_of
 from worker.backends.base import BackendError, FindLogin
 
-# As registries and the engine put it; a private image is often said not to exist.
+# Messages of registries and of the engine; a private image is often reported as missing.
 _UNWELCOME = re.compile(
     r"unauthorized|authentication required|no basic auth|access.{0,20}denied|denied:|docker login|incorrect username",
     re.IGNORECASE,
@@ -16,10 +16,10 @@ _UNWELCOME = re.compile(
 
 @contextmanager
 def signed_in(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
-    """Username and password for an image's registry, as the engine takes them; None: nobody says any.
+    """Yield username and password for an image's registry in the engine's format; None: there is no login.
 
     Raises:
-        BackendError: What is stored cannot be read; or what pulling raised, with whose word was not taken.
+        BackendError: The stored login cannot be read; or the error of the pull, with the login that was refused.
     """
     login = find(image)
     try:
@@ -31,10 +31,10 @@ def signed_in(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
 
 
 def auth_for(find: FindLogin, target: str | None) -> dict[str, str] | None:
-    """The same for where a built image is pushed to, if anywhere: an account that may only pull is not used.
+    """Return the login to push a built image, if it is pushed: an account that may only pull is not used.
 
     Raises:
-        BackendError: What is stored cannot be read.
+        BackendError: The stored login cannot be read.
     """
     return _auth(find(target, push=True)) if target is not None else None
 
@@ -47,5 +47,5 @@ def _refused(image: str, why: str, login: Login | None) -> str:
     host = registry_of(image)
     if login is None:
         return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it.)"
-    # No registry is known to repeat it; none is trusted not to.
+    # No registry is known to repeat the password; none is trusted not to.
     return f"{why.replace(login.password, '•••')} ({host} did not take the word of {login.username!r}.)"

@@ -1,4 +1,4 @@
-"""Cards as the program `nvidia-smi` tells of them, where its library cannot be loaded."""
+"""Queries GPUs with the program `nvidia-smi`, where NVIDIA's library cannot be loaded."""
 
 import re
 import shutil
@@ -15,10 +15,10 @@ _DRAW = ("instant_power_draw", "average_power_draw", "power_draw")
 
 
 def look() -> tuple[Seen, ...]:
-    """Every card, in the driver's order.
+    """Query every GPU, in the driver's order.
 
     Raises:
-        NoDriver: There is no such program, or it fails, or says what nobody can read.
+        NoDriver: The program is missing, fails, or prints something unreadable.
     """
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -33,11 +33,11 @@ def look() -> tuple[Seen, ...]:
 
 
 def read(told: bytes) -> tuple[Seen, ...]:
-    """The cards in an answer of `nvidia-smi -q -x`.
+    """Parse the GPUs in the output of `nvidia-smi -q -x`.
 
     Raises:
-        ParseError: It is no XML.
-        ValueError: A card has no memory, say.
+        ParseError: It is not XML.
+        ValueError: It is incomplete; for example, a GPU has no memory.
     """
     log = ET.fromstring(told)  # noqa: S314 - the administrator's own program says it
     driver, cuda = log.findtext("driver_version") or "", _text(log, "cuda_version")

@@ -1,4 +1,4 @@
-"""What a container uses now, out of the engine's stats, and its cards, out of the driver's."""
+"""Current usage of a container, from the engine's stats, and of its GPUs, from the driver."""
 
 import logging
 import threading
@@ -23,8 +23,8 @@ class Reading:
 
     Attributes:
         at: Seconds since the epoch, by the engine's clock.
-        cpu_seconds: Used until then.
-        values: What needs no earlier reading.
+        cpu_seconds: CPU time used so far.
+        values: Values that need no earlier reading.
     """
 
     at: float
@@ -32,7 +32,7 @@ class Reading:
     values: dict[str, float]
 
     def since(self, earlier: "Reading | None") -> dict[str, float]:
-        """The values, with the CPU's use since an earlier reading."""
+        """Return the values, with the CPU usage since an earlier reading."""
         if earlier is None or self.at <= earlier.at:
             return self.values
         used = max(0.0, self.cpu_seconds - earlier.cpu_seconds) / (self.at - earlier.at)
@@ -40,7 +40,7 @@ class Reading:
 
 
 def read(stats: dict[str, Any]) -> Reading | None:
-    """A reading out of the engine's answer; None for a container that does not run."""
+    """Parse the engine's answer; None for a container that does not run."""
     memory, cpu = stats.get("memory_stats") or {}, stats.get("cpu_stats") or {}
     if "usage" not in memory:
         return None
@@ -60,19 +60,19 @@ def read(stats: dict[str, Any]) -> Reading | None:
 
 
 def _cache(counters: dict[str, int]) -> int:
-    """Bytes of files that the kernel gives up first: they are no need of the job's (cgroup 1, cgroup 2)."""
+    """Return the bytes of file cache that the kernel frees first, which the job does not need (cgroup 1, cgroup 2)."""
     return counters.get("total_inactive_file", counters.get("inactive_file", 0))
 
 
 def _moment(text: str) -> float:
-    """Nanoseconds, which no parser takes, are cut off and put back."""
+    """Parse a time with nanoseconds, which `datetime` cannot represent."""
     whole = datetime.fromisoformat(text[:_SECONDS_DIGITS] + "+00:00").timestamp()
     fraction = text[_SECONDS_DIGITS:].rstrip("Z")
     return whole + float(f"0{fraction}" if fraction else 0)
 
 
 class Sampler:
-    """Asks for stats apart from who wants them: an answer takes the engine up to a second, and the driver its time."""
+    """Queries stats in other threads: the engine takes up to a second to answer, and the driver takes time, too."""
 
     def __init__(self, engine: Engine, cards: Cards) -> None:
         self._engine = engine
@@ -83,11 +83,11 @@ class Sampler:
         self._last: dict[str, Reading] = {}
 
     def sample(self, container: str, cards: tuple[str, ...]) -> dict[str, float]:
-        """What came in answer to the last call, and ask again; empty while nothing is known.
+        """Return the answer to the previous query, and query again; empty while nothing is known.
 
         Args:
             container: Its name.
-            cards: Its cards, in the order in which it numbers them.
+            cards: Its GPUs, in the order of its own numbering.
         """
         with self._lock:
             asked = self._asked.get(container)
@@ -105,7 +105,7 @@ class Sampler:
         return reading.since(earlier)
 
     def forget(self, container: str) -> None:
-        """No more samples of this one."""
+        """Forget a container."""
         with self._lock:
             self._asked.pop(container, None)
             self._last.pop(container, None)

@@ -1,8 +1,8 @@
-"""What the engine tells while it works: pulls, builds and pushes, message by message.
+"""Streams the engine's messages during pulls, builds and pushes.
 
-They may take hours and be silent for long. A thread of its own asks and reads, so that whoever waits can give up at
-any time: the connection is then cut, and the engine ends the work by itself. The SDK's connections cannot be cut while
-they wait, so this one is made by hand.
+These may take hours and be silent for long. A separate thread sends the request and reads, so that the caller can give
+up at any time: the connection is then cut, and the engine ends the work by itself. The SDK's connections cannot be cut
+while they wait, so this module opens its own.
 """
 
 import codecs
@@ -33,13 +33,13 @@ _MOST_WAITING = 1000
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the engine is asked to do: a POST.
+    """A POST request to the engine.
 
     Attributes:
-        path: Behind the API's version, for example `/images/create`.
-        params: Its query.
-        headers: Beside the usual ones.
-        body: What is sent with it, or None.
+        path: After the API's version, for example `/images/create`.
+        params: The query.
+        headers: In addition to the usual ones.
+        body: The request's body, or None.
     """
 
     path: str
@@ -49,16 +49,16 @@ class Work:
 
 
 def messages(engine: Engine, work: Work, check: Callable[[], None]) -> Iterator[Message]:
-    """What the engine tells, as it comes.
+    """Send a request, and yield the engine's messages as they arrive.
 
     Args:
-        engine: Whom to ask.
-        work: What for.
-        check: Called about once a second; raises if the work has to be given up.
+        engine: The engine.
+        work: The request.
+        check: Called about once a second; raises to abort the work.
 
     Raises:
-        EngineAway: It does not answer, or went away while it worked.
-        EngineRefused: It does not begin.
+        EngineAway: The engine does not answer, or disconnected during the work.
+        EngineRefused: The engine refused the request.
     """
     version = engine.call(lambda api: api.api_version)
     connection = _connection(engine.url)
@@ -112,7 +112,7 @@ def _read(
     end: Exception | None = None
     try:
         connection.connect()
-        if given_up.is_set():  # before there was anything to cut
+        if given_up.is_set():  # aborted before there was a connection to cut
             return
         connection.request(
             "POST", f"{prefix}{work.path}?{urlencode(work.params)}", body=work.body, headers=work.headers
@@ -137,7 +137,7 @@ def _refusal(response: http.client.HTTPResponse) -> EngineRefused:
 
 
 def _put(told: "queue.Queue[_Told]", piece: _Told, given_up: threading.Event) -> None:
-    """Put it unless nobody listens any more: a reader must not wait for ever at a full queue."""
+    """Put a message unless the caller is gone: the reader must not wait for ever at a full queue."""
     while not given_up.is_set():
         with contextlib.suppress(queue.Full):
             told.put(piece, timeout=_LOOK_SECONDS)
@@ -146,5 +146,5 @@ def _put(told: "queue.Queue[_Told]", piece: _Told, given_up: threading.Event) ->
 
 def _cut(connection: http.client.HTTPConnection) -> None:
     """Wake a reader that waits for the engine."""
-    with contextlib.suppress(OSError, AttributeError):  # it is not connected yet, or any more
+    with contextlib.suppress(OSError, AttributeError):  # not connected yet, or no longer
         connection.sock.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Whom a job runs as, and who owns the folders that it writes into."""
+"""The user that a job runs as, and the owner of the folders that it writes to."""
 
 import hashlib
 import os
@@ -12,17 +12,17 @@ from core.opening import Opening
 from core.settings.docker import DockerSettings
 from worker.backends.base import BackendError, LaunchSpec
 
-_STORAGE_MODE = 0o2770  # whoever is in the project's group; what is made in it belongs to that group
+_STORAGE_MODE = 0o2770  # access for the project's group, which new files belong to
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whom a container runs as.
+    """The user that a container runs as.
 
     Attributes:
-        uid: Its user.
-        gid: Its group.
-        project: `(uid, gid)` of the project's jobs that name no user: the project's storage is theirs.
+        uid: Id of the user.
+        gid: Id of the group.
+        project: `(uid, gid)` of the project's jobs that name no user; they own the project's storage.
     """
 
     uid: int
@@ -31,7 +31,7 @@ class User:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Groups beside its own, so that it can write into the project's storage."""
+        """Supplementary groups, so that the user can write to the project's storage."""
         _, group = self.project
         return (str(group),) if group not in {0, self.gid} else ()
 
@@ -40,9 +40,9 @@ class User:
 
 
 def usual(settings: DockerSettings, project_id: str) -> tuple[int, int]:
-    """User and group of a project's jobs that name none.
+    """Return user and group of a project's jobs that name none.
 
-    A worker that is root gives every project a user of its own, which nothing on the host has.
+    A worker that runs as root derives the user from the project's id, in a range that nothing else on the host uses.
     """
     if settings.user is not None:
         uid, _, gid = settings.user.partition(":")
@@ -55,10 +55,10 @@ def usual(settings: DockerSettings, project_id: str) -> tuple[int, int]:
 
 
 def user_of(spec: LaunchSpec, opening: Opening, settings: DockerSettings) -> User:
-    """Whom the job runs as.
+    """Return the user that the job runs as.
 
     Raises:
-        BackendError: It asks for a user that it cannot be given here.
+        BackendError: The job asks for a user that it cannot have here.
     """
     project = usual(settings, spec.project_id)
     asked = project
@@ -81,13 +81,13 @@ def user_of(spec: LaunchSpec, opening: Opening, settings: DockerSettings) -> Use
 
 
 def hand_over(spec: LaunchSpec, user: User) -> None:
-    """Give the attempt's folders to the job's user, and the storage to the project's, where we are root."""
+    """If run as root, give the attempt's folders to the job's user, and the storage to the project's."""
     if os.getuid() != 0:
         return
     for path in _tree(spec.workspace, spec.artifacts, spec.control):
         with suppress(FileNotFoundError):  # another start of the attempt writes its command
             os.chown(path, user.uid, user.gid, follow_symlinks=False)
-    # What is in there is the jobs' own.
+    # Only the folder itself: its content belongs to the jobs.
     if _owner(spec.storage) != user.project:
         os.chown(spec.storage, *user.project)
         spec.storage.chmod(_STORAGE_MODE)

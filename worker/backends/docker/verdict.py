@@ -1,4 +1,4 @@
-"""How a job ended, from what its wrapper wrote and what the engine says of its container."""
+"""Determines how a job ended, from its wrapper's exit file and the engine's state of its container."""
 
 from pathlib import Path
 
@@ -11,12 +11,14 @@ _MIB = 1024**2
 
 
 def verdict(handle: Handle, state: ContainerState | None, code: int | None) -> Exit:
-    """How it ended. The wrapper's word goes before the engine's, which has been seen to be wrong after a crash.
+    """Return how the job ended.
+
+    The exit file takes precedence over the engine, which has been seen to be wrong after a crash.
 
     Args:
-        handle: The attempt's.
-        state: Its container, ended; None: it is gone.
-        code: What the exit file says; None: there is none.
+        handle: The attempt's handle.
+        state: Its ended container; None: it is gone.
+        code: The code in the exit file; None: there is no file.
     """
     if state is not None and state.oom_killed and code in {None, _KILLED}:
         limit: int | None = handle.get("memory_bytes")
@@ -32,7 +34,7 @@ def verdict(handle: Handle, state: ContainerState | None, code: int | None) -> E
 
 
 def _unwritten(state: ContainerState, *, began: bool) -> Exit:
-    """How a container ended that left no exit file."""
+    """Return how a container ended that left no exit file."""
     code = state.exit_code
     if not began:
         return Exit(None, "never_started", state.error or f"its container ended with exit code {code}")
@@ -40,4 +42,4 @@ def _unwritten(state: ContainerState, *, began: bool) -> Exit:
         return Exit(None, "vanished", f"its container ended with exit code {code}")
     if code == _KILLED:
         return Exit(_KILLED, "vanished", "its container was killed")
-    return Exit(code)  # the wrapper could not write it: the disk is full, say
+    return Exit(code)  # the wrapper could not write the file, for example on a full disk

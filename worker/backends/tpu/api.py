@@ -1,7 +1,7 @@
-"""Google's TPU API as the backend sees it: answers, refusals, or nobody there.
+"""A client for Google's TPU API, with two errors: refused, and unavailable.
 
-The client's many exceptions become two, and its messages a few plain values. Every call has a time limit: the library
-itself has none. Nodes that only the older API knows are read, never made.
+They replace the client library's many exceptions, and plain values replace its messages. Every call has a time limit:
+the library itself has none. Nodes that only the older API knows are read, never created.
 """
 
 import threading
@@ -40,16 +40,16 @@ _DENIED_CODES = frozenset(
 
 
 class ApiAway(Exception):
-    """The API does not answer, or asks to come back later: what was asked for may have been done or not."""
+    """The API does not answer, or asks to retry later: the request may have been carried out or not."""
 
 
 class ApiRefused(Exception):
-    """The API answered that it will not.
+    """The API refused a request.
 
     Attributes:
-        reason: CAPACITY: another zone or time may do; DENIED: nothing will until somebody changes something; FAILED:
-            it tried and could not.
-        detail: The API's words.
+        reason: CAPACITY: another zone or time may work; DENIED: nothing will work until somebody changes something;
+            FAILED: it tried and could not.
+        detail: The API's message.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -60,7 +60,7 @@ class ApiRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node as the API tells of it; states and health by the API's names."""
+    """A node; states and health by the API's names."""
 
     zone: str
     id: str
@@ -75,19 +75,19 @@ class Node:
 
     @property
     def url(self) -> str:
-        """Where its device is, for TensorFlow; the first address is the one to contact first."""
+        """Address of its device for TensorFlow; the first endpoint is the one to contact first."""
         return ",".join(f"grpc://{address}:{port}" for address, port in self.endpoints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """A queued resource as the API tells of it."""
+    """A queued resource."""
 
     zone: str
     id: str
     state: str
     by_user: bool
-    """A user, not Google, brought it into this state."""
+    """A user, not Google, caused this state."""
     error: ApiRefused | None
     labels: dict[str, str]
     spot: bool
@@ -96,18 +96,18 @@ class Queued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A node to be made."""
+    """A node to be created."""
 
     id: str
     accelerator_type: str
     runtime: str
     labels: dict[str, str]
     startup: Callable[[str], str]
-    """The start-up script of a node in this zone."""
+    """Returns the start-up script of a node in this zone."""
 
 
 class TpuApi:
-    """See the module; any thread may use it.
+    """See the module; usable from any thread.
 
     Every method raises ApiAway and ApiRefused.
     """
@@ -118,17 +118,17 @@ class TpuApi:
         self._project = settings.project or "simulated"
 
     def connect(self) -> None:
-        """Have a client, with credentials; asks nothing yet."""
+        """Create a client with credentials; sends no request."""
         self._asked(lambda: self._v2)
 
     def node(self, zone: str, node_id: str) -> Node | None:
-        """The node of this name; None if there is none."""
+        """Return the node of this name; None if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
         found = self._found(lambda: self._v2.get_node(name=name, timeout=self._timeout))
         return None if found is None else _node(found)
 
     def old_node(self, zone: str, node_id: str) -> Node | None:
-        """The same, where only the API of the TPU Node architecture knows it."""
+        """Return a node that only the API of the TPU Node architecture knows; None if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
         found = self._found(lambda: self._v1.get_node(name=name, timeout=self._timeout))
         return None if found is None else _node(found)
@@ -139,12 +139,12 @@ class TpuApi:
         return [_node(one) for one in listed]
 
     def create_node(self, zone: str, wish: Wish) -> str | None:
-        """Make a node; the operation's name, or None: there is one of this name."""
+        """Create a node; return the operation's name, or None if a node of this name exists."""
         asked = tpu_v2.CreateNodeRequest(parent=self._zone(zone), node_id=wish.id, node=self._message(zone, wish))
         return self._made(lambda: self._v2.create_node(asked, timeout=self._timeout))
 
     def delete_node(self, zone: str, node_id: str) -> bool:
-        """Have a node deleted; False if there is none."""
+        """Delete a node; return False if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
         return self._found(lambda: self._v2.delete_node(name=name, timeout=self._timeout)) is not None
 
@@ -161,7 +161,7 @@ class TpuApi:
         return [_queued(one) for one in listed]
 
     def create_queued(self, zone: str, wish: Wish, valid_seconds: float) -> str | None:
-        """Queue for a node; the operation's name, or None: there is such a queued resource."""
+        """Create a queued resource; return the operation's name, or None if it exists."""
         parent = self._zone(zone)
         spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=parent, node_id=wish.id, node=self._message(zone, wish))
         wanted = tpu_v2.QueuedResource(
@@ -174,14 +174,14 @@ class TpuApi:
         return self._made(lambda: self._v2.create_queued_resource(asked, timeout=self._timeout))
 
     def delete_queued(self, zone: str, queued_id: str) -> bool:
-        """Have a queued resource and its node deleted; False if there is none."""
+        """Delete a queued resource and its node; return False if there is none."""
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
         asked = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
         return self._found(lambda: self._v2.delete_queued_resource(asked, timeout=self._timeout)) is not None
 
     def check_operation(self, name: str) -> bool:
-        """Whether an operation is over; raises what it failed with. One that is forgotten is over."""
-        # The client's own method of this name has no type and takes any; the transport's is what futures use too.
+        """Return whether an operation is over; raises its error. A forgotten operation counts as over."""
+        # The client's own method of this name is untyped and takes anything; futures use the transport's one, too.
         operations = self._v2.transport.operations_client
         found: operations_pb2.Operation | None = self._found(
             lambda: operations.get_operation(name, timeout=self._timeout)
@@ -253,7 +253,7 @@ class TpuApi:
             return None
 
     def _asked(self, action: Callable[[], T]) -> T:
-        """Ask; what is there already and what is not is left to the caller."""
+        """Send a request and convert its errors; AlreadyExists and NotFound are left to the caller."""
         try:
             return action()
         except (exceptions.AlreadyExists, exceptions.NotFound):
@@ -269,7 +269,7 @@ class TpuApi:
 
 
 def _transport(client: Any, simulator: str | None) -> dict[str, Any]:  # noqa: ANN401 - the two clients share no class
-    """What makes a client talk to a simulator: plain HTTP/2 without credentials, which its options cannot say."""
+    """Build client arguments for a simulator: plain HTTP/2 without credentials, which no client option allows."""
     if simulator is None:
         return {}
     return {"transport": client.get_transport_class("grpc")(channel=grpc.insecure_channel(simulator))}
@@ -313,7 +313,7 @@ def _seconds(message: Any) -> float:  # noqa: ANN401 - a node or a queued resour
 
 
 def _refusal_of(status: status_pb2.Status) -> ApiRefused:
-    """What an operation ended with, told as if its call had been refused."""
+    """Convert an operation's error into the refusal of a call."""
     if status.code in _CAPACITY_CODES:
         return ApiRefused(CAPACITY, status.message)
     return ApiRefused(DENIED if status.code in _DENIED_CODES else FAILED, status.message)

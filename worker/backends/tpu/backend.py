@@ -1,7 +1,8 @@
-"""The TPU backend: gets a device, runs the job beside it, and gives the device back.
+"""The TPU backend: gets a device, runs the job with it, and releases the device.
 
-The job's process is another backend's: a container, or a plain process where the TPU is simulated. What this one adds
-is the device, its address in the job's environment, and a look at the device now and then.
+Another backend runs the job's process: in a container or, where the TPU is simulated, as a plain process. This one adds
+the device, its address in the job's environment, and periodic checks of the device. It can also run the job on the TPU
+VM itself: see `vm`.
 """
 
 import logging
@@ -40,7 +41,7 @@ from worker.backends.tpu.watching import Watching
 logger = logging.getLogger(__name__)
 
 _TAKEN = "device_lost"
-"""The control file that says why the job was ended: its device was lost."""
+"""Control file with the reason that the job was ended: its device was lost."""
 
 
 class TpuBackend:
@@ -48,9 +49,9 @@ class TpuBackend:
 
     Args:
         settings: The service's.
-        ledger: Where what bills is written down.
-        runner: Runs the job's own process, on this host.
-        buckets: Where jobs have their places in Cloud Storage; None: they have none.
+        ledger: The record of billed resources.
+        runner: Runs the job's own process on this host.
+        buckets: Opens the jobs' buckets in Cloud Storage; None: there are none.
     """
 
     def __init__(self, settings: Settings, ledger: Ledger, runner: Backend, buckets: OpenBucket | None = None) -> None:
@@ -90,11 +91,11 @@ class TpuBackend:
         return self._runner.unready()
 
     def cards(self) -> tuple[str, ...] | None:
-        """See `Backend.cards`: a TPU is no card of this host."""
+        """See `Backend.cards`: a TPU is not a GPU of this host."""
         return None
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
-        """See `Backend.launch`. Nothing bills before the lease was checked."""
+        """See `Backend.launch`. Nothing is billed before the lease was checked."""
         confirm()
         machine = self._catalogue.get(spec.machine_type)
         vms = self._vms_for(spec)
@@ -121,7 +122,7 @@ class TpuBackend:
             env = _address(device) | places.environment(device.entry.zone)
             return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
         except BackendError as error:
-            confirm()  # only who holds the job may take its device away
+            confirm()  # only the holder of the job may remove its device
             self._give_back(device.entry, str(error))
             raise
 
@@ -151,7 +152,7 @@ class TpuBackend:
             self._runner.stop(handle["runner"], grace=grace)
 
     def sample(self, handle: Handle) -> dict[str, float]:
-        """See `Backend.sample`: the host's side of the job; what its device does is not told."""
+        """See `Backend.sample`: only the host's part of the job; the usage of its device is unknown."""
         return self._runner.sample(handle["runner"]) if "runner" in handle else {}
 
     def layer_bytes(self, handle: Handle) -> int:
@@ -172,7 +173,7 @@ class TpuBackend:
                 self._vms.destroy(entry.zone, handle["job_id"], handle["attempt"])
         with self._lock:
             self._kill_at.pop(handle["name"], None)
-        # Last, since it may take long: the device bills no more.
+        # Last, since it may take long: the device is no longer billed.
         self._homecoming.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
 
     def list_owned(self) -> list[Handle]:
@@ -190,10 +191,10 @@ class TpuBackend:
         return self._strays.remove(owned) + self._homecoming.remove_strays(self._settings.zones, over)
 
     def _vms_for(self, spec: LaunchSpec) -> OnVm | None:
-        """What runs this attempt on its TPU VM; None: it runs beside its TPU.
+        """Return the runner of this attempt on its TPU VM; None: it runs beside its TPU.
 
         Raises:
-            BackendError: It should, and cannot.
+            BackendError: It should run on a TPU VM, and cannot.
         """
         if not self._settings.on_vm(spec.machine_type):
             return None
@@ -212,7 +213,7 @@ class TpuBackend:
         return next((inner for inner in self._runner.list_owned() if inner["name"] == name), None)
 
     def _remove(self, entry: Entry) -> None:
-        """Have a device deleted; what stays refused for long is left to the sweep: the job's outputs must not wait."""
+        """Delete a device; if that is refused for too long, leave it to the sweep: the job's outputs must not wait."""
         try:
             self._removal.remove(entry)
         except (ApiAway, ApiRefused) as error:
@@ -231,12 +232,12 @@ class TpuBackend:
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
     def _end(self, handle: Handle, trouble: Trouble) -> None:
-        """Ask the job to end, once; end it when its grace is over."""
+        """Ask the job to end, once; kill it when its grace period is over."""
         name = handle["name"]
         with self._lock:
             kill_at = self._kill_at.get(name)
             if kill_at is None:
-                gone = "vm" in handle and trouble.reason != "tpu_unhealthy"  # and the job with it
+                gone = "vm" in handle and trouble.reason != "tpu_unhealthy"  # then the job is gone, too
                 self._kill_at[name] = time.monotonic() + (0.0 if gone else handle["stop_grace"])
         if kill_at is None:
             logger.warning("tpu_lost", extra={"reason": trouble.reason, "detail": trouble.detail})
@@ -250,13 +251,13 @@ _LOST = frozenset({"preempted", "tpu_suspended", "tpu_unhealthy", "tpu_lost"})
 
 
 def _taken(handle: Handle) -> Trouble | None:
-    """What an earlier worker ended the job for. The job can write there too: only what it may be is believed."""
+    """Read why an earlier worker ended the job; the job can write there too, so only known reasons are believed."""
     reason = read_control(Path(handle["control"]), _TAKEN)
     return Trouble(reason, f"{handle['device']['name']} was lost") if reason in _LOST else None
 
 
 _OF_VM = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}
-"""What a job finds on a TPU VM, unless it says otherwise itself."""
+"""Variables of a job on a TPU VM, unless the job sets them itself."""
 
 
 def _handle(spec: LaunchSpec, device: Device, *, on_vm: bool) -> Handle:
@@ -279,5 +280,5 @@ def _on_vm(handle: Handle) -> Handle:
 
 
 def _address(device: Device) -> dict[str, str]:
-    """How a job finds its device: resolved here, since TensorFlow's own way needs rights that the job has not."""
+    """Build the variables with the device's address: TensorFlow's own lookup needs rights that the job lacks."""
     return {"TPU_NAME": device.node.id, "TPU_GRPC_URL": device.node.url}

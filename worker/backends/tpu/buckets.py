@@ -1,4 +1,4 @@
-"""The part of a TPU job that lies in Cloud Storage: its place is made before anything bills, and brought home after."""
+"""A TPU job's files in Cloud Storage: created before the TPU, downloaded after it is deleted."""
 
 import logging
 import os
@@ -26,31 +26,31 @@ _THREADS = 4
 
 
 class Paths(Protocol):
-    """Where a job's files are in the bucket."""
+    """Paths of a job's files in the bucket."""
 
     @property
     def model_dir(self) -> str:
-        """`gs://…` that the job writes its model to."""
+        """`gs://…` for the job's model."""
 
     @property
     def data_dir(self) -> str:
-        """`gs://…` that the job's data is at."""
+        """`gs://…` of the job's data."""
 
     @property
     def credentials(self) -> Mapping[str, str] | None:
-        """Variables of the job's environment that let it in, for this prefix and a short time; None: it needs none."""
+        """Variables of the job's environment with short-lived access to this prefix; None: it needs none."""
 
 
 class Brought(Protocol):
-    """What came of bringing a job's outputs home."""
+    """Result of downloading a job's outputs."""
 
     @property
     def skipped(self) -> Sequence[Skipped]:
-        """What could not be brought, and why."""
+        """Files that could not be downloaded, and why."""
 
 
 class Relay(Protocol):
-    """Where a worker and the machine that an attempt runs on tell each other things; raises as JobBucket does."""
+    """Exchanges messages between a worker and an attempt's machine; raises the same errors as JobBucket."""
 
     @property
     def bucket(self) -> str:
@@ -58,87 +58,86 @@ class Relay(Protocol):
 
     @property
     def prefix(self) -> str:
-        """What the names of its objects begin with."""
+        """The common prefix of its objects' names."""
 
     def put(self, name: str, content: bytes | Path) -> None:
-        """Write an object, whatever is there."""
+        """Write an object, replacing any earlier one."""
 
     def get(self, name: str, most: int = 1 << 16) -> bytes | None:
-        """An object's content, no more than so many bytes of it; None: there is no such object."""
+        """Return at most `most` bytes of an object; None if there is no such object."""
 
     def names(self, folder: str, start: str) -> list[str]:
-        """Names in a folder, from this one on, in order."""
+        """List the names in a folder from `start` on, in order."""
 
     def clear(self) -> None:
-        """Remove all of it."""
+        """Remove all objects below the prefix."""
 
 
 class JobBucket(Protocol):
     """The bucket of a region's jobs.
 
-    What will not change by itself is a GradientError with a `reason` out of REASONS and a `detail`; StoreUnavailable
-    may be over in a moment.
+    A permanent error is a GradientError with a `reason` from REASONS and a `detail`; StoreUnavailable may be temporary.
     """
 
     def prepare(self, job_id: str) -> Paths:
-        """Have the bucket, and the job's prefix in it."""
+        """Create the bucket, and the job's prefix in it, if missing."""
 
     def probe(self, service_account: str | None) -> object:
-        """Make sure that the TPU's account can write, read and delete there; what was proved is in `statement`."""
+        """Check that the TPU's account can write, read and delete there; the result is in `statement`."""
 
     def stage(self, job_id: str, name: str, source: int) -> object:
-        """Copy a data set, a file or folder that is open, into the job's data folder."""
+        """Copy a data set, an open file or folder, to the job's data folder."""
 
     def resume(self, job_id: str, artifacts: Path) -> object:
-        """Copy what an earlier attempt left into the job's model folder."""
+        """Copy an earlier attempt's artifacts to the job's model folder."""
 
     def mirror(self, job_id: str, into: Path) -> object:
-        """Copy what is new in the model folder."""
+        """Download what is new in the model folder."""
 
     def complete(self, job_id: str, into: Path) -> Brought:
-        """Copy all that is missing of the model folder."""
+        """Download all that is missing of the model folder."""
 
     def relay(self, job_id: str, attempt: int) -> Relay:
-        """Where a worker and the machine that this attempt runs on meet."""
+        """Return the message exchange with this attempt's machine."""
 
     def token_url(self, job_id: str, attempt: int) -> str:
-        """Sign the address at which the attempt's TPU VM finds its token."""
+        """Sign the URL at which the attempt's TPU VM finds its token."""
 
     def renew_token(self, job_id: str, attempt: int) -> None:
-        """Write a fresh token of the job's prefix there."""
+        """Write a fresh token for the job's prefix at that URL."""
 
     def remove(self, job_id: str) -> None:
         """Delete the job's prefix, if that is the policy."""
 
     def jobs(self) -> list[str]:
-        """Ids of the jobs that something in the bucket is of, this service's or another one's."""
+        """List the ids of the jobs that have objects in the bucket, of this service or another one."""
 
 
 OpenBucket = Callable[[str], JobBucket]
-"""The bucket for jobs whose TPU is in this region (`us-central1`)."""
+"""Opens the bucket for jobs whose TPU is in this region (`us-central1`)."""
 
 
 def region_of(zone: str) -> str:
-    """The region of a zone: `us-central1` of `us-central1-b`."""
+    """Return the region of a zone: `us-central1` for `us-central1-b`."""
     return zone.rpartition("-")[0]
 
 
 class Places:
-    """The places in buckets of one attempt that is being started, one a region that a TPU is sought in."""
+    """The bucket folders of an attempt being started, in each region that is searched for a TPU."""
 
     def __init__(self, opened: OpenBucket | None, spec: LaunchSpec, settings: Settings, progress: Progress) -> None:
         self._open = opened
         self._spec = spec
-        # A job on its VM brings a token of its own: the VM's account may nothing in the bucket.
+        # A job on its VM has a token of its own: the VM's account has no access to the bucket.
         self._account = None if settings.tpu.on_vm(spec.machine_type) else settings.tpu.service_account
         self._progress = progress
         self._paths: dict[str, Paths] = {}
 
     def have(self, zone: str) -> None:
-        """Have the job's place in the bucket of a zone's region, and make sure that the TPU will be let in.
+        """Prepare the job's folders in the bucket of a zone's region, and check that the TPU has access.
 
         Raises:
-            BackendError: That cannot be.
+            BackendError: They cannot be prepared.
         """
         region = region_of(zone)
         if self._open is None or region in self._paths:
@@ -170,18 +169,18 @@ class Places:
         return paths
 
     def folders(self, zone: str) -> dict[str, str]:
-        """Where the job's places are, its TPU being in this zone."""
+        """Return the variables with the job's folders, for a TPU in this zone."""
         paths = self._paths.get(region_of(zone))
         return {} if paths is None else {"TPU_MODEL_DIR": paths.model_dir, "TPU_DATA_DIR": paths.data_dir}
 
     def environment(self, zone: str) -> dict[str, str]:
-        """The same, and what lets in a job that runs beside its TPU and has no account of its own."""
+        """Add the credentials of a job that runs beside its TPU and has no account of its own to the folders."""
         paths = self._paths.get(region_of(zone))
         return self.folders(zone) | dict(paths.credentials or {} if paths is not None else {})
 
 
 class Homecoming:
-    """Brings what jobs leave in buckets to their artifacts, while they run and at their end."""
+    """Downloads jobs' outputs from buckets to their artifacts, while they run and at their end."""
 
     def __init__(self, opened: OpenBucket | None, settings: Settings) -> None:
         self._open = opened
@@ -196,7 +195,7 @@ class Homecoming:
         self._refused_since: dict[str, float] = {}
 
     def mirror(self, job_id: str, zone: str, artifacts: Path) -> None:
-        """Have what is new copied, now and then, apart from who asks."""
+        """Download what is new at intervals, in another thread."""
         if self._open is None:
             return
         current = time.monotonic()
@@ -207,15 +206,15 @@ class Homecoming:
             self._under_way[job_id] = last, running
 
     def complete(self, job_id: str, zones: list[str], artifacts: Path) -> None:
-        """Copy all that is missing, then remove the job's prefixes.
+        """Download all that is missing, then remove the job's prefixes.
 
         Args:
-            job_id: Whose.
-            zones: Where a TPU was sought for it; it had one in the last of them, if at all.
-            artifacts: Folder for what it leaves; one that is gone is not made again.
+            job_id: The job.
+            zones: Zones searched for a TPU; if it had one, it was in the last of them.
+            artifacts: Folder for its outputs; a missing one is not created again.
 
         Raises:
-            BackendError: It may be done in a moment.
+            BackendError: A retry may succeed in a moment.
         """
         with self._lock:
             _, running = self._under_way.pop(job_id, (0.0, None))
@@ -236,11 +235,11 @@ class Homecoming:
         self._refused_since.pop(job_id, None)
 
     def remove_strays(self, zones: Iterable[str], over: Callable[[str], bool]) -> int:
-        """Remove what is left of jobs that are over: a crash between the last copy and the removal, say.
+        """Remove the rest of jobs that are over, for example after a crash between the last download and the removal.
 
         Args:
-            zones: Where TPUs are sought.
-            over: Whether a job of this service's has ended; others' jobs, which may share the bucket, are not over.
+            zones: Zones searched for TPUs.
+            over: Whether a job of this service has ended; False for jobs of other services that share the bucket.
         """
         if self._open is None or self._keeps or time.monotonic() < self._sweep_at:
             return 0
@@ -263,15 +262,15 @@ class Homecoming:
             opened(region_of(zone)).mirror(job_id, artifacts)
         except (GradientError, OSError):
             logger.warning("bucket_not_mirrored", exc_info=True, extra={"job_id": job_id})
-        except Exception:  # in a pool's thread nobody else would hear of it
+        except Exception:  # an error in a pool's thread would be lost otherwise
             logger.exception("bucket_mirror_failed", extra={"job_id": job_id})
 
 
 def _bring(buckets: Sequence[JobBucket], job_id: str, artifacts: Path) -> None:
-    """Complete the artifacts, leave word of what could not be among them, and only then remove the prefixes."""
+    """Complete the artifacts, record what is missing from them, and only then remove the prefixes."""
     if artifacts.is_dir():
         skipped = [one for bucket in buckets for one in bucket.complete(job_id, artifacts).skipped]
-        if skipped:  # a repeat that finds the prefixes removed must not take the word back
+        if skipped:  # a repeat finds the prefixes removed, and must not clear the record
             note_lost(artifacts, "", skipped)
     for bucket in buckets:
         bucket.remove(job_id)
@@ -279,12 +278,12 @@ def _bring(buckets: Sequence[JobBucket], job_id: str, artifacts: Path) -> None:
 
 @contextmanager
 def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
-    """The data set that the job wants in the bucket, open until it is copied; None: it wants none.
+    """Open the data set that the job wants in the bucket, until it is copied; None: it wants none.
 
-    Other jobs write in the shared storage: what is copied seconds later has to be what was opened beneath it.
+    Other jobs write to the shared storage: the descriptor ensures that what is copied is what was opened beneath it.
 
     Raises:
-        BackendError: It is not there, outside of what is the job's, or behind a link.
+        BackendError: The data set is missing, outside of the job's folders, or behind a link.
     """
     named = spec.env.get(STAGE)
     if not named:
@@ -316,7 +315,7 @@ def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
 
 
 def _removed(bucket: JobBucket, job_id: str) -> None:
-    """Leave nothing of a place that turned out to be of no use."""
+    """Remove the job's folders from a bucket that turned out to be unusable."""
     try:
         bucket.remove(job_id)
     except GradientError:

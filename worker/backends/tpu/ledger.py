@@ -1,22 +1,25 @@
-"""Where the backend writes down what bills, before it asks for it. The record itself is not the backend's business."""
+"""The interface of the record of billed resources, which are recorded before they are requested.
+
+The backend does not depend on where the record is stored.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 NODE, QUEUED, POOL = "tpu_node", "tpu_queued", "tpu_pool"
-"""Kinds of entries: a node made at once; a queued resource with its node; a node that was there before."""
+"""Kinds of entries: a directly created node; a queued resource with its node; an existing node of a pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing that was asked for.
+    """One requested resource.
 
     Attributes:
-        id: Of the entry.
+        id: The entry's id.
         name: `<zone>/<id>` in the cloud.
-        operation: The cloud's name of the operation that makes it; None: not known.
-        age: Seconds since the intent was written down.
-        over: It is gone, or the cloud has taken the wish to delete it.
+        operation: The cloud's name of the operation that creates it; None: unknown.
+        age: Seconds since it was recorded.
+        over: It is deleted, or the cloud has accepted the request to delete it.
     """
 
     id: int
@@ -30,23 +33,23 @@ class Entry:
 
     @property
     def zone(self) -> str:
-        """Its zone."""
+        """The resource's zone."""
         return self.name.partition("/")[0]
 
     @property
     def cloud_id(self) -> str:
-        """Its id in the zone."""
+        """The resource's id in its zone."""
         return self.name.partition("/")[2]
 
 
 class Ledger(Protocol):
-    """The record of what bills. Everything raises StoreUnavailable when it cannot be reached."""
+    """The record of billed resources. Every method raises StoreUnavailable if the record cannot be reached."""
 
     def installation(self) -> str:
-        """What this service's resources are labelled with, so that no other one's are touched."""
+        """Return the label of this service's resources, so that those of other services are not touched."""
 
     def intend(self, kind: str, name: str, *, job_id: str, attempt: int) -> Entry | None:
-        """Write down what is about to be asked for; a repeat gives the same entry. None: another attempt holds it."""
+        """Record a resource before it is requested; a repeat returns the same entry. None: another attempt holds it."""
 
     def note(
         self,
@@ -58,16 +61,16 @@ class Ledger(Protocol):
         operation: str | None = None,
         bills: bool = False,
     ) -> None:
-        """Write down what the cloud says of it, and that it bills from now on."""
+        """Record the cloud's state of a resource and, with `bills`, that it is billed from now on."""
 
     def close(self, entry: Entry, *, gone: bool, detail: str | None = None) -> None:
-        """It is gone, or, else, the cloud has taken the wish to delete it."""
+        """Mark a resource as deleted or, if not `gone`, as "delete requested"."""
 
     def of_attempt(self, job_id: str, attempt: int) -> list[Entry]:
-        """Everything that was ever asked for it, the first first."""
+        """List all resources of an attempt, oldest first."""
 
     def here(self) -> list[Entry]:
-        """What this host's workers asked for and nobody has deleted yet."""
+        """List resources that this host's workers requested and nobody has deleted yet."""
 
     def unowned(self) -> list[Entry]:
-        """What is not known to be gone and should be, on any host: it is `over`, or no worker runs its attempt."""
+        """List resources on any host that should be deleted: they are `over`, or no worker runs their attempt."""

@@ -1,22 +1,22 @@
-"""Gives back what was asked for: deletes what was made, lets go of what was there before."""
+"""Releases devices: deletes nodes and queued resources that were created, and frees nodes of a pool."""
 
 from worker.backends.tpu.api import TpuApi
 from worker.backends.tpu.ledger import POOL, QUEUED, Entry, Ledger
 
 
 class Removal:
-    """Any of it may be repeated, by anyone."""
+    """Every method may be repeated, by any worker."""
 
     def __init__(self, api: TpuApi, ledger: Ledger) -> None:
         self._api = api
         self._ledger = ledger
 
     def remove(self, entry: Entry, why: str | None = None) -> None:
-        """Have it deleted; what is not there is gone. When this returns the cloud has taken the wish.
+        """Delete a resource; a missing one counts as deleted. On return the cloud has accepted the request.
 
         Raises:
-            ApiAway: It is not known whether it has; ask again.
-            ApiRefused: It has not.
+            ApiAway: It is unknown whether the cloud has accepted the request; try again.
+            ApiRefused: The cloud refused the request.
         """
         if entry.kind == POOL:
             self._ledger.close(entry, gone=True, detail=why)
@@ -25,9 +25,9 @@ class Removal:
         self._ledger.close(entry, gone=not taken, detail=why)
 
     def _delete(self, entry: Entry) -> bool:
-        """Whether there was something to delete."""
+        """Delete the resource; return whether there was one."""
         if entry.kind == QUEUED:
-            # Its node first goes with it; one that outlived it is deleted by its own name.
+            # This deletes its first node too; a node that outlived it is deleted by its own name.
             queued = self._api.delete_queued(entry.zone, entry.cloud_id)
             return queued or self._api.delete_node(entry.zone, entry.cloud_id)
         return self._api.delete_node(entry.zone, entry.cloud_id)

@@ -1,6 +1,7 @@
-"""Gets a TPU for an attempt: looks, asks, waits, says what it waits for, and tries the next zone.
+"""Gets a TPU for an attempt: searches, requests, waits, reports what it waits for, and tries the next zone.
 
-What is there is looked for before anything is asked for, so that whoever comes after a crash goes on where it was.
+It looks for existing resources before it requests any, so that a worker that takes over after a crash continues where
+the last one was.
 """
 
 import logging
@@ -21,50 +22,50 @@ from worker.backends.tpu.ways import AtOnce, InTurn, Look, Way
 logger = logging.getLogger(__name__)
 
 _BAD_NODE_LOOKS = 12
-"""Looks after which a pool's node that was of no use is asked about again."""
+"""Number of polls after which an unusable node of a pool is checked again."""
 
 Say = Callable[[str], None]
-"""Told what is waited for; raises if the start has to be given up."""
+"""Called with what is waited for; raises if the start must be aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A TPU that is the attempt's."""
+    """A TPU reserved for the attempt."""
 
     entry: Entry
     node: Node
 
 
 class _NextZone(Exception):
-    """This zone has nothing for the job."""
+    """This zone has no device for the job."""
 
 
 class Patience:
-    """How long an API that does not answer is borne, since it last answered."""
+    """Tolerates an API that does not answer, up to a limit on the time since its last answer."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._answered = time.monotonic()
 
     def answered(self) -> None:
-        """It answers."""
+        """Record that the API answered."""
         self._answered = time.monotonic()
 
     def away(self, error: ApiAway) -> None:
-        """It does not; raises when that is too long."""
+        """Record that the API did not answer; raises after the time limit."""
         logger.info("tpu_api_away", extra={"error": str(error)})
         if time.monotonic() - self._answered >= self._seconds:
             raise BackendError("tpu_api_away", str(error)) from error
 
 
 class Seeker:
-    """Seeks one device for one attempt.
+    """Searches for one device for one attempt.
 
     Args:
-        api: Google's.
-        ledger: Where what bills is written down.
-        settings: How it is sought.
-        ready: Makes sure that a job can use a device in this zone, before one is asked for; raises BackendError.
+        api: Google's TPU API.
+        ledger: The record of billed resources.
+        settings: The TPU settings.
+        ready: Checks that a job can use a device in a zone, before one is requested; raises BackendError.
     """
 
     def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings, ready: Callable[[str], None]) -> None:
@@ -79,11 +80,11 @@ class Seeker:
 
         Args:
             spec: The attempt.
-            wish: The node, where one is to be made.
-            say: Told what is waited for.
+            wish: The node to create, if one has to be created.
+            say: Called with what is waited for.
 
         Raises:
-            BackendError: There is none to be had.
+            BackendError: No device is available.
         """
         before = self._ledger.of_attempt(spec.job_id, spec.attempt)
         waited = max((entry.age for entry in before), default=0.0)
@@ -108,12 +109,12 @@ class Seeker:
 
 
 def _adding(say: Say, tried: list[str]) -> Say:
-    """What is said, with what was tried before."""
+    """Return a `say` that appends what was tried before."""
     return lambda words: say(f"{words}; tried {'; '.join(tried)}" if tried else words)
 
 
 class _Search:
-    """Seeks in one zone."""
+    """Searches one zone."""
 
     def __init__(self, removal: Removal, ledger: Ledger, settings: TpuSettings, way: Way, say: Say) -> None:
         self._removal = removal
@@ -153,7 +154,7 @@ class _Search:
             time.sleep(self._settings.poll_seconds)
 
     def _step(self, entry: Entry, wish: Wish, until: float) -> tuple[Entry, Node | None]:
-        """One look; and one wish, if nothing is there."""
+        """Look once, and request the device if nothing is there."""
         look = self._way.look(entry)
         if not look.there:
             operation = self._way.make(entry.zone, wish, max(60.0, until - time.monotonic()))
@@ -166,7 +167,7 @@ class _Search:
         return entry, self._well(entry, look.node)
 
     def _well(self, entry: Entry, node: Node | None) -> Node | None:
-        """The node, if a job can run on it; one that stays ill is given back."""
+        """Return the node if a job can run on it; release one that stays unhealthy."""
         if node is None or verdict.usable(node):
             return node
         trouble = verdict.ill(node)
@@ -193,12 +194,12 @@ class _Search:
     def _give_back(self, entry: Entry, why: str) -> None:
         try:
             self._removal.remove(entry, why)
-        except (ApiAway, ApiRefused) as error:  # the ledger still has it: the teardown and the sweep go on trying
+        except (ApiAway, ApiRefused) as error:  # the ledger still lists it: the teardown and the sweep try again
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
 
 class _Pool:
-    """Nodes that are there, which jobs take in turn."""
+    """Existing nodes that jobs take in turn."""
 
     def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings, ready: Callable[[str], None]) -> None:
         self._api = api
@@ -230,7 +231,7 @@ class _Pool:
             time.sleep(self._settings.poll_seconds)
 
     def _first(self, spec: LaunchSpec, names: list[str], troubles: dict[str, Trouble]) -> Device | None:
-        """The first of these nodes that is free and well; what is wrong with others is added to `troubles`."""
+        """Reserve the first of these nodes that is free and healthy; add the problems of others to `troubles`."""
         held = [one for one in self._ledger.of_attempt(spec.job_id, spec.attempt) if not one.over and one.kind == POOL]
         mine = {entry.name for entry in held}
         for name in [*mine, *(name for name in names if name not in mine)]:
@@ -262,7 +263,7 @@ class _Pool:
         return verdict.lost(node) or verdict.ill(node) or Trouble("tpu_unreachable", f"{entry.name} has no address")
 
     def _wait(self, troubles: dict[str, Trouble], count: int, until: float) -> None:
-        """Raise if waiting is of no use, or was long enough."""
+        """Raise if waiting is useless, or has taken too long."""
         if len(troubles) == count:
             worst = next(iter(troubles.values()))
             raise BackendError(worst.reason, "; ".join(one.detail for one in troubles.values()))

@@ -1,4 +1,4 @@
-"""What a node for a job is made from, and whether a job can reach it."""
+"""Describes the node of a job, and checks that a job can reach it."""
 
 import socket
 import time
@@ -11,7 +11,7 @@ from worker.backends.base import BackendError, LaunchSpec
 from worker.backends.tpu.api import Node, Wish
 
 LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
-"""Labels of what we make: whose it is, and for which attempt."""
+"""Labels of created resources: the installation, the job and the attempt."""
 
 _STARTUP = Path(__file__).with_name("startup.sh")
 _CONNECT_SECONDS = 5.0
@@ -20,10 +20,12 @@ _OLDER_RUNTIME = "tpu-ubuntu2204-base"
 
 
 def wish_for(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, installation: str) -> Wish:
-    """The node for an attempt. Its id says whose it is, so that it is made once, and found again.
+    """Describe the node for an attempt.
+
+    Its id is that of the attempt, so that it is created once, and found again.
 
     Raises:
-        BackendError: The machine type is no TPU.
+        BackendError: The machine type is not a TPU.
     """
     if machine.tpu_type is None:
         raise BackendError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
@@ -37,16 +39,16 @@ def wish_for(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, inst
 
 
 def runtime_of(machine: MachineType, settings: TpuSettings) -> str:
-    """The runtime version that a node of this machine type is made with."""
+    """Return the runtime version of nodes of this machine type."""
     generation = (machine.tpu_type or "").partition("-")[0]
     return settings.runtimes.get(machine.name) or _RUNTIMES.get(generation, _OLDER_RUNTIME)
 
 
 def reachable(node: Node, settings: TpuSettings, say: Callable[[str], None]) -> None:
-    """Wait until the device's ports take connections: TensorFlow would wait for a closed one for ever.
+    """Wait until the device's ports accept connections: TensorFlow would wait for a closed one for ever.
 
     Raises:
-        BackendError: They do not.
+        BackendError: A port stays closed.
     """
     until = time.monotonic() + settings.probe_seconds
     for address, port in node.endpoints:
@@ -58,7 +60,7 @@ def reachable(node: Node, settings: TpuSettings, say: Callable[[str], None]) -> 
 
 
 def _refusal(address: str, port: int) -> str | None:
-    """Why a port takes no connection; None: it does."""
+    """Return the reason that a port does not accept connections; None if it does."""
     try:
         with socket.create_connection((address, port), timeout=_CONNECT_SECONDS):
             return None

@@ -1,4 +1,4 @@
-"""Finds what bills and is no job's: by what was written down, and by its labels in every zone."""
+"""Deletes TPU nodes and queued resources that no job owns, found by the ledger and, in every zone, by label."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from worker.backends.tpu.starting import LABEL, LABEL_ATTEMPT, LABEL_JOB
 logger = logging.getLogger(__name__)
 
 Owned = Callable[[str, int], bool]
-"""Whether a worker runs this attempt of this job."""
+"""Returns whether a worker runs this attempt of this job."""
 
 
 class Strays:
@@ -26,7 +26,7 @@ class Strays:
         self._removal = Removal(api, ledger)
 
     def remove(self, owned: Owned) -> int:
-        """Delete them; how many were deleted, or found to be gone since they were written down."""
+        """Delete all of them; return how many were deleted, or found to be gone."""
         written = [one for one in self._ledger.unowned() if one.over or not owned(one.job_id, one.attempt)]
         count = sum(self._remove(entry) for entry in written)
         known = {entry.name for entry in written}
@@ -34,7 +34,7 @@ class Strays:
         return count + sum(self._remove_unwritten(zone, known, owned) for zone in zones)
 
     def _remove(self, entry: Entry) -> bool:
-        """Whether it is gone, or this was the first to have it deleted."""
+        """Delete a resource; return True unless that failed, or its deletion had been requested before."""
         try:
             self._removal.remove(entry)
         except (ApiAway, ApiRefused) as error:  # one that is being deleted may refuse to be deleted again
@@ -45,7 +45,7 @@ class Strays:
         return not entry.over
 
     def _remove_unwritten(self, zone: str, known: set[str], owned: Owned) -> int:
-        """What carries our label and nobody wrote down: the record was set back to an earlier day, say."""
+        """Delete labelled resources that are not in the ledger, as after the restore of an older database."""
         count = 0
         try:
             for kind, stray in self._labelled(zone):
@@ -63,7 +63,7 @@ class Strays:
         return count
 
     def _labelled(self, zone: str) -> Iterator[tuple[str, Node | Queued]]:
-        """What carries our label; queued resources first, their nodes go with them."""
+        """Yield labelled resources; queued resources first, since their nodes are deleted with them."""
         ours = self._ledger.installation()
         for kind, listed in ((QUEUED, self._api.queued_resources), (NODE, self._api.nodes)):
             for one in listed(zone):

@@ -1,6 +1,6 @@
-"""What a node's and a queued resource's state and health mean for the job on it.
+"""Interprets state and health of nodes and queued resources for the jobs on them.
 
-State and health decide together: a node can be READY and ill.
+Both must be checked: a node can be READY and unhealthy.
 """
 
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ _WELL = frozenset({"UNSPECIFIED", "HEALTHY"})
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a device is of no use to its job: a name in REASONS, and what is known beside it."""
+    """A problem that makes a device useless to its job: a name in REASONS, and details."""
 
     reason: str
     detail: str
 
 
 def usable(node: Node) -> bool:
-    """Whether a job can run on it now."""
+    """Return whether a job can run on a node now."""
     return node.state == READY and node.health in _WELL and bool(node.endpoints)
 
 
 def ill(node: Node) -> Trouble | None:
-    """What is wrong with a node that may get well by itself."""
+    """Return the problem of a node that may recover by itself; None if it has none."""
     if node.state == READY and node.health not in _WELL:
         words = f": {node.health_detail}" if node.health_detail else ""
         return Trouble("tpu_unhealthy", f"{node.zone}/{node.id} is READY, but {node.health}{words}")
@@ -39,7 +39,7 @@ def ill(node: Node) -> Trouble | None:
 
 
 def lost(node: Node) -> Trouble | None:
-    """What is wrong with a node that does not come back by itself."""
+    """Return the problem of a node that does not recover by itself; None if it has none."""
     where = f"{node.zone}/{node.id}"
     if node.state == "PREEMPTED" or (node.spot and node.state in {"STOPPED", "TERMINATED"}):
         return Trouble("preempted", f"{where} is {node.state}")
@@ -49,7 +49,7 @@ def lost(node: Node) -> Trouble | None:
 
 
 def suspended(queued: Queued) -> Trouble | None:
-    """What it means that a queued resource has no node any more; None: it has, or will have."""
+    """Return the problem of a queued resource without a node; None: it has one, or will have one."""
     if not queued.state.startswith("SUSPEND"):
         return None
     where = f"queued resource {queued.zone}/{queued.id} is {queued.state}"
@@ -59,5 +59,5 @@ def suspended(queued: Queued) -> Trouble | None:
 
 
 def missing(where: str) -> Trouble:
-    """What it means that a node in use is not there any more."""
+    """Return the problem of a node in use that no longer exists."""
     return Trouble("tpu_lost", f"{where} was deleted by somebody")

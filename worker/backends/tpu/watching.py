@@ -1,4 +1,4 @@
-"""Looks at the TPUs in use now and then, apart from who asks: an answer of the API may take its time."""
+"""Checks the TPUs in use periodically, in threads of its own: the API may take its time to answer."""
 
 import logging
 import threading
@@ -29,7 +29,7 @@ class _Watched:
 
 
 class Watching:
-    """See the module. What is once found lost stays lost. An API that is away tells nothing."""
+    """See the module. A node reported lost stays lost. An unreachable API yields no result."""
 
     def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings) -> None:
         self._api = api
@@ -40,11 +40,11 @@ class Watching:
         self._watched: dict[int, _Watched] = {}
 
     def trouble(self, entry: Entry, *, last: bool = False) -> Trouble | None:
-        """Why the device is of no use any more, as far as is known; None: it is, or nothing is known.
+        """Return the reason that the device is unusable; None: it is usable, or nothing is known.
 
         Args:
-            entry: The device's.
-            last: The job has failed: look once more now, its device may be why.
+            entry: The device's entry.
+            last: The job has failed: check once more now, its device may be the cause.
         """
         with self._lock:
             watched = self._watched.setdefault(entry.id, _Watched(time.monotonic()))
@@ -61,7 +61,7 @@ class Watching:
         return watched.trouble
 
     def forget(self, entry: Entry) -> None:
-        """No more looks at this one."""
+        """Stop checking this device."""
         with self._lock:
             self._watched.pop(entry.id, None)
 
@@ -75,7 +75,7 @@ class Watching:
         except (ApiAway, ApiRefused, StoreUnavailable) as error:
             logger.info("tpu_not_looked_at", extra={"resource": entry.name, "error": str(error)})
             return
-        except Exception:  # in a pool's thread nobody else would hear of it
+        except Exception:  # an error in a pool's thread would be lost otherwise
             logger.exception("tpu_look_failed")
             return
         watched.trouble = trouble
@@ -94,7 +94,7 @@ class Watching:
         return (verdict.suspended(queued) if queued is not None else None) or trouble
 
     def _ill(self, node: Node, watched: _Watched, *, last: bool) -> Trouble | None:
-        """What is wrong with a node for longer than is borne; of a job that failed on it, at all."""
+        """Return the problem of a node that is unhealthy for too long or, after a failed job, unhealthy at all."""
         trouble = verdict.ill(node)
         if trouble is None:
             watched.ill_since = None

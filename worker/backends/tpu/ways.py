@@ -1,4 +1,4 @@
-"""The two ways of making a TPU for a job, told alike: what there is, how it is made."""
+"""Two provisioning modes, direct node and queued resource, behind one interface."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,13 +11,13 @@ from worker.backends.tpu.verdict import Trouble
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at the cloud found.
+    """State of an attempt's resource in the cloud.
 
     Attributes:
-        there: Something of ours is there.
-        state: By the cloud's name; what is waited for is in it.
-        node: The node, as soon as there is one.
-        trouble: It will not become of use by itself.
+        there: A resource of ours exists.
+        state: The cloud's name of its state.
+        node: The node, once there is one.
+        trouble: A problem that does not go away by itself.
     """
 
     there: bool
@@ -27,21 +27,21 @@ class Look:
 
 
 class Way(Protocol):
-    """Raises ApiAway and ApiRefused."""
+    """A provisioning mode. Its methods raise ApiAway and ApiRefused."""
 
     kind: str
     words: str
-    """What is waited for."""
+    """Name of the kind of resource, for messages."""
 
     def look(self, entry: Entry) -> Look:
-        """What has become of it."""
+        """Return the current state of the resource."""
 
     def make(self, zone: str, wish: Wish, seconds: float) -> str | None:
-        """Ask for it, for so long; the operation's name, or None: it is there."""
+        """Request the resource, for so many seconds; return the operation's name, or None if it exists."""
 
 
 class AtOnce:
-    """A node, made at once or not at all."""
+    """A node, created directly or not at all."""
 
     kind = NODE
     words = "node"
@@ -57,7 +57,7 @@ class AtOnce:
         if entry.operation is None:
             return Look(there=False, state="absent")
         if self._api.check_operation(entry.operation):
-            # Made and gone again; between the two looks it may also just have been made.
+            # Created and deleted again; or created just between the two queries.
             node = self._api.node(entry.zone, entry.cloud_id)
             if node is None:
                 return Look(there=True, state="GONE", trouble=verdict.missing(entry.name))
@@ -71,7 +71,7 @@ class AtOnce:
 
 
 class InTurn:
-    """A queued resource, which makes a node when there is room for it."""
+    """A queued resource, which creates a node when there is capacity."""
 
     kind = QUEUED
     words = "queued resource"

@@ -9,14 +9,14 @@ class DataSet:
     """Labelled images, divided into training and test examples.
 
     Attributes:
-        name: As chosen with `--data`.
-        origin: Where the examples came from, in words for the user.
+        name: The name chosen with `--data`.
+        origin: Source of the examples, in words for the user.
         x_train: Images, uint8 in 0..255, shape (examples, height, width, channels).
         y_train: Labels in 0..classes-1, int32, shape (examples,).
         x_test: As x_train.
         y_test: As y_train.
-        classes: How many labels there are.
-        epochs: How often to go through them when `--epochs` is not given.
+        classes: Number of labels.
+        epochs: Default number of epochs, used without `--epochs`.
     """
 
     name: str

@@ -17,7 +17,7 @@ BRIGHTEST = 16
 def load(places: Sequence[Path]) -> DataSet:  # noqa: ARG001 - it comes with a library, no folder is needed
     """Return scikit-learn's digits in the shape and range of MNIST, with a fifth of them to test on.
 
-    Which examples are for testing never changes, whatever the seed of a training.
+    The test examples are always the same, whatever the seed of a training.
     """
     bunch = load_digits()
     tripled = bunch.images.repeat(ENLARGED, axis=1).repeat(ENLARGED, axis=2)

@@ -15,7 +15,7 @@ CLASSES = 10
 
 
 def find(places: Sequence[Path]) -> Path | None:
-    """The first mnist.npz in `places`, or None."""
+    """Return the first mnist.npz in `places`, or None."""
     return next((place / FILE_NAME for place in places if (place / FILE_NAME).is_file()), None)
 
 
@@ -23,7 +23,7 @@ def load(places: Sequence[Path]) -> DataSet:
     """Read MNIST from the first of `places` that has it.
 
     Raises:
-        DataSetError: None has it, or the file is not a readable mnist.npz.
+        DataSetError: No place has it, or the file is not a readable mnist.npz.
     """
     path = find(places)
     if path is None:

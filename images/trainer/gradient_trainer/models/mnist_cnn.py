@@ -19,7 +19,7 @@ def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
 
 
 def _convolution(hidden: Any, filters: int) -> Any:  # noqa: ANN401 - Keras' symbolic tensors have no public type
-    # Normalization subtracts the mean, so that a bias of the convolution would have no effect.
+    # Normalization subtracts the mean, so a bias of the convolution would have no effect.
     hidden = layers.Conv2D(filters, 3, padding="same", use_bias=False)(hidden)
     # Short trainings need the running mean to follow quickly; Keras' default of 0.99 lags behind.
     hidden = layers.BatchNormalization(momentum=0.8)(hidden)

@@ -1,1 +1,1 @@
-"""Jobs on a TPU VM itself: what runs there, and what follows it from here. They meet in the bucket alone."""
+"""Runs jobs on a TPU VM itself: the agent on the VM, and its follower here, communicate only through the bucket."""

@@ -1,7 +1,7 @@
-"""Runs a job on a TPU VM from here: stages it in the bucket, and follows what the VM tells there.
+"""Runs a job on a TPU VM: stages it in the bucket, and follows what the VM reports there.
 
-What the VM tells becomes the files of the job's control folder, as if it ran here. Each part of the output is named by
-where it begins, and what is here says where to go on: so nothing is lost or doubled, whoever dies in between.
+The reports become the files of the job's control folder, as if it ran here. Each part of the output is named by its
+start offset, and the file here shows where to continue: so nothing is lost or duplicated, whichever side dies.
 """
 
 import json
@@ -41,7 +41,7 @@ _HERE = Path(__file__).parent
 _THREADS = 4
 _KILLED, _ENDED = "killed", "vm_ended"
 _FAILURES = frozenset({"image_pull", "launch_failed", "stopped_by_user"})
-_LAST_STEPS = 15  # that an end may take to be told of once the job was killed
+_LAST_STEPS = 15  # allowed for the report of an end after the job was killed
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Followed:
 
 
 class OnVm:
-    """See the module; any thread may use it.
+    """See the module; usable from any thread.
 
     Args:
         opened: Opens the bucket of a region.
@@ -67,16 +67,16 @@ class OnVm:
         self._open = opened
         self._settings = settings.tpu
         self._image = settings.docker.default_image
-        self._renew_seconds = settings.bucket.token_seconds / 6  # Google being away for half an hour does no harm
+        self._renew_seconds = settings.bucket.token_seconds / 6  # an outage of Google's for half an hour does no harm
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-vm")
         self._lock = threading.Lock()
         self._followed: dict[str, _Followed] = {}
 
     def startup(self, spec: LaunchSpec, zone: str) -> str:
-        """Return the script that a VM in this zone begins with; it holds the address of the job's token.
+        """Return the start-up script of a VM in this zone; it contains the URL of the job's token.
 
         Raises:
-            BackendError: No such address can be signed.
+            BackendError: The URL cannot be signed.
         """
         bucket = self._open(region_of(zone))
         relay = bucket.relay(spec.job_id, spec.attempt)
@@ -100,10 +100,10 @@ class OnVm:
         )
 
     def stage(self, spec: LaunchSpec, zone: str, env: dict[str, str]) -> None:
-        """Lay out for the VM what it is to run; nothing bills yet.
+        """Upload the job for the VM; nothing is billed yet.
 
         Raises:
-            BackendError: That cannot be.
+            BackendError: It cannot be uploaded.
         """
         relay = self._relay(zone, spec.job_id, spec.attempt)
         job = _job(spec, spec.container or self._image, env)
@@ -124,12 +124,12 @@ class OnVm:
 
         Args:
             spec: The attempt.
-            zone: Where its VM is.
-            say: Told what is waited for; raises if the start has to be given up.
-            lost: Why the VM will not do it any more, if so.
+            zone: The VM's zone.
+            say: Called with what is waited for; raises if the start must be aborted.
+            lost: Returns the reason that the VM cannot run the job any more, if there is one.
 
         Raises:
-            BackendError: It does not.
+            BackendError: The VM does not run the job.
         """
         bucket = self._open(region_of(zone))
         relay = bucket.relay(spec.job_id, spec.attempt)
@@ -143,7 +143,7 @@ class OnVm:
             if phase == "running":
                 return
             if phase == "failed":
-                reason = told.get("reason")  # the VM's word: only what it may be is believed
+                reason = told.get("reason")  # sent by the VM: only known reasons are believed
                 raise BackendError(str(reason) if reason in _FAILURES else "launch_failed", str(told.get("detail")))
             trouble = lost()
             if trouble is not None:
@@ -154,7 +154,7 @@ class OnVm:
             time.sleep(self._settings.poll_seconds)
 
     def poll(self, handle: Handle) -> Exit | None:
-        """How the job ended, as far as is known here; looks in the bucket apart from who asks."""
+        """Return how the job ended, if known here; reads the bucket in another thread."""
         control = Path(handle["control"])
         code, reason = read_exit_code(control), read_control(control, _ENDED)
         if code is not None or reason is not None:
@@ -168,11 +168,11 @@ class OnVm:
         if read_control(control, _KILLED) is not None:
             followed.killed_at = followed.killed_at or time.monotonic()
             if time.monotonic() - followed.killed_at >= _LAST_STEPS * self._settings.vm_seconds:
-                return Exit(None, "vanished")  # the VM is gone, or as good as that
+                return Exit(None, "vanished")  # the VM is gone, or might as well be
         return None
 
     def silent(self, handle: Handle) -> Trouble | None:
-        """What is wrong where the VM has told nothing for long."""
+        """Return a problem if the VM has not reported for long."""
         followed = self._of(handle)
         quiet = time.monotonic() - followed.heard_at if followed.heard_at else 0.0
         if quiet < self._settings.unhealthy_seconds + 2 * BEAT_STEPS * self._settings.vm_seconds:
@@ -180,17 +180,17 @@ class OnVm:
         return Trouble("tpu_unhealthy", f"{handle['name']}: the TPU VM has told nothing for {quiet:.0f} s")
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
-        """Leave word that the job is to end; the VM hears it at its next step."""
+        """Request that the job end; the VM reads the request at its next step."""
         note_control(Path(handle["control"]), STOPPING if grace else _KILLED, "asked to end")
         self._of(handle).looked_at = 0.0
 
     def destroy(self, zone: str, job_id: str, attempt: int) -> None:
-        """Remove what was laid out in the bucket, where it is to be kept as well: it may hold secrets."""
+        """Remove the staged files, even where the bucket is kept: they may hold secrets."""
         with self._lock:
             self._followed.pop(f"{job_id}-{attempt}", None)
         try:
             self._relay(zone, job_id, attempt).clear()
-        except GradientError:  # the whole place of the job is removed after this, for as long as that takes
+        except GradientError:  # the job's whole prefix is removed after this, with retries
             logger.info("bucket_not_emptied", exc_info=True)
 
     def _relay(self, zone: str, job_id: str, attempt: int) -> Relay:
@@ -209,7 +209,7 @@ class OnVm:
             self._pass(bucket.relay(handle["job_id"], handle["attempt"]), Path(handle["control"]), followed)
         except (GradientError, OSError):
             logger.warning("tpu_vm_not_looked_at", exc_info=True, extra={"job_id": handle["job_id"]})
-        except Exception:  # in a pool's thread nobody else would hear of it
+        except Exception:  # an error in a pool's thread would be lost otherwise
             logger.exception("tpu_vm_look_failed", extra={"job_id": handle["job_id"]})
 
     def _pass(self, relay: Relay, control: Path, followed: _Followed) -> None:
@@ -217,7 +217,7 @@ class OnVm:
         if wish is not None and wish != followed.wished:
             relay.put("wish", wish.encode())
             followed.wished = wish
-        ended = relay.get("exit")  # first: what was told before it is there then
+        ended = relay.get("exit")  # read first: everything reported before the end is there then
         for name in FOLLOWED:
             _append(relay, control / name, name)
         alive = relay.get("alive")
@@ -230,12 +230,12 @@ class OnVm:
 
 
 def _written(file: Path) -> str:
-    """The shell command that writes a file of the agent on the VM."""
+    """Return the shell command that writes a file of the agent on the VM."""
     return f"cat >\"$place/agent/{file.name}\" <<'GRADIENT_AGENT'\n{file.read_text().rstrip()}\nGRADIENT_AGENT"
 
 
 def _renewed(bucket: JobBucket, spec: LaunchSpec) -> bool:
-    """Write a fresh token for an attempt, unless Google does not answer."""
+    """Write a fresh token for an attempt; return False if Google does not answer."""
     try:
         bucket.renew_token(spec.job_id, spec.attempt)
     except StoreUnavailable:
@@ -257,15 +257,15 @@ def _wish(control: Path) -> str | None:
 
 
 def _append(relay: Relay, file: Path, name: str) -> None:
-    """Add what is new of a file that the job writes on its VM."""
+    """Append the new part of a file that the job writes on its VM."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         for part in relay.names(name, f"{max(0, size - PART_BYTES):020d}"):
-            begins = int(part) if part.isdecimal() else -1  # a job is its VM's master, and can write there too
+            begins = int(part) if part.isdecimal() else -1  # the job controls its VM, and can write there too
             wanted = 0 <= begins <= size < begins + PART_BYTES
             content = relay.get(f"{name}/{part}", PART_BYTES) if wanted else None
-            # A write may have been cut short by a full disk or a death: only what is missing is added.
+            # A write may have been cut short by a full disk or a crash: only what is missing is added.
             rest = memoryview(content or b"")[max(0, size - begins) :]
             while rest:
                 written = os.write(descriptor, rest)
@@ -281,7 +281,7 @@ def _told(relay: Relay) -> dict[str, object]:
 
 
 def _job(spec: LaunchSpec, image: str, env: dict[str, str]) -> dict[str, object]:
-    """What the VM is told to run."""
+    """Describe the job for the VM."""
     login = spec.login(image)
     limits = {
         "cpus": spec.cpus,

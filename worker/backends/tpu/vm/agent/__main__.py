@@ -25,7 +25,7 @@ _ARTIFACT_SECONDS = 10.0
 
 
 class Agent:
-    """See the module."""
+    """Runs one job."""
 
     def __init__(self, place: Path) -> None:
         settings = json.loads((place / "vm.json").read_text())
@@ -42,7 +42,7 @@ class Agent:
         self._obeyed = b""
 
     def run(self) -> None:
-        """The whole job, from wherever it is."""
+        """Run the whole job, starting from its current state."""
         if self._bucket.get(self._prefix + "exit") is not None:
             return
         metadata = {"GCE_METADATA_HOST": self._serve_metadata()}
@@ -58,7 +58,7 @@ class Agent:
         self._put("exit", json.dumps({"code": self._code(), "reason": reason}).encode())
 
     def _serve_metadata(self) -> str:
-        """Serve the job's tokens at the address that an agent before this one did, which the job knows."""
+        """Serve the job's tokens, at the port of an earlier agent if there was one: the job knows it."""
         file = self._place / "metadata-port"
         port = int(file.read_text()) if file.exists() else 0
         server = Metadata(port, self._bucket)
@@ -74,7 +74,7 @@ class Agent:
         for name in FOLDERS:
             shutil.rmtree(self._place / name, ignore_errors=True)
             (self._place / name).mkdir()
-            (self._place / name).chmod(0o777)  # the container's user may be any
+            (self._place / name).chmod(0o777)  # the container may run as any user
         packed = self._place / "workspace.tar.gz"
         with self._bucket.open(self._prefix + "workspace.tar.gz") as answer, packed.open("wb") as file:
             shutil.copyfileobj(answer, file)
@@ -93,7 +93,7 @@ class Agent:
             time.sleep(0.05)
 
     def _job(self) -> dict[str, Any]:
-        """What is to run. It may hold secrets: it does not stay in the bucket."""
+        """Read what to run. It may hold secrets, so it is removed from the bucket."""
         kept = self._place / "job.json"
         while not kept.exists():
             content = self._bucket.get(self._prefix + "job.json")
@@ -109,13 +109,13 @@ class Agent:
         return job
 
     def _follow(self) -> str | None:
-        """Tell of the job until it has ended; why, where its exit code does not say it."""
+        """Report on the job until it has ended; return the reason if there is no exit code."""
         beats = itertools.count()
         alive = artifacts = 0.0
         while True:
             current = time.monotonic()
             try:
-                # Looked at first: what was written before the end is sent after this.
+                # Checked first: what was written before the end is sent below.
                 over = not self._runner.running()
                 for name in FOLLOWED:
                     self._ship(name)
@@ -128,7 +128,7 @@ class Agent:
                     alive = current
                     self._put("alive", str(next(beats)).encode())
                 self._obey()
-            except OSError as error:  # the network, or the metadata server: the job runs on, and is told of later
+            except OSError as error:  # network or metadata server down: the job runs on, and is reported later
                 sys.stderr.write(f"not told of the job: {error}\n")
             time.sleep(self._seconds)
 
@@ -146,7 +146,7 @@ class Agent:
             self._obeyed = wish
 
     def _ship(self, name: str) -> None:
-        """Send what is new in a file that the job writes, which may be anything."""
+        """Send the new part of a file that the job writes, which may be anything."""
         try:
             descriptor = os.open(self._control / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -159,20 +159,20 @@ class Agent:
                     return
                 if self._bucket.put(f"{self._prefix}{name}/{at:020d}", data, len(data), new=True):
                     self._at[name] = at + len(data)
-                else:  # sent, and its answer was lost
+                else:  # sent before, but the answer was lost
                     del self._at[name]
         finally:
             os.close(descriptor)
 
     def _position(self, name: str) -> int:
-        """Bytes of a file that are sent: the bucket knows it, whoever of us sent them."""
+        """Return how many bytes of a file were sent, by this agent or an earlier one, according to the bucket."""
         if name not in self._at:
             parts = self._bucket.sizes(f"{self._prefix}{name}/")
             self._at[name] = max((int(part.rpartition("/")[2]) + size for part, size in parts.items()), default=0)
         return self._at[name]
 
     def _send_artifacts(self) -> None:
-        """Send what is new or changed of what the job leaves: regular files, found without following a link."""
+        """Send new and changed artifacts, regular files only, without following links; remove deleted ones."""
         root = self._place / "artifacts"
         there = set()
         for folder, _, names in os.walk(root):
@@ -203,7 +203,7 @@ class Agent:
 
 
 def _blocks(file: Any, size: int) -> Iterator[bytes]:  # noqa: ANN401 - a binary file
-    """As much of a file as was announced, whatever it grows to meanwhile."""
+    """Read as many bytes of a file as were announced, even if it grows meanwhile."""
     while size:
         block: bytes = file.read(min(size, _BLOCK_BYTES))
         if not block:

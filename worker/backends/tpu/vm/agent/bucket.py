@@ -1,4 +1,4 @@
-"""The job's objects in Cloud Storage, by tokens of its own."""
+"""The job's objects in Cloud Storage, accessed with its own tokens."""
 
 import contextlib
 import json
@@ -19,12 +19,12 @@ _TOKEN_SECONDS = 300.0
 
 
 class Bucket:
-    """The objects below the job's prefix, by its own tokens; any thread may use it.
+    """The objects below the job's prefix, accessed with its own tokens; usable from any thread.
 
     Args:
-        name: Of the bucket.
+        name: The bucket's name.
         token_name: The object that the worker writes tokens to.
-        token_url: Signed address of that object.
+        token_url: Signed URL of that object.
     """
 
     def __init__(self, name: str, token_name: str, token_url: str) -> None:
@@ -37,7 +37,7 @@ class Bucket:
         self._expires_at = self._read_again_at = 0.0
 
     def token(self) -> tuple[str, float]:
-        """An access token, and the Unix time at which it expires; waits until there is one."""
+        """Return an access token, and the Unix time at which it expires; waits until there is one."""
         with self._lock:
             while time.time() >= self._read_again_at:
                 try:
@@ -54,7 +54,7 @@ class Bucket:
             return self._token, self._expires_at
 
     def _open_token(self) -> Any:  # noqa: ANN401 - a response of urllib's, whose type it keeps to itself
-        """The token's object: by the last token, for the signed address works for a week only, else by that."""
+        """Open the token's object with the last token, else by the signed URL, which works for a week only."""
         if time.time() < self._expires_at:
             request = urllib.request.Request(self._token_at, headers={"Authorization": f"Bearer {self._token}"})  # noqa: S310 - Google's, or a simulator's
             with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ class Bucket:
         return urllib.request.urlopen(self._token_url, timeout=CALL_SECONDS)  # noqa: S310 - the same
 
     def get(self, name: str) -> bytes | None:
-        """An object's content; None if there is no such object."""
+        """Return an object's content; None if there is no such object."""
         try:
             with self.open(name) as answer:
                 content: bytes = answer.read()
@@ -73,11 +73,11 @@ class Bucket:
             raise
 
     def open(self, name: str) -> Any:  # noqa: ANN401 - a response of urllib's, whose type it keeps to itself
-        """An object to be read."""
+        """Open an object for reading."""
         return self._ask("GET", f"{self._objects}/{urllib.parse.quote(name, safe='')}?alt=media")
 
     def put(self, name: str, content: Any, size: int, *, new: bool = False) -> bool:  # noqa: ANN401 - bytes or a file
-        """Write an object; False if `new` was asked for and it is there."""
+        """Write an object; return False if `new` is set and it exists."""
         query = urllib.parse.urlencode(
             {"uploadType": "media", "name": name} | ({"ifGenerationMatch": 0} if new else {})
         )
@@ -99,7 +99,7 @@ class Bucket:
                 raise
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Names below a prefix, and how many bytes each has."""
+        """Return the sizes of the objects below a prefix, by name."""
         found: dict[str, int] = {}
         token = ""
         while True:

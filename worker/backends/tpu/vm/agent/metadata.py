@@ -1,4 +1,4 @@
-"""A metadata server for the job's programs, so that they find the job's own tokens as they would the VM's account."""
+"""A metadata server that gives the job's programs the job's own tokens, in place of the VM's account."""
 
 import json
 import os
@@ -15,11 +15,11 @@ _METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
 
 
 class Metadata(ThreadingHTTPServer):
-    """A metadata server for the job: its account is the job's own token, all else is the VM's own server's.
+    """Serves the job's token as its account; everything else is forwarded to the VM's own metadata server.
 
     Args:
-        port: To listen on, at 127.0.0.1; 0 takes a free one.
-        bucket: Has the tokens.
+        port: Port to listen on, at 127.0.0.1; 0 picks a free one.
+        bucket: Source of the tokens.
     """
 
     daemon_threads = True
@@ -70,4 +70,4 @@ class _MetadataRequest(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as http.server names it
-        """Say nothing."""
+        """Log nothing."""

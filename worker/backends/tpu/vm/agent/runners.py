@@ -1,4 +1,4 @@
-"""The job on this machine: in a container, or as a process where machines are simulated."""
+"""Runs the job on this machine: in a container, or as a process where machines are simulated."""
 
 import contextlib
 import os
@@ -17,8 +17,8 @@ class JobFailed(Exception):
     """The job cannot be started.
 
     Args:
-        reason: What the service calls it.
-        detail: For the user.
+        reason: The service's name for it.
+        detail: Text for the user.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -28,13 +28,13 @@ class JobFailed(Exception):
 
 
 class Process:
-    """The job as a process of this machine: where machines are simulated, and have no engine of their own."""
+    """The job as a process of this machine: simulated machines have no engine of their own."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
 
     def prepare(self, job: dict[str, Any]) -> None:
-        """Nothing has to be fetched for it."""
+        """Do nothing: a process needs no image."""
 
     def start(self, job: dict[str, Any]) -> None:
         """Start the wrapper in a session of its own."""
@@ -52,16 +52,16 @@ class Process:
         )
 
     def running(self) -> bool:
-        """Whether the wrapper is alive."""
+        """Return whether the wrapper is alive."""
         leader = self._leader()
         return leader is not None and leader in set(self._members(leader))
 
     def code(self) -> int | None:
-        """How it ended where the wrapper left no word: not known."""
+        """Return None: without the wrapper's exit file the exit code is unknown."""
         return None
 
     def signal(self, number: int) -> None:
-        """Signal all of it but the wrapper, which tells how it ended."""
+        """Signal all processes except the wrapper, which records the exit code."""
         leader = self._leader()
         for pid in self._members(leader) if leader is not None else ():
             if pid != leader:
@@ -82,13 +82,13 @@ class Process:
 
 
 class Container:
-    """The job in its container, which has the machine's devices and network."""
+    """The job in its container, with access to the machine's devices and network."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
 
     def prepare(self, job: dict[str, Any]) -> None:
-        """Have the image."""
+        """Pull the image, if needed."""
         if shutil.which("docker") is None:
             raise JobFailed("launch_failed", "there is no Docker on the TPU VM, and it could not be installed")
         image, login = job["image"], job["login"]
@@ -104,10 +104,10 @@ class Container:
             raise JobFailed("image_pull", f"{image}: {done.stdout.strip()}")
 
     def start(self, job: dict[str, Any]) -> None:
-        """Start the container, which may touch the TPU's devices (that takes every right on the machine)."""
+        """Start the container with access to the TPU's devices, which takes every privilege on the machine."""
         mounts = [f"--volume={self._place / name}:{inside}" for name, inside in FOLDERS.items()]
         mounts.append(f"--volume={self._place / 'run.sh'}:/.gradient/run.sh:ro")
-        # Names alone: the values come by the environment, where no list of processes shows them.
+        # Names only: the values are passed in the environment, where no list of processes shows them.
         names = [f"--env={name}" for name in job["env"]]
         options = ["--detach", f"--name={_CONTAINER}", "--privileged", "--net=host", "--entrypoint=/bin/sh"]
         options += [f"--workdir={job['working_dir'] or FOLDERS['workspace']}", *job["options"], *mounts, *names]
@@ -118,16 +118,16 @@ class Container:
             raise JobFailed("launch_failed", done.stdout.strip())
 
     def running(self) -> bool:
-        """Whether the container is."""
+        """Return whether the container is running."""
         return self._told("{{.State.Running}}") == "true"
 
     def code(self) -> int | None:
-        """What the engine says of its end."""
+        """Return the container's exit code from the engine."""
         told = self._told("{{.State.ExitCode}}")
         return int(told) if told.isdecimal() else None
 
     def signal(self, number: int) -> None:
-        """Signal the wrapper, which passes it on."""
+        """Signal the wrapper, which forwards it."""
         self._docker("kill", f"--signal={number}", _CONTAINER)
 
     def _told(self, what: str) -> str:
