@@ -1,4 +1,4 @@
-"""Jobs that ended some days ago, with what they printed and left; and how a folder looks."""
+"""Jobs that ended some days ago, with logs and artifacts; and a snapshot of a folder."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from core.retention import DAY_SECONDS
 
 
 class Aging:
-    """Makes jobs of the past, over stores that are open.
+    """Creates jobs that ended in the past, over open stores.
 
     Args:
-        kept: Whatever holds `database`, `logs`, `artifacts` and `workspaces`.
+        kept: An object with `database`, `logs`, `artifacts` and `workspaces`.
         folder: Where outputs are prepared.
     """
 
@@ -52,7 +52,7 @@ class Aging:
         return self.row(job)
 
     def write(self, job: Job, log: bytes, files, attempt: int = 1) -> None:
-        """What a job prints and leaves."""
+        """Write the log and the artifacts of a job."""
         if log:
             with self.kept.logs.open_writer(job.id, 1) as writer:
                 writer.append(log, 0)

@@ -27,7 +27,7 @@ class Place:
         self._made = []
 
     def another(self):
-        """An instance of its own, as a worker that comes back has one."""
+        """Create another instance of the backend, as a restarted worker does."""
         return make_backend(self.name, self.settings, self._ledger)
 
     def spec(self, command, *, attempt=1, **options):
@@ -66,7 +66,7 @@ class Place:
         return (spec.control / "log").read_bytes() if (spec.control / "log").exists() else b""
 
     def inside(self, folder, mounted):
-        """Where the job finds a folder of this host."""
+        """Return the path at which the job finds a folder of this host."""
         return mounted if self.backend.capabilities.mounts else str(folder)
 
     def clear(self):

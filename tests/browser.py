@@ -74,7 +74,7 @@ class Browser:
         self._received = b""
         self._session: str | None = None
         self.messages: list[str] = []
-        """What pages wrote to the console, and what broke on them."""
+        """Console output and errors of the pages."""
         self._attach()
         if size[0] < 500:  # a window cannot be as narrow as a telephone
             self("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=True)

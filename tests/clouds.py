@@ -13,11 +13,11 @@ from worker.backends.tpu.ledger import Entry
 
 ZONES = ["us-central1-b", "us-west4-a"]
 NOTHING = ([], [])
-"""What is left of nodes and queued resources when all is given back."""
+"""Nodes and queued resources of the simulator when everything was deleted."""
 
 
 def none_over(_job_id):
-    """No job is over."""
+    """Report no job as over."""
     return False
 
 
@@ -57,7 +57,7 @@ def simulated(**options):
 
 
 def tpu_settings(simulator, **options):
-    """What a worker is told of the simulated cloud; patience is short."""
+    """Return TPU settings for the simulated cloud, with short timeouts."""
     return {
         "simulator": simulator.address,
         "zones": ZONES,
@@ -74,7 +74,7 @@ def tpu_settings(simulator, **options):
 
 
 class MemoryLedger:
-    """What bills, kept in memory: for a backend without a record."""
+    """A ledger of billed resources in memory, for a backend without a database."""
 
     def __init__(self) -> None:
         self._rows: list[dict] = []
@@ -125,7 +125,7 @@ class MemoryLedger:
 
 
 def refused(place, spec=None, confirm=lambda: None):
-    """The reason and detail that a launch ends with."""
+    """Return the reason and detail of a launch that must fail."""
     with pytest.raises(BackendError) as raised:
         place.backend.launch(spec or place.spec("true"), confirm, lambda *_: None)
     return raised.value.reason, raised.value.detail

@@ -1,4 +1,4 @@
-"""What tests stand on: databases, a service in processes of its own, and what happens where the machine lacks it."""
+"""Shared fixtures: databases and service processes; tests whose requirements the machine lacks are deselected."""
 
 import functools
 import os
@@ -72,12 +72,12 @@ NEEDS = {
         "the original clients are not installed (apt-get install nodejs npm, then .ci/original-clients)",
     ),
 }
-"""What some tests need of the machine, by the fixture that offers it: how it is found, and what to say if it is not."""
+"""Requirements of tests, by the fixture that provides them: a function that finds one, and the message if missing."""
 
 NOT_INSTALLABLE = {"docker_server", "small_disk"}
-"""Needs that are a matter of rights: their lack is reported everywhere, and an error nowhere."""
+"""Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
 _PARAMETERS = {"postgres": "postgresql", "docker_server": "docker"}
-"""The parameter of a test that asks for the fixture."""
+"""Test parameters that stand for a fixture, by fixture."""
 
 _not_run: dict[str, str] = {}
 
@@ -99,7 +99,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take tests out that need what is not here; they are reported as not run, never as passed."""
+    """Deselect tests whose requirements are missing; they are reported as not run, never as passed."""
     missing = _missing()
     wanting = {item: words for item in items for fixture, words in missing.items() if _wants(item, fixture)}
     items[:] = [item for item in items if item not in wanting]
@@ -181,7 +181,7 @@ def docker_server() -> Iterator[DockerServer]:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    """What takes the traces that a service sends."""
+    """A collector of the traces that a service sends."""
     made = Collector()
     yield made
     made.stop()

@@ -98,7 +98,7 @@ class Deployment:
         self._client = httpx.Client(timeout=30)
 
     def environment(self, **settings: str) -> dict[str, str]:
-        """What its processes find in their environment."""
+        """Return the environment of the service's processes."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
         return env | {"GRADIENT_HOME": str(self.home)} | _OPENED | self._settings | settings
 
@@ -165,7 +165,7 @@ class Deployment:
                 process.kill()
 
     def job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
-        """What runs of this deployment's jobs, wherever it hides."""
+        """Find the running processes of this deployment's jobs, by their environment."""
         found = []
         storage = os.path.realpath(self.home / "storage")
         for process in psutil.process_iter():
@@ -179,14 +179,14 @@ class Deployment:
 
     @property
     def storage(self) -> Path:
-        """What the jobs of its one project share; made with the first of them."""
+        """Folder that the jobs of its one project share; created with the first of them."""
         projects = self.home / "storage" / "projects"
         [folder] = wait_until(lambda: list(projects.glob("*")), "the project's storage")
         return folder
 
     @property
     def datasets(self) -> Path:
-        """What every job reads."""
+        """Folder of data sets that every job can read."""
         folder = self.home / "storage" / "datasets"
         folder.mkdir(parents=True, exist_ok=True)
         return folder

@@ -31,7 +31,7 @@ _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 @functools.cache
 def missing_for_docker() -> str:
-    """What this machine lacks for running containers in tests; empty: nothing."""
+    """Name what this machine lacks for running containers in tests; empty if nothing."""
     if os.geteuid() != 0:
         return "not root"
     lacking = [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
@@ -103,14 +103,14 @@ class DockerServer:
             process.send_signal(number)
 
     def kill(self) -> None:
-        """What a crash does: no goodbye."""
+        """Kill the engine, as a crash does."""
         self.kills += 1
         self.signal(signal.SIGKILL)
         self._started.wait()
         (self.folder / "pid").unlink(missing_ok=True)  # its number may be another process's by the next start
 
     def set_live_restore(self, *, on: bool) -> None:
-        """Whether containers outlive the engine, from its next start or reload on."""
+        """Set whether containers outlive the engine, from its next start or reload on."""
         file = self.folder / "daemon.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"live-restore": on}))
 
@@ -122,12 +122,12 @@ class DockerServer:
                     process.kill()
 
     def terminate(self) -> None:
-        """What `systemctl stop docker` does."""
+        """Stop the engine as `systemctl stop docker` does."""
         self.signal(signal.SIGTERM)
         self._started.wait()
 
     def freeze(self) -> None:
-        """What hangs takes connections and does not answer."""
+        """Suspend the engine: it still takes connections, but does not answer."""
         self.signal(signal.SIGSTOP)
 
     def thaw(self) -> None:

@@ -62,11 +62,11 @@ _USED_UP = {
     "POST /original/jobs/{job_id}/destroy",
     "POST /original/jobs/{job_id}/artifactsDestroy",
 }
-"""Operations that leave a job another than they found it: each gets a job of its own."""
+"""Operations that change a job: each gets a job of its own."""
 
 
 def examples(few: int) -> settings:
-    """How much is tried: `few`, always the same, or as many as GRADIENT_FUZZ_EXAMPLES says."""
+    """Build Hypothesis settings for `few` examples, or GRADIENT_FUZZ_EXAMPLES of them; always the same ones."""
     return settings(
         max_examples=int(os.environ.get("GRADIENT_FUZZ_EXAMPLES", few)),
         derandomize=True,

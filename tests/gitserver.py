@@ -12,7 +12,7 @@ _AUTHOR = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAM
 
 
 def run_git(*arguments: str, cwd: Path, given: str = "") -> str:
-    """What git prints."""
+    """Run git and return its output."""
     done = subprocess.run(
         ["git", *arguments], cwd=cwd, env=os.environ | _AUTHOR, input=given, capture_output=True, text=True, check=True
     )
@@ -20,7 +20,7 @@ def run_git(*arguments: str, cwd: Path, given: str = "") -> str:
 
 
 def commit(folder: Path, files: dict[str, str], branch: str = "main") -> str:
-    """Commit files on a branch of a repository, made if it is missing; the commit."""
+    """Commit files on a branch of a repository, created if missing, and return the commit."""
     if not (folder / ".git").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         run_git("init", "--quiet", "--initial-branch=main", cwd=folder)

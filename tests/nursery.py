@@ -27,18 +27,18 @@ _LOADED = (
 
 
 class Nursery:
-    """The test's end of it; one for each test process, started when it is first needed."""
+    """The test's side of the fork server; one for each test process, started when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, arguments: list[str], env: dict[str, str], log: Path) -> int:
-        """Begin a process of `gradient-server`; its pid."""
+        """Start a process of `gradient-server` and return its pid."""
         return self._ask({"arguments": arguments, "env": env, "log": str(log)})
 
     def exit_code(self, pid: int) -> int | None:
-        """How a process ended, negative for a signal; None while it is there."""
+        """Return the exit code of a process, negative for a signal; None while it runs."""
         return self._ask({"pid": pid})
 
     def _ask(self, request: dict[str, Any]) -> Any:

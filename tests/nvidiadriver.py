@@ -81,7 +81,7 @@ class SmiDriver:
         self._tell()
 
     def use(self, card: int, memory_mib: int, *pids: int) -> None:
-        """Have something use a card."""
+        """Simulate processes that use a card."""
         self._use[card] = (memory_mib, list(pids))
         self._tell()
 

@@ -1,4 +1,4 @@
-"""What lies around a container engine: a neighbour of its host, with addresses that jobs may reach and may not."""
+"""The surroundings of a container engine: a neighbour of its host, with addresses that jobs may or may not reach."""
 
 import contextlib
 import subprocess

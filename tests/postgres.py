@@ -54,7 +54,7 @@ class PostgresServer:
         return f"postgresql://gradient@/{name}?host={self._folder}"
 
     def crash(self) -> None:
-        """What a failure does: no connection is told, nothing is written down."""
+        """Stop the server as a failure does: at once and without a checkpoint."""
         self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
 
     def processes(self) -> list[psutil.Process]:
@@ -72,12 +72,12 @@ class PostgresServer:
         return str(self._folder / ".s.PGSQL.5432")
 
     def freeze(self) -> None:
-        """It hangs: connections stand, and nobody answers."""
+        """Suspend the server: connections stay open, but nothing answers."""
         for process in self.processes():
             process.suspend()
 
     def thaw(self) -> None:
-        """It goes on where it was."""
+        """Let the server go on where it was."""
         for process in self.processes():
             process.resume()
 

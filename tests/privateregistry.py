@@ -70,7 +70,7 @@ class Server(ThreadingHTTPServer):
 
 
 def image(layer):
-    """What is at which path: a manifest, by tag and by digest, with the blobs it names."""
+    """Map paths to content: a manifest, by tag and by digest, and the blobs it names."""
     config = json.dumps(
         {
             "architecture": "amd64",

@@ -58,7 +58,7 @@ class RedisServer:
         wait_until(self._answers, "Redis to answer")
 
     def kill(self) -> None:
-        """What a crash does: no goodbye."""
+        """Kill the server, as a crash does."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -74,12 +74,12 @@ class RedisServer:
         return b"".join(file.read_bytes() for file in sorted((self._folder / "appendonlydir").glob("*")))
 
     def freeze(self) -> None:
-        """It hangs: connections stand, and nobody answers."""
+        """Suspend the server: connections stay open, but nothing answers."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """It goes on where it was."""
+        """Let the server go on where it was."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

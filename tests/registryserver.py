@@ -48,7 +48,7 @@ class Registry:
         new.replace(self.folder / "how.json")
 
     def put(self, name, layers, **config):
-        """Have an image: its layers as tar files; its reference and its digest."""
+        """Add an image from its layers (tar files); return its reference and its digest."""
         packed = [gzip.compress(layer, mtime=0) for layer in layers]
         described = {
             "architecture": "amd64",
@@ -76,7 +76,7 @@ class Registry:
         return _manifest_path(self.folder, repository, tag).exists()
 
     def asked(self):
-        """What was asked for so far."""
+        """Return the requests received so far."""
         log = self.folder / "asked"
         return log.read_text().splitlines() if log.exists() else []
 

@@ -25,7 +25,7 @@ _OF_THE_SCHEMA = {"alembic_version", "schema_info"}
 
 @contextmanager
 def release(folder: Path):
-    """Be the release of these migrations for a while."""
+    """Act as the release of these migrations while the block lasts."""
     with mock.patch.object(schema, "MIGRATIONS", folder):
         yield
 
@@ -92,7 +92,7 @@ def _insert(database, table, number, columns):
 
 
 def content(database, tables):
-    """What is in these tables (`described` gives them), as the database's driver returns it."""
+    """Read all rows of these tables (`described` gives them), as the database's driver returns them."""
     found = {}
     with database.engine.connect() as connection:
         for table, told in tables.items():
@@ -111,7 +111,7 @@ def tables_of(database):
 
 
 def _numbered(column):
-    """Whether the database counts it up by itself."""
+    """Return whether the database numbers the column by itself."""
     alone = len(column.table.primary_key) == 1 and column.primary_key
     return alone and column.type.python_type is int
 
@@ -170,7 +170,7 @@ def indexes(database):
 
 
 def breaks(before, after, *, removable=frozenset(), retired=frozenset()):
-    """What a release made for `before` would trip over in `after`; both as `described` says.
+    """List what in `after` breaks a release made for `before`; both are results of `described`.
 
     Args:
         before: The schema that it was made for.

@@ -1,4 +1,4 @@
-"""What tests of the service share: a live server, a worker's moves, and requests to send."""
+"""Shared helpers for tests of the service: a live server, a worker's transitions, and requests to send."""
 
 import io
 import json
@@ -108,7 +108,7 @@ def a_form(spec: dict, archive: bytes) -> dict[str, tuple]:
 
 @contextmanager
 def statements_of(database: Database) -> Iterator[list[tuple[str, Any]]]:
-    """What the database is asked while the block lasts: each statement with its parameters."""
+    """Record each statement sent to the database while the block lasts, with its parameters."""
     asked: list[tuple[str, Any]] = []
 
     def note(_connection, _cursor, statement, parameters, _context, _many) -> None:

@@ -16,7 +16,7 @@ def _as_root(*command: str) -> bool:
 
 @functools.cache
 def find_mount() -> str | None:
-    """How to mount; None if that is not allowed here."""
+    """Find the program that mounts; None if mounting is not allowed here."""
     found = shutil.which("mount")
     if found is None or (os.getuid() != 0 and shutil.which("sudo") is None):
         return None

@@ -72,7 +72,7 @@ def test_every_test_asserts():
 
 
 def asserts(function, asserting):
-    """Whether a function can fail by what it finds, itself or through one that is known to."""
+    """Return whether a function asserts anything, itself or through one that is known to."""
     return any(
         isinstance(node, ast.Assert)
         or (isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in asserting)

@@ -11,7 +11,7 @@ from chaos.run import Log, Plan, missing, place, run
 
 
 def _arguments() -> argparse.Namespace:
-    """What was asked for; ends with 2 where it cannot be run."""
+    """Parse the arguments; exit with 2 if the run is impossible."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=300, help="how many are injected")
     parser.add_argument("--seed", type=int, default=os.environ.get("GRADIENT_CHAOS_SEED"), help="of every choice")
@@ -27,7 +27,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """0: no violation; 1: some, or interrupted."""
+    """Return 0 if there was no violation, 1 if there were some or the run was interrupted."""
     given = _arguments()
     # In the background a shell has Ctrl-C ignored; either signal ends the run, and clears everything away.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -15,7 +15,7 @@ _GIVEN_UP_SECONDS = 120.0
 
 @dataclass
 class Canary:
-    """One of them; times are of the monotonic clock, seconds."""
+    """One canary job; times are of the monotonic clock, in seconds."""
 
     machine_type: str
     submitted: float
@@ -24,10 +24,10 @@ class Canary:
 
 
 class Canaries:
-    """Submits them while somebody waits for one; all who wait share them.
+    """Submits canary jobs while somebody waits for one; all who wait share them.
 
     Args:
-        clients: Who submit them.
+        clients: The clients that submit them.
         aborted: Set when the run ends early.
     """
 
@@ -37,7 +37,7 @@ class Canaries:
         self._sent: list[Canary] = []
 
     def first_after(self, machine_type: str, at: float, seconds: float) -> float | None:
-        """Seconds until the first one had succeeded that was submitted after a time; None: none did.
+        """Wait for a canary submitted after a time; return the seconds until the first success, or None.
 
         Args:
             machine_type: What it runs on.

@@ -1,11 +1,11 @@
-"""What has to hold after the run: the invariants of `faults.history`, and what its jobs and clients know beyond them.
+"""Invariants that must hold after the run: those of `faults.history`, and further ones of its jobs and clients.
 
-I13  every job ends as its kind does: nobody's fault is told as the user's, and no attempt is lost to a fault that a
-     repeat would have mended
+I13  every job ends as its kind does: no infrastructure fault is reported as the user's, and no attempt is lost to a
+     fault that a retry would have repaired
 I14  what an attempt left is kept, whole
 I15  a follower is sent every line of the log once, in order, over any number of connections
-I16  what is away is told as away: no status of 500 and more but 503, and no worker takes a database that does not
-     answer for a fault of its own
+I16  an unavailable part is reported as such: the only status of 500 or more is 503, and no worker takes a database
+     that does not answer for a fault of its own
 I17  nothing is left when all is over: messages, ports, connections, locks, what the engine made
 I18  no process opens more and more files, or takes more and more memory
 """
@@ -63,7 +63,7 @@ class Found:
 
 @dataclass
 class Outcome:
-    """All that a check found."""
+    """The result of a check."""
 
     violations: list[Found] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
@@ -121,7 +121,7 @@ class Checker:
                 self._add([f"I1 {job_id} has not ended {RECOVERY_SECONDS} s after the last fault"], rows)
 
     def _wait_clean(self) -> None:
-        """What is left of ended jobs has a moment to go."""
+        """Wait a moment for the remains of ended jobs to go."""
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not (self._stack.containers() or self._stack.scratch() or self._stack.running()), "it")
 
@@ -168,7 +168,7 @@ class Checker:
         return f"; by its own record attempts ended with {ends}" if ends else ""
 
     def _container_lost(self, one: Accepted, row: dict[str, Any]) -> bool:
-        """Whether a fault that ends containers, as documented, met one of its attempts."""
+        """Return whether a fault that is documented to end containers overlapped the job's life."""
         if one.machine_type != DOCKER_TYPE:
             return False
         began, ended = self._window(row)
@@ -229,7 +229,7 @@ class Checker:
                 self._now(f"I17 {len(left)} rows are left in {table.__tablename__}: {left[:3]}")
 
     def check_left(self) -> None:
-        """What is left when the service has ended."""
+        """Check what is left when the service has ended."""
         waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
         others = text("SELECT count(*) FROM pg_stat_activity WHERE datname IS NOT NULL AND pid <> pg_backend_pid()")
         with self._stack.database() as database, database.engine.connect() as connection:
@@ -273,10 +273,10 @@ def near(found: Found, injected: list[Injected]) -> list[Injected]:
 
 
 def documented(row: dict[str, Any], *, began: bool, lost: bool) -> bool:
-    """Whether a fault of the machine may end a job for good.
+    """Return whether an infrastructure fault may end the job for good.
 
     Args:
-        row: The job's.
+        row: The job's row.
         began: Whether its command ran, by its own record.
         lost: Whether its container was ended with its engine, as it is without live-restore.
     """
@@ -287,10 +287,10 @@ def documented(row: dict[str, Any], *, began: bool, lost: bool) -> bool:
 
 
 def log_difference(raw: bytes, attempts: list[Truth]) -> str:
-    """Where a log differs from what the attempts printed; empty: nowhere.
+    """Describe the first difference between a log and what the attempts printed; empty if there is none.
 
-    A shell's own words are passed over. A line that an attempt could not print, for want of room, may lack, and one
-    that was ended may have printed some that it did not write down any more.
+    A shell's own messages are ignored. A line that an attempt could not print, for want of room, may be missing, and an
+    attempt that was ended may have printed lines that it could no longer record.
     """
     wanted = [(number, line) for number, one in enumerate(attempts) for line in (one.out or b"").splitlines()]
     place = 0

@@ -22,14 +22,14 @@ from core.errors import StoreUnavailable
 
 CLIENTS = 4
 UNDER_WAY = 12
-"""So many jobs wait or run at most, beside canaries."""
+"""The most jobs that wait or run at a time, apart from canaries."""
 _ENDED = {"Stopped", "Failed", "Error", "Cancelled"}
 _RETRIED = {429, 503}
 
 
 @dataclass
 class Followed:
-    """What the followers of one job's log were sent."""
+    """The record of what followers of one job's log were sent."""
 
     job_id: str
     last: int = 0
@@ -39,18 +39,18 @@ class Followed:
 
 
 class Clients:
-    """All of them, and what they remember.
+    """All clients, and what they remember.
 
     Args:
         stack: The service.
-        seed: Of their choices.
+        seed: The seed of their choices.
     """
 
     def __init__(self, stack: Stack, seed: int) -> None:
         self.stack = stack
         self.accepted: dict[str, Accepted] = {}
         self.violations: list[tuple[float, str]] = []
-        """When, by the monotonic clock, and what should not have been answered."""
+        """Time, by the monotonic clock, and description of each wrong answer."""
         self.followed: list[Followed] = []
         self.answers = 0
         self.slowest_post = 0.0
@@ -63,7 +63,7 @@ class Clients:
     # ---- Requests
 
     def request(self, method: str, path: str, *, first: int = 0, fine: tuple[int, ...] = (), **options: Any) -> Any:
-        """An answer, asked for at one API process after the other until one of them gives it.
+        """Send a request to one API process after the other until one answers.
 
         Args:
             method: Of HTTP.

@@ -30,11 +30,11 @@ class WallClock:
         subprocess.run(command, check=True)
 
     def environment(self) -> dict[str, str]:
-        """What a process needs to go by it."""
+        """Return the environment variables that make a process use this clock."""
         return {"LD_PRELOAD": str(self._library), "WALL_CLOCK_OFFSET": str(self._offset)}
 
     def set(self, seconds: int) -> None:
-        """Go wrong by so many seconds from now on; below 0: behind."""
+        """Set the clock wrong by so many seconds from now on; negative is behind."""
         mode = "r+b" if self._offset.exists() else "wb"
         with self._offset.open(mode) as file:
             file.write(struct.pack("q", seconds))

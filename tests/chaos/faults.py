@@ -24,12 +24,12 @@ class Aborted(Exception):
 
 @dataclass
 class Hands:
-    """What a fault works with.
+    """Everything that a fault works with.
 
     Attributes:
-        stack: What it is done to.
-        clients: Whose jobs are stopped and deleted.
-        chance: Of its choices.
+        stack: The service that the fault is done to.
+        clients: The clients whose jobs are stopped and deleted.
+        chance: The random generator of its choices.
         aborted: Set when the run ends early.
     """
 

@@ -16,7 +16,7 @@ from deployment import PATIENCE
 RECOVERY_SECONDS = 3 * PATIENCE
 """A canary that has not succeeded so long after a fault's end is a violation."""
 PAUSE_SECONDS = (1.0, 7.0)
-"""Between the beginnings of two faults that may overlap."""
+"""Seconds between the beginnings of two faults that may overlap."""
 _AHEAD = 8
 
 
@@ -30,18 +30,18 @@ class Injected:
     chosen: dict[str, str]
     ended: float | None = None
     failed: str = ""
-    """Why it could not be injected or mended; then it counts for nothing."""
+    """The error if the fault could not be injected or repaired; it then counts for nothing."""
     recovered: dict[str, float | None] = field(default_factory=dict)
     """By machine type, seconds from its end until the first canary had succeeded; None: none did."""
 
 
 class Nemesis:
-    """Does it, and remembers what it did.
+    """Injects faults, and remembers them.
 
     Args:
         stack: The service.
-        clients: Whose jobs are harmed.
-        seed: Of its choices.
+        clients: The clients whose jobs are harmed.
+        seed: The seed of its choices.
         kinds: The faults to draw from.
         say: Tells of progress.
     """
@@ -100,7 +100,7 @@ class Nemesis:
         self._threads[-1].start()
 
     def _free(self, fault: Fault) -> dict[str, str] | None:
-        """Which processes it is done to, if nothing that it touches is taken."""
+        """Choose the processes that a fault is done to; None if a part that it touches is taken."""
         chosen = {}
         for part in fault.touches:
             anyone = {"api": API, "worker": ALL_WORKERS}.get(part, (part,))

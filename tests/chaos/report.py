@@ -1,4 +1,4 @@
-"""What a run found, for people: a table of the faults, every violation with the faults around it, and some figures."""
+"""The report of a run, for people: a table of the faults, every violation with the faults around it, and figures."""
 
 import statistics
 from collections import Counter
@@ -12,7 +12,7 @@ from faults.table import aligned
 
 _HEAD = ("fault", "n", "violations", "alone: mock", "docker", "overlapping: mock p50", "max", "docker p50", "max")
 _LONGEST = 12
-"""Processes whose memory and files are told."""
+"""Processes whose memory and files are reported."""
 
 
 def lines(injected: Sequence[Injected], outcome: Outcome, vitals: Sequence[Vitals]) -> Iterator[str]:

@@ -28,13 +28,13 @@ _FOLLOWERS_SECONDS = 120
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does.
+    """The parameters of a run.
 
     Attributes:
-        seed: Of every choice.
-        faults: How many are injected, all in all.
-        kinds: Which are drawn from.
-        alone: How many of the kinds are injected alone first.
+        seed: The seed of every random choice.
+        faults: The number of faults injected in total.
+        kinds: The kinds of fault to draw from.
+        alone: The number of kinds that are injected alone first.
     """
 
     seed: int
@@ -44,7 +44,7 @@ class Plan:
 
 
 def missing() -> str:
-    """What this machine lacks for it; empty: nothing."""
+    """Name what this machine lacks for a run; empty if nothing."""
     lacking = {
         "PostgreSQL's server programs": find_binaries(),
         "redis-server": find_redis(),
@@ -56,12 +56,12 @@ def missing() -> str:
 
 
 def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outcome:
-    """Start everything, break it, mend it, and check all that is known of it.
+    """Start everything, break it, repair it, and check all that is known of it.
 
     Args:
-        plan: What is done.
+        plan: The parameters of the run.
         folder: An empty one, for everything that is written.
-        say: Tells of progress, a line at a time.
+        say: Reports progress, a line at a time.
     """
     logging.getLogger("core.db").setLevel(logging.CRITICAL)  # the harness reads a database that it breaks
     with running_stack(folder) as stack:
@@ -93,7 +93,7 @@ def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outcome:
 
 @contextlib.contextmanager
 def _mended(nemesis: Nemesis) -> Iterator[None]:
-    """However the block ends, nothing stays broken: what is frozen could not be cleared away."""
+    """Repair everything however the block ends: a frozen process could not be cleared away."""
     try:
         yield
     finally:

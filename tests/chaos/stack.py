@@ -58,21 +58,21 @@ class Kept:
     process: Process | None = None
     ended_at: float | None = None
     exits: list[tuple[float, int | None]] = field(default_factory=list)
-    """When, by the monotonic clock, and with which code it ended."""
+    """Time, by the monotonic clock, and exit code of each end."""
 
     def alive(self) -> bool:
         return self.process is not None and self.process.alive()
 
 
 class Stack(Contained):
-    """All of it.
+    """The whole service.
 
     Args:
-        folder: Where everything lies.
+        folder: The folder of everything.
         server: The engine.
         postgres: The database's server.
         redis: The broker.
-        disk: What is mounted at the home.
+        disk: The disk that is mounted at the home.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Stack(Contained):
 
     @property
     def urls(self) -> list[str]:
-        """Where the API processes are."""
+        """Base URLs of the API processes."""
         return [f"http://127.0.0.1:{port}" for port in self.ports.values()]
 
     @property

@@ -57,7 +57,7 @@ class Watch:
         self._thread.start()
 
     def end(self) -> list[Vitals]:
-        """What was measured."""
+        """Stop, and return the measurements of each process."""
         self._ending.set()
         self._thread.join()
         return sorted(self.processes.values(), key=lambda one: (one.name, one.since))

@@ -40,7 +40,7 @@ class Kind:
     stops: bool = True
 
     def command(self, machine_type: str) -> str:
-        """What is submitted, for either backend."""
+        """Return the command to submit, for either backend."""
         return (contained if machine_type == DOCKER_TYPE else recorded)(self.body, self.code or 0)
 
 

@@ -37,7 +37,7 @@ def store(tmp_path):
 
 
 def contents(tmp_path):
-    """Whatever regular file lies anywhere in the store, which must hold no link."""
+    """Return the content of every regular file in the store, which must hold no link."""
     found = []
     for path in (tmp_path / "store").rglob("*"):
         assert not path.is_symlink()

@@ -69,7 +69,7 @@ def test_a_secret_that_is_not_there_is_named(database, vault, put, submit):
 
 
 def test_a_value_moved_to_another_name_is_of_no_use(database, vault, put, submit):
-    """Who can write into the database still learns nothing by a job of their own."""
+    """Somebody who can write to the database cannot read another project's secret through a job of their own."""
     job = submit(env_vars={"A": "secret:mine"})
     put("mine", "x")
     put("theirs", "their value", "prother")

@@ -43,7 +43,7 @@ def messages(logs, *, final=True, page=1000, **options):
 
 
 def reference_lines(raw, limit):
-    """What lines mean, written down without regard for size or speed."""
+    """Render the lines of a log in the simplest way, without regard for size or speed."""
     lines = raw.split(b"\n")
     if lines[-1] == b"":
         lines.pop()

@@ -12,7 +12,7 @@ from core.errors import Unauthorized
 
 @pytest.fixture
 def work(database, monkeypatch):
-    """What a check does: its queries without their values, and what it compares in constant time."""
+    """A function that returns the work since its last call: queries without values, constant-time compares, scrypt."""
     done = []
 
     def query(_connection, _cursor, statement, *_rest):

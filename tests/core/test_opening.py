@@ -1,4 +1,4 @@
-"""What an administrator may open to a machine type's containers, and what nobody may."""
+"""Privileges that an administrator may grant to a machine type's containers, and those that nobody may."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What policies no longer keep: what goes, what stays, and that whoever dies in between leaves nothing wrong."""
+"""Removal by retention policies: what is deleted, what stays, and recovery from a crash in between."""
 
 import io
 import os

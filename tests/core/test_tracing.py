@@ -1,4 +1,4 @@
-"""What can be told of traces without OpenTelemetry's SDK: places, ids, and that nothing happens until it is set up."""
+"""Tracing without OpenTelemetry's SDK: trace headers, span ids, and no effect until it is set up."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sealed texts: opened by who has the key, for what they were sealed for, and by nobody else."""
+"""Encrypted texts: they can be decrypted only with the key, and only for the purpose they were encrypted for."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Human-readable numbers."""
 
 import pytest
 

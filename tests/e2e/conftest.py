@@ -1,4 +1,4 @@
-"""What several whole ways through the service stand on."""
+"""Fixtures of the end-to-end tests."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The doorbell over a real Redis: what is lost, doubled, late or no message at all does no harm."""
+"""Wake messages over a real Redis: lost, repeated, late and malformed ones do no harm."""
 
 import base64
 import contextlib
@@ -27,7 +27,7 @@ OWN = "gradient:" + host_queue("one")
 
 @pytest.fixture
 def parts(tmp_path, redis):
-    """An API here, and what a worker needs that shares its stores but not its bell."""
+    """A running API, and the folders of a worker that shares its stores but not its local notification file."""
     deployment = Deployment(
         tmp_path / "home",
         GRADIENT_DATABASE__URL=f"sqlite:///{tmp_path / 'shared.db'}",
@@ -140,7 +140,7 @@ def test_doubled_and_replayed_rings_start_nothing_twice(parts, redis):
 
 
 def test_a_wish_rings_the_host_that_holds_the_job(parts):
-    """It looks for wishes only once in an hour, unless it is rung."""
+    """The worker looks for stop requests only once an hour, unless a message wakes it."""
     worker = start_far(parts, GRADIENT_WORKER__HEARTBEAT_SECONDS="3600", GRADIENT_WORKER__POLL_SECONDS="3600")
     listens(worker)
     job_id = parts.submit("sleep 600")
@@ -208,7 +208,7 @@ def test_a_worker_works_before_its_broker_is_there(parts, redis):
         redis.start()
 
 
-# Celery's own way of listening no more, while all else goes on: what a lost subscription looks like from outside.
+# Celery's own way to stop consuming while all else goes on: from outside it looks like a lost subscription.
 DEAFENED = """
 import pathlib, sys, threading, time
 from celery import signals

@@ -1,4 +1,4 @@
-"""Jobs on cards that are not there: everything is real but the driver's program and the toolkit's hook."""
+"""Jobs on fake GPUs: everything is real but the driver's program and the toolkit's hook."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a job sees under the mock backend, and how each way to end is told."""
+"""Jobs under the mock backend: what they see, and how each way to end is reported."""
 
 import io
 import os

@@ -102,7 +102,7 @@ def test_a_broker_that_crashes_and_forgets_everything_loses_no_job(parts, redis)
 
 
 def test_a_worker_on_another_machine_hears_through_the_broker(parts, redis, tmp_path):
-    """It shares the stores, not the bell's file: told by nobody, it would look only once in two minutes."""
+    """It shares the stores, not the local notification file: without a message it looks only once in two minutes."""
     far = tmp_path / "far"
     far.mkdir()
     for store in ("workspaces", "logs", "artifacts", "attempts", "storage"):

@@ -1,4 +1,4 @@
-"""A TPU job's place in Cloud Storage: there before anything bills, brought home at the end, and gone."""
+"""A TPU job's files in Cloud Storage: created before anything is billed, downloaded at the end, then deleted."""
 
 import json
 import sys

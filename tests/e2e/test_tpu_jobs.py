@@ -97,7 +97,7 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(service, simulator):
 
 @pytest.mark.faults
 def test_a_worker_killed_between_create_and_store_loses_no_tpu(service, simulator):
-    """The wish reached the cloud, the answer reached nobody: the next worker finds it by the name in the record."""
+    """The request reached the cloud, its response reached nobody: the next worker finds it by its recorded name."""
     simulator.inject("CreateQueuedResource", Fault(seconds=HANG, done=True))
     job_id = service.submit("echo ran", machineType="TPU")
     wait_until(lambda: simulator.cloud.left()[1], "the queued resource")

@@ -1,4 +1,4 @@
-"""The whole way of a TPU job on one command: a made-up cloud, its bucket, and TensorFlow on its device."""
+"""A TPU job from end to end with one command: a simulated cloud, its bucket, and TensorFlow on its device."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the fault tests stand on: services that remember, with timers short enough to watch them work."""
+"""Fixtures of the fault tests: services that record what they answer, with timers short enough to watch them work."""
 
 import contextlib
 from collections import Counter

@@ -22,7 +22,7 @@ exec 9<>"$life"
 """
 JOBS_NETWORK = "gradient-jobs"
 ENGINES_OWN = {"control group", "interface", "network namespace", "mount", "folder"}
-"""What an engine forgets that is killed while it makes or starts a container: no call of its removes it any more."""
+"""Objects that an engine forgets if it is killed while it makes or starts a container: no API call removes them."""
 
 
 def contained(body: str = "say done", code: int = 0) -> str:
@@ -59,7 +59,7 @@ class Contained(Watched):
         return [(one["Labels"][LABEL_JOB], int(one["Labels"][LABEL_ATTEMPT])) for one in found]
 
     def job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
-        """What runs of the jobs by the kernel, whatever the engine remembers."""
+        """Find the running processes of the jobs in the kernel, whatever the engine remembers."""
         ours = {job_id} if job_id else {accepted for accepted, _ in self.accepted}
         found = []
         for process in psutil.process_iter():
@@ -70,7 +70,7 @@ class Contained(Watched):
 
 
 def inventory(server: DockerServer) -> Counter[tuple[str, str]]:
-    """All that an engine keeps for containers: kind and name of each thing."""
+    """List everything that an engine keeps for containers: kind and name of each thing."""
     with server.client() as client:
         found = [("container", name) for one in client.containers(all=True) for name in one["Names"]]
         found += [("network", one["Name"]) for one in client.networks() if one["Name"] != JOBS_NETWORK]

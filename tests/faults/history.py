@@ -13,7 +13,7 @@ I7   a manifest names only what is there, with the right hash, and a complete on
 I8   a card is held by one attempt that is under way
 I9   nothing of an ended job is left on the machine
 I10  a stop is honoured, and soon
-I11  who has no key learns nothing, not even what exists
+I11  a client without a key learns nothing, not even what exists
 I12  a secret of a job is in no log, row, event or message
 """
 
@@ -41,7 +41,7 @@ _MISSING = "j000000000000z"
 
 @dataclass
 class Served:
-    """What the API says of one job's outputs."""
+    """The outputs of one job, as the API serves them."""
 
     raw: bytes = b""
     lines: list[int] = field(default_factory=list)
@@ -70,16 +70,16 @@ class History:
     scratch: list[tuple[str, int]] = field(default_factory=list)
     containers: list[tuple[str, int]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
-    """What somebody without a key could tell apart."""
+    """Routes whose answers reveal to a client without a key whether a job exists."""
     leaks: list[str] = field(default_factory=list)
-    """Where the canary was found."""
+    """Places where the canary was found."""
     stop_seconds: float | None = STOP_SECONDS
-    """How soon a stop has to work, beside the job's own grace; None: something was broken at the time."""
+    """Time limit for a stop, on top of the job's own grace; None if something was broken at the time."""
 
 
 @dataclass
 class Report:
-    """What a check found, for the table."""
+    """The result of a check, for the table."""
 
     jobs: int = 0
     lost: int = 0
@@ -89,7 +89,7 @@ class Report:
 
 
 class HistoryBroken(AssertionError):
-    """What was promised of the jobs does not hold; every violation is listed."""
+    """An invariant of the jobs does not hold; lists every violation."""
 
     def __init__(self, report: Report) -> None:
         super().__init__("\n".join([f"{len(report.problems)} violations:", *report.problems]))
@@ -162,7 +162,7 @@ def _attempt_of(name: str) -> tuple[str, int]:
 
 
 def _left_over(deployment: Watched) -> bool:
-    """Whether something of an ended attempt is still there; it has a moment to go."""
+    """Return whether anything of an ended attempt is still there; the caller gives it a moment to go."""
     left = {*deployment.containers(), *(_attempt_of(name) for name in deployment.scratch())}
     left |= {(job_id, attempt) for job_id, attempt, _ in deployment.running()}
     rows = {row["id"]: row for row in deployment.rows(Job)[0]} if left else {}
@@ -198,7 +198,7 @@ def _served(deployment: Watched, job_id: str) -> Served:
 
 
 def _told(deployment: Watched, job_id: str) -> list[str]:
-    """Where an answer without a key, or with a wrong one, shows whether a job exists."""
+    """List the routes whose answer without a key, or with a wrong one, reveals whether a job exists."""
     told = []
     for key in (None, "gj_0000000000_wrong"):
         for route in ("", "/logs", "/logs/raw", "/events", "/metrics", "/artifacts", "/artifacts.zip"):
@@ -210,7 +210,7 @@ def _told(deployment: Watched, job_id: str) -> list[str]:
 
 
 def _leaks(deployment: Watched) -> list[str]:
-    """Where the canary that every job carries in its environment can be found, beside its own specification."""
+    """List the places, other than a job's own specification, that contain the canary in every job's environment."""
     canary = deployment.canary
     if canary is None:
         return []
@@ -308,7 +308,7 @@ def _moves(row: dict[str, Any], events: list[dict[str, Any]], seen: dict[str, An
         state = target
     if state != row["state"]:
         found.append(f"I4 {where} is {row['state']}, its events end at {state}")
-    # What is removed later by its owner's wish or a policy is no change of the record.
+    # A later removal by the owner or by a policy does not change the record.
     apart = {"deleted_at", "artifacts_state", "logs_removed_at", "artifacts_removed_at"}
     changed = {name for name in seen or {} if name in row and seen and seen[name] != row[name]} - apart
     return found + ([f"I4 {where} changed after its end: {sorted(changed)}"] if changed else [])
@@ -367,12 +367,12 @@ def _log(row: dict[str, Any], truths: dict[int, Truth], served: Served) -> list[
 
 
 def matches(raw: bytes, printed: list[tuple[bytes, bool]]) -> bool:
-    """Whether a log is what the attempts printed, one after another.
+    """Return whether a log is what the attempts printed, one after another.
 
     Args:
         raw: The log.
-        printed: What each attempt wrote down, and whether it came to its end. One that was killed may have printed
-            a line that it did not write down any more.
+        printed: What each attempt recorded, and whether it came to its end. One that was killed may have printed
+            a line that it could no longer record.
     """
     if not printed:
         return raw == b""

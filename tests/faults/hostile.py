@@ -1,4 +1,4 @@
-"""Jobs that fight the folder that their wrapper and their worker talk through, wherever they run."""
+"""Jobs that attack the control folder between their wrapper and their worker, on any backend."""
 
 from deployment import wait_until
 from faults.table import trial
@@ -17,7 +17,7 @@ CONTROL = {
     "stopping is a link": 'ln -s {precious} "$control/stopping"; say done',
     "all is gone": 'say done; rm -rf "$control"',
 }
-"""What a job does there."""
+"""Attacks on the control folder, by name."""
 
 
 def fight(deployment, worker, recorded):

@@ -1,4 +1,4 @@
-"""Whether jobs were claimed in the order that was promised, by the events they left.
+"""Checks by the recorded events that jobs were claimed in the promised order.
 
 Among the jobs that wait: the highest priority; then the project with the fewest jobs under way; then the one that was
 submitted first, within its project.
@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 HAZE = timedelta(seconds=2)
-"""Events of different transactions are this uncertain in their order: what is younger may not have been seen."""
+"""Uncertainty of the order of events of different transactions: a younger event may not have been visible."""
 
 
 def disorder(jobs: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
-    """Every claim that passed somebody over who was surely there, and surely before.
+    """List every claim that passed over a job that certainly waited and certainly came first.
 
     Args:
         jobs: Rows of jobs that any worker could run: what does not fit may be passed over.

@@ -159,7 +159,7 @@ class EngineProxy(Proxy):
 
 
 def _rest(client: socket.socket) -> bytes:
-    """What comes soon after a request's head: its body may be apart from it."""
+    """Read what comes soon after a request's head: its body may arrive separately."""
     client.settimeout(0.1)
     try:
         return client.recv(65536)

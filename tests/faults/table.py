@@ -1,4 +1,4 @@
-"""What the faults did, as a table at the end of a run: a plugin of pytest, also over many test processes."""
+"""A pytest plugin that prints a table of the faults' effects at the end of a run, also over many test processes."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ WHAT = {
 
 
 def tries(quick: int, full: int) -> int:
-    """How often to try a fault: `quick` in every run, `full` with GRADIENT_FAULTS=full."""
+    """Return the number of times to try a fault: `quick` in every run, `full` with GRADIENT_FAULTS=full."""
     return full if FULL else quick
 
 

@@ -67,7 +67,7 @@ def test_jobs_that_end_without_their_engine_are_told_by_their_files(make_contain
 
 
 def outside(deployment, action, job_id):
-    """What somebody does to a job's container who has a shell on its host."""
+    """Act on a job's container as somebody with a shell on its host could."""
     with deployment.server.client() as client:
         getattr(client, action)(f"gradient-{job_id}-1")
 

@@ -17,15 +17,15 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
 
 MIB = 1024**2
 MORE_MIB = 200
-"""How much a worker may grow while it passes a loud job's output on."""
+"""Memory that a worker may grow by while it forwards a loud job's output."""
 MORE_ON_DISK_MIB = 40
-"""How much more than it prints a loud job may take of its host's disk: what is stored is not kept twice."""
+"""Disk that a loud job may take on its host beyond what it prints: stored output is not kept twice."""
 GRACE = 2
 
 LOUD = "loss 0.123456 accuracy 0.987654 step 1234 " * 20
 LOUD_MIB = tries(64, 1024)
 NEIGHBOUR_SECONDS = 30.0
-"""For a short job beside a loud one, on a machine that is busy with other tests."""
+"""Time limit for a short job beside a loud one, on a machine that is busy with other tests."""
 FILES, LARGE_MIB = tries(500, 50_000), tries(16, 2048)
 
 

@@ -69,7 +69,7 @@ def again(deployment, key):
 
 
 def test_a_worker_that_cannot_reach_postgresql_harms_nothing(shared, proxy):
-    """Its jobs go on, a neighbour takes them over, and it lets go of them when it is back."""
+    """Its jobs go on, a neighbour takes them over, and it releases them when it is back."""
     shared.start_api()
     cut_off = shared.start_worker("one", GRADIENT_DATABASE__URL=proxy.url(shared.database_url))
     with trial("F15", shared, seconds=300) as one:

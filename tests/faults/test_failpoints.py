@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 120)]
 
 
 def check_outcome(deployment, job_id):
-    """What the checker of histories does not know of this job; the rest is the checker's."""
+    """Check the facts about this job that the history checker does not know."""
     job = deployment.wait_ended(job_id)
     assert (job["state"], job["exitCode"], job["attempt"]) == ("Failed", 7, 1), job
     series = deployment.request("GET", f"/jobs/{job_id}/metrics?name=loss").json()["series"]
@@ -72,7 +72,7 @@ def test_a_worker_frozen_here_does_no_harm_when_it_wakes(shared, name):
             assert shared.job(job_id) == job
             assert shared.events(job_id) == events
             check_outcome(shared, job_id)
-            # A folder that the zombie made anew when it woke is nobody's: the heir's sweep finds it.
+            # A folder that the zombie recreated when it woke belongs to no attempt: the next worker's sweep finds it.
             wait_until(lambda: shared.scratch() == [], "the scratch directory to go")
             heir.signal(signal.SIGTERM)
             heir.wait()

@@ -15,7 +15,7 @@ from faults.truth import recorded
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 240)]
 
 REFUSAL_SECONDS = 10.0
-"""For an answer on a machine that is busy with other tests."""
+"""Time limit for an answer on a machine that is busy with other tests."""
 
 
 def test_artifacts_that_lead_elsewhere_are_named_and_not_read(deployment):

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
 MIB = 1024**2
 NEIGHBOUR_SECONDS = 10.0
 MORE_MIB = 200
-"""How much a process may grow while it passes a loud job's output on."""
+"""Memory that a process may grow by while it forwards a loud job's output."""
 # Prints to its output and into a digest at once: it is too loud to keep a copy.
 TORTURE = """
 import hashlib, os, sys

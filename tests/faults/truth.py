@@ -1,4 +1,4 @@
-"""What jobs themselves write down about their runs, to be held against what the service says of them.
+"""Records that jobs write about their own runs, to be compared with what the service says of them.
 
 `recorded(body)` is a command whose files lie in `$GRADIENT_STORAGE_DIR/truth/`, named `<job id>-<attempt>.<what>`:
 
@@ -52,7 +52,7 @@ def recorded(body: str = "say done", code: int = 0, *, alone: str = _ALONE) -> s
 
 @dataclass
 class Truth:
-    """What one attempt wrote down itself."""
+    """The record that one attempt wrote of itself."""
 
     starts: list[int] = field(default_factory=list)
     overlaps: list[int] = field(default_factory=list)
@@ -62,11 +62,11 @@ class Truth:
     artifacts: dict[str, str] = field(default_factory=dict)
     exit: int | None = None
     ended_at: float | None = None
-    """When it wrote that down, Unix seconds."""
+    """Unix time at which the exit code was written."""
 
 
 def read(storage: Path) -> dict[tuple[str, int], Truth]:
-    """What every attempt wrote down, by job id and attempt."""
+    """Read the records of all attempts, by job id and attempt."""
     found: dict[tuple[str, int], Truth] = {}
     for file in sorted(storage.glob("projects/*/truth/*")):
         name, _, what = file.name.partition(".")

@@ -85,7 +85,7 @@ class Watched(Deployment):
         self._remember()
 
     def states(self) -> dict[str, int]:
-        """How many jobs are in each state, by the database."""
+        """Count the jobs in each state, in the database."""
         with self.database() as database, database.read() as session:
             rows = session.execute(select(Job.state, func.count(Job.seq)).group_by(Job.state))
             return {state.value: count for state, count in rows}
@@ -118,7 +118,7 @@ class Watched(Deployment):
 
     @property
     def direct_url(self) -> str:
-        """Where a test reads the database, past whatever stands between it and the service."""
+        """The database's URL for tests, past anything that stands between it and the service."""
         return self.database_url
 
     def without_key(self, path: str, key: str | None) -> httpx.Response:

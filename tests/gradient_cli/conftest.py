@@ -15,7 +15,7 @@ JOB_ID = "jabcdefgh12345"
 
 
 class Reply:
-    """What the server answers: JSON or bytes, or a stream of chunks that may break off."""
+    """A scripted answer of the server: JSON or bytes, or a stream of chunks that may break off."""
 
     def __init__(self, body=b"", status=200, headers=None, *, stream=None, breaks=False, hold=None, claim=None):
         self.status = status
@@ -192,7 +192,7 @@ def line(number, text):
 
 @pytest.fixture
 def wire():
-    """The words of the protocol, for tests to write answers with."""
+    """Builders of the protocol's messages, for scripted answers."""
 
     class Wire:
         pass

@@ -14,7 +14,7 @@ from gradient_cli.transport import Transport
 
 @pytest.fixture
 def bare(cli):
-    """A client that nobody told anything."""
+    """A client without any configuration."""
     cli.env.pop("GRADIENT_URL")
     cli.env.pop("GRADIENT_API_KEY")
     return cli

@@ -156,7 +156,7 @@ def test_lines_cannot_drive_the_terminal(cli, wire, followed):
 
 
 def on_a_terminal(cli, *args, env=None):
-    """What a person's terminal would get."""
+    """Run the client on a terminal and return what it prints."""
     ours, theirs = pty.openpty()
     with cli.start(*args, stdout=theirs, stderr=theirs, env={"TERM": "xterm", "COLUMNS": "40", **(env or {})}):
         os.close(theirs)

@@ -1,4 +1,4 @@
-"""What the doctor says of the container engine."""
+"""The doctor's findings about the container engine."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the doctor says of workers that are away, drained or deaf, of the sweeps' repairs, and of a disk that fills."""
+"""The doctor's findings about offline, drained and deaf workers, the sweeps' repairs, and a disk that fills."""
 
 import shutil
 from types import SimpleNamespace

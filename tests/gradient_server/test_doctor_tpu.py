@@ -1,4 +1,4 @@
-"""What the doctor says of TPUs."""
+"""The doctor's findings about TPUs."""
 
 import json
 

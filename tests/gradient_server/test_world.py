@@ -1,4 +1,4 @@
-"""The made-up cloud as a whole, without TensorFlow."""
+"""The simulated cloud as a whole, without TensorFlow."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What is in the database goes through every upgrade and every way back as it is, and the indexes with it."""
+"""Data in migrations: every upgrade and every downgrade keeps rows and indexes as they are."""
 
 import pytest
 from releases import (

@@ -1,4 +1,4 @@
-"""The rule of migrations: a release that is still served trips over nothing. Looked at is what a database has."""
+"""The rule of migrations: nothing breaks a release that is still served. Checked on the schema of real databases."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from core.db import Database
 
 
 def retired_until(revision):
-    """What the release of `revision` has no use for any more."""
+    """Return the tables and columns that the release of `revision` no longer uses."""
     names = set()
     for step in migrating.steps():
         names |= set(getattr(step.module, "retires", ()))
@@ -21,7 +21,7 @@ def retired_until(revision):
 
 
 def violations(database):
-    """Take the steps that are left, one by one: what breaks the rule, revision by revision."""
+    """Apply the remaining steps one by one, and return what breaks the rule, by revision."""
     found = {}
     before = described(database)
     for step in migrating.steps()[1:]:

@@ -43,7 +43,7 @@ TABLES = {
 
 
 def differences(database):
-    """What `make migration` would write now."""
+    """Return the operations that `make migration` would write now."""
     on_sqlite = database.is_sqlite
 
     def compared(item, name, kind, reflected, counterpart):

@@ -1,4 +1,4 @@
-"""Which releases may run on a database: told by the newer one, heeded by the older."""
+"""Releases that may run on a database: declared by the newer release, obeyed by the older one."""
 
 import logging
 import threading

@@ -25,7 +25,7 @@ JOB = re.compile(r"\bj[a-z0-9]{13}\b")
 
 @dataclass(frozen=True)
 class Said:
-    """How a client ended and what it printed."""
+    """The exit code and output of a client."""
 
     code: int
     out: str
@@ -39,7 +39,7 @@ class Said:
 
     @property
     def json(self):
-        """What it printed, after what it had to say before."""
+        """The JSON that it printed, after any messages before it."""
         return json.loads(self.out[re.search(r"^[\[{]", self.out, re.MULTILINE).start() :])
 
 
@@ -95,7 +95,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def env(service: Deployment, tmp_path: Path) -> dict[str, str]:
-    """What somebody who moves here sets: three variables, and three that keep the output plain."""
+    """The environment of a user who moves here, with settings that keep the output plain."""
     (tmp_path / "their-home").mkdir()
     url = service.cli_json["url"]
     (tmp_path / "tmp").mkdir()

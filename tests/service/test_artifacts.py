@@ -1,4 +1,4 @@
-"""What jobs leave, over HTTP: lists, single files, zips, and nothing that runs in a browser."""
+"""Artifacts over HTTP: lists, single files, zips, and nothing that runs in a browser."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Who may ask: a key that is revoked ends, with all that was given out on it; a browser's session may only read."""
+"""Authentication: a revoked key ends, with everything issued on it; a browser's session may only read."""
 
 import hashlib
 import time

@@ -53,7 +53,7 @@ def connect(live: Live, stack: contextlib.ExitStack, sent: bytes = b"", source: 
 
 
 def all_of(one: socket.socket) -> bytes:
-    """What comes until the other end closes."""
+    """Receive everything until the other end closes."""
     answer = b""
     with contextlib.suppress(ConnectionResetError):
         while block := one.recv(65536):

@@ -27,15 +27,15 @@ PUBLIC = {
     ("GET", "/ui/login"),
     ("GET", "/ui/static/{version}/{name}"),
 }
-"""What anybody may ask for: it says nothing of any job."""
+"""Public routes: they say nothing of any job."""
 OWN_FORMS_ALONE = {("POST", "/ui/login"), ("POST", "/ui/logout")}
-"""What needs no key, but proof that one of our pages sent it."""
+"""Routes that need no key, but proof that one of our pages sent the request."""
 COOKIE = COOKIES[1]
 SIGN_IN = {("POST", "/original/users/login"), ("POST", "/original/apiTokens/createPublic")}
-"""What takes a password, or the token that a password gave: refused when it is wrong, malformed or tried too often."""
+"""Routes that take a password, or a token issued for one: wrong, malformed or too many attempts are refused."""
 REFUSED = {401, 403}
 VALUES = {"job_id": "j1", "project_id": "p1", "sha256": "0" * 64}
-"""What stands for parameters of paths; `x` for all others."""
+"""Values for parameters of paths; `x` for all others."""
 
 
 def routes(app):
@@ -100,7 +100,7 @@ def strangers(stores, database, secret):
 def test_every_route_refuses_whoever_may_not_use_it(app, stranger, strangers, job_id):
     for method, path in guarded(app):
         for who, headers in strangers.items():
-            # What else is wrong with a request is nobody's business who has no key.
+            # Without a key, nobody learns what else is wrong with a request.
             answer = stranger.request(method, address(path), headers=headers, params={"limit": "x"}, content=b"{")
             assert answer.status_code in REFUSED, (method, path, who, answer.text)
             assert job_id not in answer.text

@@ -1,4 +1,4 @@
-"""How often a followed log is looked at."""
+"""The polling rate of a followed log."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from service.follow import Pace
 
 
 def looks(pace, start, changes):
-    """When a log is looked at that changes all the time."""
+    """Compute the times at which a log that changes all the time is read."""
     at, found = start, []
     for _ in range(changes):
         found.append(at)

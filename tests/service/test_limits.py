@@ -1,4 +1,4 @@
-"""What one key may use: each limit reached over HTTP, what the answer says, and that others are served meanwhile."""
+"""Limits of one key: each is reached over HTTP, with the message of its answer, while others are still served."""
 
 import threading
 from collections.abc import Iterator

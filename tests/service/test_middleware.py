@@ -1,4 +1,4 @@
-"""What stands before every request: ids, headers, bounded bodies, names and origins."""
+"""Middleware: request ids, headers, bounded bodies, host names and origins."""
 
 import logging
 import socket

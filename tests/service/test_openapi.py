@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 WITHOUT_KEY = {"/original/artifact/{job_id}/{path}", "/original/users/login", "/original/apiTokens/createPublic"}
-"""What is asked for by a signature in the link, or with a password."""
+"""Paths that take a signature in the link, or a password."""
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 
 

@@ -13,7 +13,7 @@ _STUCK_SECONDS = 300.0
 
 
 def run_jobs(service: Soaked, jobs: int, seconds: float | None, say: Callable[[str], None]) -> list[str]:
-    """Run so many jobs, each of whose records, log and artifacts are read as clients do; what went wrong.
+    """Run so many jobs, read the record, log and artifacts of each as clients do, and return what went wrong.
 
     Args:
         service: Runs them.
@@ -47,7 +47,7 @@ def run_jobs(service: Soaked, jobs: int, seconds: float | None, say: Callable[[s
 
 
 def _read(service: Soaked, job_id: str) -> list[str]:
-    """What is wrong with a job that has ended."""
+    """Read the outputs of an ended job, and return what is wrong with it."""
     job, log = service.job(job_id), service.raw_log(job_id)
     service.artifacts(job_id)
     if job["state"] == "Stopped" and job["exitCode"] == 0 and log == b"done\n":

@@ -1,4 +1,4 @@
-"""What the service's processes hold over time: files, threads, memory; and how many connections the database has."""
+"""Resources of the service's processes over time: files, threads, memory; and the database's connections."""
 
 import csv
 import statistics
@@ -14,7 +14,7 @@ from soak.service import Soaked
 from sqlalchemy import text
 
 MORE = {"files": 8, "threads": 4, "connections": 3}
-"""So many more than in the run's second quarter are chance: which jobs are under way at a moment differs."""
+"""Increase over the run's second quarter that may be chance: different jobs are under way at each moment."""
 MIB_PER_1000_JOBS = 8.0
 """A process may grow so much. A job's record is far smaller; 1 KiB lost with each request of a job is more."""
 _SECONDS = 2.0
@@ -106,7 +106,7 @@ def rows(taken: Sequence[Sample]) -> Iterator[str]:
 
 
 def rising(taken: Sequence[Sample]) -> list[str]:
-    """What is higher in the last quarter than in the second, and memory that grows faster than its bound."""
+    """List figures that rose from the second quarter to the last, and memory that grows faster than allowed."""
     found = []
     for process in _processes(taken):
         _, second, _, last = quarters(taken, process)

@@ -14,7 +14,7 @@ SLOTS = 8
 
 
 class Soaked(Contained):
-    """All of it; `processes` has its two processes by name."""
+    """The whole service; `processes` has its two processes by name."""
 
     def begin(self) -> None:
         """Start everything, and wait until it is ready."""

@@ -1,4 +1,4 @@
-"""What only a store in a bucket can get wrong; what it has in common with others is asked in tests/core."""
+"""Failures that only a store in a bucket can have; tests/core tests what all stores have in common."""
 
 import hashlib
 import os

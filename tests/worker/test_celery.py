@@ -1,4 +1,4 @@
-"""The doorbell between hosts: a message, however often it comes, only says "look"."""
+"""Wake messages between hosts: a message, however often it comes, only makes a worker look for work."""
 
 import os
 import signal

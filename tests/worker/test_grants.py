@@ -1,4 +1,4 @@
-"""What an attempt gets at its launch, and how it ends where that cannot be had."""
+"""Secrets that an attempt gets at its launch, and its end if they are missing or unreadable."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""What bills is in the record, and what does not is not."""
+"""The ledger of cloud resources in the database, from the intent to the deletion."""
 
 import pytest
 from sqlalchemy import select, update

@@ -1,4 +1,4 @@
-"""What a worker tells of its host's images."""
+"""A worker's report of its host's images."""
 
 import pytest
 from sqlalchemy import select

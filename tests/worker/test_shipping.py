@@ -22,7 +22,7 @@ class Shipped:
         self.logs = JobLogs(folder / "logs", max_bytes=max_bytes)
 
     def ship(self, *, finish):
-        """What one worker does that begins anew."""
+        """Ship as a restarted worker does."""
         source = SourceFile(self.path)
         with self.logs.open_writer("j1", 1) as writer:
             shipper = LogShipper(source, writer, TAIL)

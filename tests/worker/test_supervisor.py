@@ -97,7 +97,7 @@ def test_cut_off_from_the_database_it_ends_what_others_will_start_again(host, su
 
 
 def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp_path, monkeypatch):
-    """Not at the next look: that may be long after."""
+    """Not only at the next poll, which may be much later."""
     host.settings.worker.slots = 1
     host.settings.worker.poll_seconds = host.settings.worker.heartbeat_seconds = 600.0
     supervisor = Supervisor(host, Bell(tmp_path / "bell"))
@@ -123,7 +123,7 @@ def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp
 
 @pytest.fixture
 def taken(host, monkeypatch):
-    """What something that is no job uses of the host's cards."""
+    """GPUs of the host that are used by something other than a job, each with a description."""
     host.settings.worker.cards, host.settings.worker.slots = ["0", "1"], 3
     found = {}
     monkeypatch.setattr(host, "taken_cards", lambda cards: {card: found[card] for card in cards if card in found})

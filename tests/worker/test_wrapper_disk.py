@@ -27,7 +27,7 @@ def control(disk, tmp_path):
 
 
 def command(control, text):
-    """What the wrapper is to run; written before the disk is full."""
+    """Write the command for the wrapper to run; to be called before the disk is full."""
     (control / "command").write_text(f"{text}\n")
 
 

@@ -1,4 +1,4 @@
-"""What a job may say about its image."""
+"""Image options in a job's specification."""
 
 import pytest
 

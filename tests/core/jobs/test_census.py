@@ -1,4 +1,4 @@
-"""Figures of the record: right, and at a cost that does not grow with the jobs that have ended."""
+"""Counts for monitoring: correct, and at a cost that does not grow with the number of ended jobs."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Who gets a machine next."""
+"""Claims: the order of jobs, by priority, shares, quotas and free capacity."""
 
 import threading
 from collections import Counter

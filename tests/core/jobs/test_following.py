@@ -21,7 +21,7 @@ def following():
 
 @pytest.fixture
 def counted():
-    """Endings so far."""
+    """Return the endings counted so far."""
     return Counter()
 
 

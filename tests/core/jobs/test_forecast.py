@@ -55,7 +55,7 @@ def test_one_more_slot_never_delays_anybody(free_in, lasts, place):
 
 
 def served_one_by_one(free_in, lasts, places):
-    """When each of the first places is served, by taking the slot that is free first again and again."""
+    """Compute when each of the first places is served, by repeatedly taking the slot that is free first."""
     free, found = list(free_in), []
     heapq.heapify(free)
     for _ in range(places):

@@ -30,7 +30,7 @@ COUNTED_REASONS = {0: "completed", 1: "exit_nonzero", 137: "vanished"}
 
 @dataclass
 class Known:
-    """What must be true of one job."""
+    """The model's state of one job."""
 
     state: JobState = JobState.QUEUED
     attempt: int = 0
@@ -184,7 +184,7 @@ class JobRecord(RuleBasedStateMachine):
         return row
 
     def goes_on(self, known):
-        """Whether another attempt follows; notes the fault, if that was one."""
+        """Return whether another attempt follows; if it follows an infrastructure fault, count the fault."""
         if known.stop or known.reason == "completed":
             return False
         if known.reason == "exit_nonzero":

@@ -1,4 +1,4 @@
-"""Why jobs wait: every reason, which one wins, and when a job may start."""
+"""Reasons why jobs wait, their precedence, and the estimated start."""
 
 import pytest
 from sqlalchemy import delete, event, insert, select, text, update
@@ -70,7 +70,7 @@ def ended(database, submit):
 
 @pytest.fixture
 def why(database):
-    """Why a job waits, as it is in the database now."""
+    """A function that returns why a job waits, by the present state of the database."""
 
     def why(job):
         with database.read() as session:

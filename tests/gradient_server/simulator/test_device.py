@@ -35,7 +35,7 @@ def bucket(gcs, tmp_path):
 
 
 def run(command, folder, **environ):
-    """A job's program: what the job's environment names, and nothing of ours."""
+    """Run a job's program with the job's environment, and none of our own settings."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("GRADIENT_", "GOOGLE_"))}
     quick = {"NO_GCE_CHECK": "true", "GCS_RETRY_CONFIG_MAX_RETRIES": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     return subprocess.run(
@@ -94,7 +94,7 @@ def test_a_device_whose_starter_is_killed_ends(tmp_path):
 
 
 def running(pid):
-    """Whether a process runs; one that only waits to be reaped does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

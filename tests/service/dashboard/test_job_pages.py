@@ -42,7 +42,7 @@ class Markup(HTMLParser):
 
 
 def no_script(page) -> bool:
-    """Whether a page holds no script but our own file, and no handler, style or foreign address in its markup."""
+    """Return whether a page's only script is our file; fail on a handler, style or foreign address in its markup."""
     markup = Markup(page.text)
     assert markup.risky == []
     return len(markup.scripts) == 1 and re.fullmatch(r"/ui/static/\w+/page\.js", markup.scripts[0]) is not None

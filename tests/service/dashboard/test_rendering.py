@@ -1,4 +1,4 @@
-"""How values are written on pages."""
+"""Formatting of values on pages."""
 
 import pytest
 

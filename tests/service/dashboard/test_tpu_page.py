@@ -1,4 +1,4 @@
-"""The page of the TPUs that bill."""
+"""The page of billed TPUs."""
 
 import pytest
 from serving import a_job

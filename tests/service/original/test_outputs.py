@@ -1,4 +1,4 @@
-"""What ended jobs left: links that work bare, S3's protocol, and their limits."""
+"""Outputs of ended jobs: links that work without a key, S3's protocol, and their limits."""
 
 from urllib.parse import quote, unquote, urlsplit
 from xml.etree import ElementTree as ET

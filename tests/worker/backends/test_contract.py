@@ -92,7 +92,7 @@ def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
     spec = place.spec('touch "$PWD/ran"')
     with pytest.raises(Lost):
         place.launch(spec, confirm)
-    # What was made may stay: it is of use to who holds the lease now, and found by who sweeps.
+    # Whatever was made may stay: the present holder of the lease can use it, and a sweep finds it.
     for handle in place.backend.list_owned():
         assert place.backend.poll(handle | {"launched_at": time.time()}) is None
         place.backend.destroy(handle)
@@ -101,7 +101,7 @@ def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
 
 
 def test_a_start_after_the_attempt_is_over_runs_nothing(place):
-    """What a zombie does that wakes between its check and its start."""
+    """A zombie wakes between its check and its start."""
     spec = place.spec('touch "$GRADIENT_TEST_FILE"')
     spec.env["GRADIENT_TEST_FILE"] = f"{place.inside(spec.storage, STORAGE)}/ran"
     scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
@@ -133,7 +133,7 @@ def test_destroy_ends_everything_and_may_be_repeated(place):
 
 
 def test_another_instance_finds_the_same_job_again(place):
-    """What a worker that comes back does."""
+    """A restarted worker makes an instance of its own."""
     spec = place.spec("echo up; sleep 600; exit 3")
     handle = place.launch(spec)
     wait_until(lambda: place.output(spec) == b"up\n", "its first line")

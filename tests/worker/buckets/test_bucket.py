@@ -1,4 +1,4 @@
-"""The bucket of TPU jobs: made or refused, opened to one account and one prefix, brought home, emptied."""
+"""The bucket of TPU jobs: created or refused, opened to one account and one prefix, downloaded, emptied."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Cards of a host: what the driver tells of them, whether they are free, how they are handed over."""
+"""GPUs of a host: what the driver reports of them, whether they are free, how containers get them."""
 
 import os
 import threading

@@ -130,7 +130,7 @@ def test_the_container_of_a_job_is_exactly_this():
 
 
 def test_nothing_of_the_specification_goes_through_as_it_is():
-    """What a user can say has a field of its own here; none of them is a table of options."""
+    """Every option that a user can set has a field of its own; the environment is the only table."""
     kinds = {field.name: field.type for field in dataclasses.fields(LaunchSpec)}
     assert [name for name, kind in kinds.items() if "dict" in str(kind)] == ["env"]
 

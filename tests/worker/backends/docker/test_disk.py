@@ -1,4 +1,4 @@
-"""What a container's own files take, and what memory one has that names none."""
+"""Disk use of a container's own files, and the memory limit of a job that names none."""
 
 import pytest
 from backendplace import Place
@@ -36,7 +36,7 @@ def test_what_a_job_writes_outside_of_its_folders_is_measured(docker_server, tmp
 
 
 def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_path, sqlite_database: Database):
-    """Where the engine's disk has no quotas: the tests' has none."""
+    """For an engine whose disk has no quotas, as that of the tests."""
     settings = Settings(
         home=tmp_path / "home",
         docker=docker_server.settings(),

@@ -1,4 +1,4 @@
-"""What goes wrong with containers and their engine, on a real engine."""
+"""Failures of containers and their engine, on a real engine."""
 
 import time
 
@@ -257,7 +257,7 @@ def test_a_stop_reaches_a_job_whose_engine_refuses_everything(make, monkeypatch)
 
 
 def test_a_container_that_ran_is_not_run_again(make, docker_server):
-    """What an engine does that crashed at a start."""
+    """An engine that crashed during a start may start the container again."""
     place = make()
     spec = place.spec('echo run >>"$PWD/runs"; exit 8')
     handle = place.launch(spec)

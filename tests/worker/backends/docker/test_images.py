@@ -1,4 +1,4 @@
-"""Having images: pulled from a real registry by a real engine, within limits, and said by digest."""
+"""Images: pulled from a real registry by a real engine, within limits, and reported by digest."""
 
 import re
 import threading

@@ -85,7 +85,7 @@ def engine(docker_server):
 
 
 def reaches(server, network, *places):
-    """What a container on the network says of each place."""
+    """Try to reach each place from a container on the network, and return what it prints."""
     script = "; ".join(FETCH.format(f"{address} {port}") for address, port in places)
     with server.client() as client:
         config = client.create_host_config(network_mode=network, init=True)

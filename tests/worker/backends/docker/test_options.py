@@ -1,4 +1,4 @@
-"""What jobs ask of their container and what an administrator opens, on a real engine."""
+"""Container options that jobs ask for, and privileges that an administrator grants, on a real engine."""
 
 import os
 import socket
@@ -160,7 +160,7 @@ def test_a_card_that_was_taken_meanwhile_is_not_handed_over(make, monkeypatch):
 def test_an_engine_without_the_toolkit_says_so_before_anything_is_made(make, docker_server, monkeypatch):
     Driver(monkeypatch, 1)
     assert refusal(make(), cards=("0",))[0] == "no_gpu_runtime"
-    # One that was believed to have it, and says otherwise when it comes to it.
+    # The engine passes the check for the toolkit, and refuses when the container is started.
     monkeypatch.setattr("worker.backends.docker.handover.require", lambda *_, **__: None)
     reason, detail = refusal(make(), cards=("0",))
     assert (reason, "could not select device driver" in detail) == ("no_gpu_runtime", True)

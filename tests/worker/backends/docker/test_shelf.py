@@ -1,4 +1,4 @@
-"""Images that jobs brought go when nothing uses them; those that somebody else brought never do."""
+"""Images that jobs pulled are removed when nothing uses them; those that somebody else pulled never are."""
 
 import json
 import time
@@ -152,7 +152,7 @@ def test_the_images_that_are_here_are_told_the_last_used_first(brought):
 
 
 def test_a_job_has_an_image_again_that_went_before_it_started(registry, clean_engine, tmp_path, unlike, monkeypatch):
-    """Removed between having it and making the container: it is had once more."""
+    """The image is removed between its pull and the container's creation, and is pulled once more."""
     place = Place("docker", tmp_path, clean_engine.settings(pull="missing"))
     reference, _ = registry.put("team/shell:1", [*_shell(clean_engine), *unlike()])
     launcher, removed = place.backend._launcher, []

@@ -1,4 +1,4 @@
-"""Whom jobs run as, and what those of one project can do to another's, on a real engine whose worker is root."""
+"""Users that jobs run as, and what jobs of one project can do to another's, on a real engine whose worker is root."""
 
 import os
 import re

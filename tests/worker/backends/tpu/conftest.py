@@ -13,7 +13,7 @@ def simulator():
 
 @pytest.fixture
 def have(simulator, tmp_path):
-    """Makes places; what they still hold at the end is given back, as a worker's teardown does, and nothing is left."""
+    """Makes places; at the end their resources are released as a worker's teardown does, and nothing may be left."""
     places = []
 
     def make(**options):

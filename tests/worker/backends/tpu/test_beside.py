@@ -1,4 +1,4 @@
-"""What runs beside the device, and what a new node is told to do."""
+"""Containers beside the device, and the creation and start-up script of a new node."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a cloud can do to a job, and what is left billing afterwards: nothing."""
+"""Faults of the cloud during a job: no resource is billed afterwards."""
 
 import sys
 import time
@@ -262,7 +262,7 @@ def test_spot_capacity_that_google_takes_back_is_preempted(have, simulator):
 
 
 def test_a_job_that_fails_because_its_device_is_lost_is_not_blamed(have, simulator):
-    """It hears of it from the broken connection, before the worker looks."""
+    """The job notices the loss by its broken connection, before the worker polls."""
     place = have(watch_seconds=600.0)
     spec = place.spec('echo up; while [ ! -e "$PWD/broken" ]; do sleep 0.05; done; exit 1')
     handle = place.launch(spec)
@@ -361,7 +361,7 @@ def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(have, simula
 
 
 def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(have, simulator):
-    """A zone's node was given back, the next zone had one; and the first deletion came to nothing."""
+    """One zone's node was to be deleted and the next zone had one, but the deletion did not take effect."""
     simulator.cloud.late_errors.append((grpc.StatusCode.RESOURCE_EXHAUSTED, "no more room"))
     place = have(way="node")
     place.launch(place.spec("sleep 600"))

@@ -1,4 +1,4 @@
-"""What a job on a TPU VM is refused, and how its worker takes what the VM tells: with care."""
+"""Jobs on a TPU VM: options that are refused, and how the worker validates what the VM reports."""
 
 import json
 import time
