@@ -1,4 +1,4 @@
-"""The watch loop: follows one running attempt until it ends or has to be ended. The only loop there is."""
+"""The watch loop: follows one running attempt until it ends or has to be ended."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Every write to a job.
+"""Changes of a job's state, but for claims (`core.jobs.claims`).
 
 Each move is one guarded statement: it names the lease and the states the job may be in, and writes its event in
 the same transaction. No row back means that somebody else moved the job: `LeaseLost`. The caller's session

@@ -154,10 +154,8 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do; what it cannot is refused when the job is submitted."""
+    """How a backend runs jobs; a worker makes a job's folders and environment by it."""
 
-    simulated: bool
-    """It stands in for the machine that was asked for."""
     containers: bool
     """It runs the job in the container that was asked for."""
     mounts: bool

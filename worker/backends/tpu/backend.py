@@ -7,7 +7,7 @@ is the device, its address in the job's environment, and a look at the device no
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from worker.backends.base import (
     Backend,
     BackendError,
     Capabilities,
+    CloudBackend,
     Exit,
     Handle,
     LaunchSpec,
@@ -43,7 +44,7 @@ _TAKEN = "device_lost"
 """The control file that says why the job was ended: its device was lost."""
 
 
-class TpuBackend:
+class TpuBackend(CloudBackend):
     """See the module. One instance serves all attempt threads of a worker.
 
     Args:
@@ -71,7 +72,6 @@ class TpuBackend:
         self._kill_at: dict[str, float] = {}
         self._refused_since: dict[int, float] = {}
         self.capabilities = Capabilities(
-            simulated=settings.tpu.simulator is not None,
             containers=runner.capabilities.containers,
             mounts=runner.capabilities.mounts,
         )
@@ -92,6 +92,11 @@ class TpuBackend:
     def cards(self) -> tuple[str, ...] | None:
         """See `Backend.cards`: a TPU is no card of this host."""
         return None
+
+    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
+        """See `Backend.taken_cards`: there are none to be taken."""
+        del cards
+        return {}
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`. Nothing bills before the lease was checked."""
