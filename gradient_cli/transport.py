@@ -122,29 +122,24 @@ class Transport:
         if self._key:
             sent["x-api-key"] = self._key
 
+        def send() -> http.client.HTTPResponse:
+            return self._send(method, target, body, sent, seconds, keep=keep)
+
         def ask() -> http.client.HTTPResponse:
-            return self._answered(method, target, body, sent, seconds, keep=keep)
+            return self._answered(send, repeat=keep and method == "GET")
 
         # An iterator is consumed by the first attempt; only its caller can make another one.
         return ask() if body is not None and not isinstance(body, bytes) else self._patient(ask)
 
-    def _answered(
-        self,
-        method: str,
-        target: str,
-        body: bytes | Iterator[bytes] | None,
-        sent: dict[str, str],
-        seconds: float,
-        *,
-        keep: bool,
-    ) -> http.client.HTTPResponse:
-        reused = keep and method == "GET" and self._kept is not None
+    def _answered(self, send: Callable[[], http.client.HTTPResponse], *, repeat: bool) -> http.client.HTTPResponse:
+        """The response, if it is a success; `repeat`: send again where the kept connection had gone stale."""
+        reused = repeat and self._kept is not None
         try:
-            response = self._ask(method, target, body, sent, seconds, keep=keep)
+            response = send()
         except LinkError as error:
             if not (reused and error.transient):
                 raise
-            response = self._ask(method, target, body, sent, seconds, keep=keep)  # the persistent connection was stale
+            response = send()  # the persistent connection was stale
         if not 200 <= response.status < 300:  # noqa: PLR2004  the range of success
             raise self._refusal(response)
         return response
@@ -196,7 +191,7 @@ class Transport:
             self._kept.close()
             self._kept = None
 
-    def _ask(
+    def _send(
         self,
         method: str,
         target: str,

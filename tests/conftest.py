@@ -19,6 +19,7 @@ from faults.proxy import Proxy
 from postgres import PostgresServer, find_binaries
 from redisserver import RedisServer, find_redis
 from smalldisk import SmallDisk, find_mount
+from sqlalchemy import make_url
 
 from core import migrating
 from core.db import Database
@@ -211,24 +212,48 @@ def compose_program() -> list[str]:
     return words
 
 
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file, to copy."""
+    path = tmp_path_factory.mktemp("migrated") / "gradient.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres: PostgresServer) -> str:
+    """Name of a migrated PostgreSQL database, to copy."""
+    url = postgres.new_database()
+    _migrate(url)
+    return str(make_url(url).database)
+
+
+def _migrate(url: str) -> None:
+    database = Database(url)
+    migrating.upgrade(database)
+    if database.is_sqlite:
+        with database.engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """An empty, migrated database of each kind."""
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'gradient.db'}"
+        url = f"sqlite:///{shutil.copy(request.getfixturevalue('migrated_sqlite'), tmp_path / 'gradient.db')}"
     else:
-        url = request.getfixturevalue("postgres").new_database()
+        postgres = request.getfixturevalue("postgres")
+        url = postgres.new_database(request.getfixturevalue("migrated_postgres"))
     database = Database(url)
-    migrating.upgrade(database)
     yield database
     database.close()
 
 
 @pytest.fixture
-def sqlite_database(tmp_path: Path) -> Iterator[Database]:
+def sqlite_database(tmp_path: Path, migrated_sqlite: Path) -> Iterator[Database]:
     """An empty, migrated SQLite database, where the kind makes no difference."""
-    database = Database(f"sqlite:///{tmp_path / 'gradient.db'}")
-    migrating.upgrade(database)
+    database = Database(f"sqlite:///{shutil.copy(migrated_sqlite, tmp_path / 'gradient.db')}")
     yield database
     database.close()
 

@@ -47,10 +47,10 @@ class PostgresServer:
         options = f"-c listen_addresses='' -k {self._folder} -c fsync=off -c max_connections=200"
         self._run("pg_ctl", "-D", data, "-o", options, "-l", str(self._folder / "log"), "-w", "start")
 
-    def new_database(self) -> str:
-        """URL of a new, empty database."""
+    def new_database(self, template: str = "template1") -> str:
+        """URL of a new database, empty or a copy of the one of this name, which nobody is connected to."""
         name = f"t{uuid.uuid4().hex[:12]}"
-        self._run("createdb", "-h", str(self._folder), "-U", "gradient", name)
+        self._run("createdb", "-h", str(self._folder), "-U", "gradient", "-T", template, name)
         return f"postgresql://gradient@/{name}?host={self._folder}"
 
     def crash(self) -> None:

@@ -8,7 +8,6 @@ same limits, the same empty environment and the same tunnel.
 
 import errno
 import os
-import select
 import signal
 import socket
 import stat
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -259,7 +259,7 @@ def _wait(process: "subprocess.Popen[bytes]", folder: Path, limits: Limits, chec
     try:
         while True:
             check()
-            if select.select([pipe], [], [], _CHECK_SECONDS)[0]:
+            if wait([pipe], _CHECK_SECONDS):
                 block = os.read(pipe, _KEPT_BYTES)
                 if not block:
                     break

@@ -1,13 +1,15 @@
 """The only network of a sandbox: a SOCKS proxy to one fixed destination, whatever its client asks for."""
 
-import select
 import socket
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Self
 
 _BLOCK = 64 * 1024
+_MAX_CONNECTIONS = 32
+"""At once; git opens a few, a hostile program would open as many as the worker has files for."""
 _ACCEPTED = b"\x05\x00\x00\x01\0\0\0\0\0\0"
 _REFUSED = b"\x05\x01\x00\x01\0\0\0\0\0\0"
 _ADDRESS_BYTES = {1: 4, 4: 16}
@@ -44,17 +46,20 @@ class Tunnel:
 
     def serve(self, listener: socket.socket) -> None:
         """Serve a listening socket, and close it at the end."""
-        self._start(self._accept, listener)
-
-    def _start(self, run: Callable[[socket.socket], None], given: socket.socket) -> None:
-        thread = threading.Thread(target=run, args=(given,), name="tunnel", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._threads.append(_started(self._accept, listener))
 
     def _accept(self, listener: socket.socket) -> None:
+        relays: list[threading.Thread] = []
         with listener:
-            while self._ended not in select.select([listener, self._ended], [], [])[0]:
-                self._start(self._relay, listener.accept()[0])
+            while self._ended not in wait([listener, self._ended]):
+                inside = listener.accept()[0]
+                relays = [relay for relay in relays if relay.is_alive()]
+                if len(relays) < _MAX_CONNECTIONS:
+                    relays.append(_started(self._relay, inside))
+                else:
+                    inside.close()
+        for relay in relays:
+            relay.join()
 
     def _relay(self, inside: socket.socket) -> None:
         with inside:
@@ -78,19 +83,27 @@ class Tunnel:
         other = {inside: outside, outside: inside}
         reading = [inside, outside]
         while reading:
-            ready = select.select([*reading, self._ended], [], [], self._silent_seconds)[0]
+            ready = wait([*reading, self._ended], self._silent_seconds)
             if not ready:
                 self.problem = f"the server said nothing for {self._silent_seconds:g} seconds"
                 return
             if self._ended in ready:
                 return
-            for one in ready:
+            for one in reading[:]:
+                if one not in ready:
+                    continue
                 block = one.recv(_BLOCK)
                 if block:
                     other[one].sendall(block)
                 else:
                     reading.remove(one)
                     other[one].shutdown(socket.SHUT_WR)
+
+
+def _started(run: Callable[[socket.socket], None], given: socket.socket) -> threading.Thread:
+    thread = threading.Thread(target=run, args=(given,), name="tunnel", daemon=True)
+    thread.start()
+    return thread
 
 
 def _greet(inside: socket.socket) -> None:

@@ -40,7 +40,7 @@ def drained(taken: Census) -> Finding:
         return warning(
             "drained",
             f"Drained, so that they claim nothing: {names}.",
-            "Run `gradient-server resume NAME` when the work on that machine is done.",
+            "Run `gradient-server resume --name NAME` when the work on that machine is done.",
         )
     return ok("drained", "No worker is drained.")
 

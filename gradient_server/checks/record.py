@@ -64,7 +64,7 @@ def queue(taken: Census) -> Finding:
         return problem(
             "queue",
             f"Jobs wait that no worker takes: {what}; the oldest for {duration(oldest)}.",
-            "Start a worker that offers it, or have a drained one claim again (`gradient-server resume NAME`); "
+            "Start a worker that offers it, or have a drained one claim again (`gradient-server resume --name NAME`); "
             "GRADIENT_MACHINES__SIMULATE decides which backend a job is for.",
         )
     return ok("queue", f"{sum(waiting.values())} jobs wait, each for machines that some worker offers.")

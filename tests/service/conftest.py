@@ -19,23 +19,11 @@ from service.deps import OpenStores
 from service.main import create_app
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory) -> Path:
-    """A migrated SQLite file, to copy."""
-    path = tmp_path_factory.mktemp("empty") / "gradient.db"
-    database = Database(f"sqlite:///{path}")
-    migrating.upgrade(database)
-    with database.engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    database.close()
-    return path
-
-
 @pytest.fixture
-def settings(tmp_path: Path, empty_database: Path) -> Settings:
+def settings(tmp_path: Path, migrated_sqlite: Path) -> Settings:
     home = tmp_path / "home"
     home.mkdir()
-    shutil.copy(empty_database, home / "gradient.db")
+    shutil.copy(migrated_sqlite, home / "gradient.db")
     return Settings(home=home, api=ApiSettings(max_upload_bytes=20 * 1024**2, max_unpacked_bytes=40 * 1024**2))
 
 

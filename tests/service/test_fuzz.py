@@ -48,7 +48,7 @@ def test_without_a_key_nothing_is_answered(case, fuzzed):
 
 
 @pytest.fixture
-def walk(tmp_path, empty_database):
+def walk(tmp_path, migrated_sqlite):
     """From answer to answer along the links of the description; each walk starts from the same jobs."""
     number = itertools.count()
     reached = Counter()
@@ -60,7 +60,7 @@ def walk(tmp_path, empty_database):
             super().setup()
             home = tmp_path / str(next(number))
             home.mkdir()
-            shutil.copy(empty_database, home / "gradient.db")
+            shutil.copy(migrated_sqlite, home / "gradient.db")
             self._database = Database(f"sqlite:///{home / 'gradient.db'}")
             self._fuzzed = Fuzzed(home, self._database)
 

@@ -3,8 +3,8 @@
 A class is imported when a worker first needs it, so that a missing extra affects only the backend that needs it.
 """
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import cast
 
 from core.errors import GradientError
 from core.settings import Settings
@@ -51,13 +51,13 @@ def make_backend(
     """
     module, _, attribute = BACKENDS[name].partition(":")
     try:
-        made = getattr(import_module(module), attribute)
+        made: Callable[..., Backend] = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise LibraryMissing(name, error) from error
     if BACKENDS[name] != _TPU:
-        return cast("Backend", made(settings))
+        return made(settings)
     runner = make_backend("docker" if settings.tpu.runner == "docker" else "mock", settings)
-    return cast("Backend", made(settings, ledger, runner, buckets))
+    return made(settings, ledger, runner, buckets)
 
 
 def offered(settings: Settings) -> list[str]:

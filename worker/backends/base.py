@@ -158,8 +158,6 @@ class Exit:
 class Capabilities:
     """Properties of a backend that decide how its jobs are set up."""
 
-    simulated: bool
-    """The backend stands in for the requested machine."""
     containers: bool
     """The backend runs the job in the requested container."""
     mounts: bool

@@ -28,6 +28,7 @@ from core.settings import Settings
 from worker.backends.base import (
     STOPPING,
     WRAPPER,
+    Backend,
     BackendError,
     Capabilities,
     Exit,
@@ -59,10 +60,10 @@ class _Usage:
     cpu_seconds: float
 
 
-class MockBackend:
+class MockBackend(Backend):
     """See the module. One instance serves all attempt threads of a worker."""
 
-    capabilities = Capabilities(simulated=True, containers=False, mounts=False)
+    capabilities = Capabilities(containers=False, mounts=False)
 
     def __init__(self, settings: Settings) -> None:
         self._attempts = settings.root / "attempts"

@@ -19,6 +19,7 @@ from core.failpoints import failpoint
 from core.settings import Settings
 from worker.backends.base import (
     STOPPING,
+    Backend,
     BackendError,
     Capabilities,
     Exit,
@@ -75,10 +76,10 @@ class _Look:
     state: ContainerState | None
 
 
-class DockerBackend:
+class DockerBackend(Backend):
     """See the module. One instance serves all attempt threads of a worker."""
 
-    capabilities = Capabilities(simulated=False, containers=True, mounts=True)
+    capabilities = Capabilities(containers=True, mounts=True)
 
     def __init__(self, settings: Settings) -> None:
         self._root = settings.root

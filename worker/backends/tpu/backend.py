@@ -8,7 +8,7 @@ VM itself: see `vm`.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from worker.backends.base import (
     Backend,
     BackendError,
     Capabilities,
+    CloudBackend,
     Exit,
     Handle,
     LaunchSpec,
@@ -44,7 +45,7 @@ _TAKEN = "device_lost"
 """Control file with the reason that the job was ended: its device was lost."""
 
 
-class TpuBackend:
+class TpuBackend(CloudBackend):
     """See the module. One instance serves all attempt threads of a worker.
 
     Args:
@@ -72,7 +73,6 @@ class TpuBackend:
         self._kill_at: dict[str, float] = {}
         self._refused_since: dict[int, float] = {}
         self.capabilities = Capabilities(
-            simulated=settings.tpu.simulator is not None,
             containers=runner.capabilities.containers,
             mounts=runner.capabilities.mounts,
         )
@@ -93,6 +93,11 @@ class TpuBackend:
     def cards(self) -> tuple[str, ...] | None:
         """See `Backend.cards`: a TPU is not a GPU of this host."""
         return None
+
+    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
+        """See `Backend.taken_cards`: there are none to be taken."""
+        del cards
+        return {}
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`. Nothing is billed before the lease was checked."""
