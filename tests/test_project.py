@@ -26,6 +26,7 @@ DOCUMENTS = sorted(
 )
 CLI_COMMAND = re.compile(r"gradient-cli((?: [a-z]+(?:-[a-z]+)*)+)")
 SERVER_COMMAND = re.compile(r"gradient-server ([a-z]+(?:-[a-z]+)*)")
+QUESTION = re.compile(r"(What|Which|Whether|How|Who|Whose|Where|When|Why|All that)\b")
 MAKE_COMMAND = re.compile(r"(?:^|`)make ([a-z]+(?:-[a-z]+)*)", re.MULTILINE)
 
 
@@ -78,6 +79,22 @@ def asserts(function, asserting):
         or (isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in asserting)
         for node in ast.walk(function)
     )
+
+
+# ---- Docstrings
+
+
+def test_docstrings_open_with_a_noun_or_a_verb():
+    opened, questions = 0, []
+    for path in python_files(*SOURCES):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                first = (ast.get_docstring(node) or "").partition("\n")[0]
+                opened += bool(first)
+                if QUESTION.match(first):
+                    questions.append(f"{relative(path)}:{getattr(node, 'lineno', 1)}: {first}")
+    assert opened > 1000
+    assert questions == []
 
 
 # ---- Settings
