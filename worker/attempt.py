@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _DATABASE_PAUSE_SECONDS = 2.0
 _TEARDOWN_PAUSE_SECONDS = 5.0
+_STOPPED_COLLECT_SECONDS = 60.0
+"""A user who stops the collection does not wait longer; a disk that is full for a moment costs no output even so."""
 _FAILURE_PAUSE_SECONDS = 5.0
 _MOST_FAILURES = 5
 _FORGIVEN_SECONDS = 300.0
@@ -231,14 +233,17 @@ class AttemptRun:
 
     def _collect(self) -> _Kept:
         """Collect output, metrics and artifacts. A failure here does not change the reason that the job ended for."""
-        began, bounds = time.monotonic(), Bounds(self._host, self.job)
+        bounds = Bounds(self._host, self.job)
+        until = time.monotonic() + self._host.settings.worker.collect_seconds
         while True:
             try:
                 return self._store(bounds)
             except (OSError, StoreUnavailable) as error:
                 logger.warning("collect_failed", exc_info=True)
-                late = time.monotonic() - began > self._host.settings.worker.collect_seconds
-                if late or bounds.stopped():
+                now = time.monotonic()
+                if bounds.stopped():
+                    until = min(until, now + _STOPPED_COLLECT_SECONDS)
+                if now > until:
                     return _Kept("failed")
                 self._phase("collecting", f"trying again: {error}")
                 self._signals.pause(_TEARDOWN_PAUSE_SECONDS)

@@ -147,6 +147,8 @@ class Checker:
         said = f"{one.job_id} ({one.kind}, {row['backend']}) is {row['state']} by {row['reason']}: "
         lost = self._container_lost(one, row)
         wanted = {one.wanted.reason} | ({"stopped_by_user"} if one.stop_asked else set())
+        if one.stop_asked and one.kind == "flaky":  # a job that is asked to stop is not repeated
+            wanted.add("exit_nonzero")
         if row["reason"] not in wanted and not documented(row, began=bool(truths), lost=lost):
             began = "its command had begun" if truths else "no command of it ever began"
             yield f"I13 {said}{row['reason_detail']}; wanted {sorted(wanted)}; {began}{self._told_by(truths)}"
@@ -181,7 +183,9 @@ class Checker:
         if row["state"] not in TERMINAL or own is None or one.deleted:
             return
         self.outcome.checked["artifacts"] += len(own.artifacts)
-        if own.artifacts and row["artifacts_state"] != "complete":
+        # Who asks for a stop after the command has ended gives up what is not stored by then.
+        enough = {"complete", "partial"} if one.stop_asked else {"complete"}
+        if own.artifacts and row["artifacts_state"] not in enough:
             yield f"I14 {one.job_id}: its artifacts are {row['artifacts_state']}"
 
     def _followers(self, history: History) -> Iterator[str]:

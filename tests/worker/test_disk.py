@@ -1,5 +1,6 @@
 """Jobs that take more disk than they may, and disks that have too little for another."""
 
+import errno
 import os
 import threading
 
@@ -16,12 +17,13 @@ from core.jobs.states import JobState
 from core.jobs.waiting import waiting
 from core.settings import Settings
 from core.settings.worker import DiskSettings
-from worker import collecting
+from worker import attempt, collecting
 from worker.attempt import run_attempt
 from worker.disk import used_bytes
 from worker.host import Host
 from worker.signals import Signals
 from worker.supervisor import Supervisor
+from worker.watch import Recorder
 
 MIB = 1024**2
 
@@ -152,6 +154,29 @@ def test_collecting_is_stopped_by_who_does_not_want_to_wait(opened, claim, small
     page = host.artifacts.list(job.id, 1)
     assert page.files == ()
     assert {one.why for one in page.skipped} == {"collecting was stopped before it was kept"}
+
+
+@pytest.mark.parametrize("patience", [60.0, -1.0], ids=["for a moment", "for longer"])
+def test_output_is_completed_when_a_full_disk_passes_though_the_user_stops_waiting(
+    opened, claim, monkeypatch, patience
+):
+    monkeypatch.setattr(collecting, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(attempt, "_TEARDOWN_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(attempt, "_STOPPED_COLLECT_SECONDS", patience)
+    host = opened()
+    job = claim("echo printed")
+    finish, failures = Recorder.finish, []
+
+    def full_at_first(recorder):
+        if not failures:
+            host.write(lambda session: lifecycle.request_stop(session, job.id))
+            failures.append(OSError(errno.ENOSPC, "No space left on device"))
+            raise failures[0]
+        finish(recorder)
+
+    monkeypatch.setattr(Recorder, "finish", full_at_first)
+    run_attempt(host, job, Signals())
+    assert row(host, job).artifacts_state == ("none" if patience > 0 else "failed"), "it left no artifacts"
 
 
 def test_a_stopped_job_keeps_its_outputs_unless_it_is_stopped_again(opened, claim, monkeypatch):

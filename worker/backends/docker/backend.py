@@ -272,14 +272,15 @@ class DockerBackend(Backend):
     def _terminated(self, handle: Handle) -> Exit | None:
         """Return how a job ended that got a SIGTERM not sent by this worker; None while the engine does not answer.
 
-        Without `live-restore` an engine that stops or restarts sends its containers SIGTERM.
+        Without `live-restore` an engine that stops or restarts sends its containers SIGTERM. The present setting is no
+        evidence: the same restart may have changed it.
         """
         ended = (Path(handle["control"]) / "exit").stat().st_mtime
         try:
-            if self._watched.lasting_info().get("LiveRestoreEnabled"):
-                return Exit(TERMINATED)
             # On a new connection: an engine that stops accepts none, but still answers on those that it has.
-            restarted = self._engine.hasty(_LOOK_TIMEOUT_SECONDS).restarted_under(container_name(handle["name"]), ended)
+            restarted = self._engine.hasty(_LOOK_TIMEOUT_SECONDS).ended_by_restart(
+                container_name(handle["name"]), ended
+            )
         except (EngineAway, EngineRefused) as error:
             logger.info("engine_not_answering", extra={"error": str(error)})
             return None

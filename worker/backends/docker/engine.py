@@ -212,11 +212,12 @@ class Engine:
 
         return self.call(head) != NOT_FOUND
 
-    def restarted_under(self, name: str, ended: float) -> bool:
-        """Return whether the engine was restarted while a container ran, or as it ended.
+    def ended_by_restart(self, name: str, ended: float) -> bool:
+        """Return whether a restart of the engine ended a container.
 
         An engine keeps its latest 256 events in memory. If it is the engine that started the container, they include
-        that start or, if much has happened since, events from well before the container's end.
+        that start or, if much has happened since, events from well before the container's end. An engine that found
+        the container running when it came up has either killed it, or seen it end by itself (`live-restore`).
 
         Args:
             name: The container's name.
@@ -225,11 +226,12 @@ class Engine:
         # With nanoseconds, which the SDK's types do not allow: whole seconds would miss the latest events.
         until: Any = f"{time.time():.9f}"
         events = self.call(lambda api: list(api.events(since=1, until=until, decode=True)))
-        return not any(
-            event["time"] < ended - _RESTART_SECONDS
-            or (event.get("Action") == "start" and event["Actor"]["Attributes"].get("name") == name)
-            for event in events
-        )
+        own = {event.get("Action") for event in events if event["Actor"]["Attributes"].get("name") == name}
+        if "start" in own:
+            return False
+        if own & {"kill", "die"}:
+            return "kill" in own
+        return not any(event["time"] < ended - _RESTART_SECONDS for event in events)
 
     def remove(self, name: str, *, force: bool) -> None:
         """Remove a container and its volumes; a missing one is not an error."""

@@ -1,5 +1,6 @@
 """Failures of containers and their engine, on a real engine."""
 
+import signal
 import time
 
 import pytest
@@ -373,6 +374,37 @@ def test_an_engine_that_ends_its_containers_is_told_as_the_machine_s_fault(make,
     assert place.backend.poll(handle) is None, "nothing is concluded while the engine is away"
     unrestored.start()
     assert place.wait(handle) == Exit(143, "engine_restarted")
+
+
+@pytest.mark.usefixtures("docker_server")
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_restart_that_turns_live_restore_on_is_told_as_the_machine_s_fault(make, unrestored, crash):
+    place = make(unrestored)
+    spec = place.spec("echo up; sleep 600")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    if crash:
+        unrestored.kill()
+        unrestored.start()  # ends its containers as it comes up
+        unrestored.set_live_restore(on=True)
+        unrestored.signal(signal.SIGHUP)
+    else:
+        unrestored.terminate()
+        unrestored.set_live_restore(on=True)
+        unrestored.start()
+    assert place.wait(handle) == Exit(143, "engine_restarted")
+
+
+@pytest.mark.usefixtures("docker_server")
+def test_a_sigterm_of_the_job_s_own_under_an_engine_that_came_back_is_its_own(make, mortal):
+    place = make(mortal)
+    spec = place.spec("echo up; until [ -e go ]; do sleep 0.1; done; kill $$")
+    handle = place.launch(spec)
+    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    mortal.kill()
+    mortal.start()
+    (spec.workspace / "go").touch()
+    assert place.wait(handle) == Exit(143)
 
 
 @pytest.mark.usefixtures("docker_server")
