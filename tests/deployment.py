@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ SERVER = Path(sys.executable).parent / "gradient-server"
 CLI = Path(sys.executable).parent / "gradient-cli"
 ENDED = {"Stopped", "Failed", "Error", "Cancelled"}
 PATIENCE = float(os.environ.get("GRADIENT_TEST_PATIENCE", "60"))
+WITHOUT_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients of servers without TLS: loading the system's certificates costs more than most requests."""
 _NURSERY = Nursery()
 # Git servers and registries of tests are on this machine.
 _OPENED = {
@@ -95,7 +98,7 @@ class Deployment:
         self._processes: list[Process] = []
         self._api: Process | None = None
         # One for all requests: each new one would read the machine's certificates first.
-        self._client = httpx.Client(timeout=30)
+        self._client = httpx.Client(timeout=30, verify=WITHOUT_TLS)
 
     def environment(self, **settings: str) -> dict[str, str]:
         """Return the environment of the service's processes."""

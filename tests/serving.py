@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from deployment import PATIENCE, WITHOUT_TLS
 from fastapi import FastAPI
 from sqlalchemy import event
 
@@ -27,7 +28,7 @@ from service.server import Server
 OFFER = Offer("w", "h", ("mock",), ports=PortRange(20_000, 29_999, "h.example"))
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not come true in time"
@@ -78,7 +79,7 @@ class Live:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers={"x-api-key": self.secret}, timeout=30)
+        return httpx.Client(base_url=self.url, headers={"x-api-key": self.secret}, timeout=30, verify=WITHOUT_TLS)
 
     def stop(self) -> None:
         self.server.should_exit = True

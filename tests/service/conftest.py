@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from deployment import WITHOUT_TLS
 from fastapi import FastAPI
 from fuzzing import Fuzzed
 from schemathesis.python.asgi import shutdown_lifespans
@@ -72,7 +73,7 @@ def client(live: Live) -> Iterator[httpx.Client]:
 @pytest.fixture
 def stranger(live: Live) -> Iterator[httpx.Client]:
     """A client without a key."""
-    with httpx.Client(base_url=live.url, timeout=60) as client:
+    with httpx.Client(base_url=live.url, timeout=60, verify=WITHOUT_TLS) as client:
         yield client
 
 

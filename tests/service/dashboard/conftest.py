@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from deployment import WITHOUT_TLS
 from serving import Live
 
 PAGES = {"Accept": "text/html,application/xhtml+xml"}
@@ -12,7 +13,9 @@ PAGES = {"Accept": "text/html,application/xhtml+xml"}
 @pytest.fixture
 def visitor(live: Live) -> Iterator[httpx.Client]:
     """A browser that has not signed in."""
-    with httpx.Client(base_url=live.url, headers={**PAGES, "Origin": live.url}, timeout=30) as client:
+    with httpx.Client(
+        base_url=live.url, headers={**PAGES, "Origin": live.url}, timeout=30, verify=WITHOUT_TLS
+    ) as client:
         yield client
 
 

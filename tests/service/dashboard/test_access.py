@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from deployment import WITHOUT_TLS
 from serving import Live, a_job
 
 from core import keys, once
@@ -24,7 +25,7 @@ COOKIE = COOKIES[1]
 def served(app, host):
     """A client that reaches an application under a host name, without cookies of its own."""
     live = Live(app, "")
-    with httpx.Client(base_url=live.url, headers={"Host": host}, timeout=60) as client:
+    with httpx.Client(base_url=live.url, headers={"Host": host}, timeout=60, verify=WITHOUT_TLS) as client:
         yield client
     live.stop()
 

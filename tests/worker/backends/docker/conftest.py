@@ -1,9 +1,10 @@
-"""A registry that a private engine pulls from, and images to pull."""
+"""Private engines, a registry that they pull from, and images to pull."""
 
 import os
 
 import pytest
-from dockerserver import layer
+from backendplace import Place
+from dockerserver import layer, running_engine
 from registryserver import Registry
 
 from core.settings import Settings
@@ -18,6 +19,28 @@ def registry(docker_server, tmp_path):
     made = Registry(tmp_path / "registry", docker_server.network)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def make(docker_server, tmp_path):
+    places = []
+
+    def place(server=docker_server, **settings):
+        made = Place("docker", tmp_path, server.settings(**settings))
+        if server is docker_server:  # another one takes all that it has with it
+            places.append(made)
+        return made
+
+    yield place
+    for one in places:
+        one.clear()
+
+
+@pytest.fixture
+def mortal():
+    """An engine to be killed, apart from the one that other tests use."""
+    with running_engine() as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,15 +1,13 @@
 """Failures of containers and their engine, on a real engine."""
 
-import signal
 import time
 
 import pytest
 import requests
-from backendplace import Place
 from deployment import wait_until
 from docker.api.client import APIClient
 from docker.errors import APIError
-from dockerserver import BARE, running_engine
+from dockerserver import BARE
 
 from worker.backends.base import ARTIFACTS, BackendError, Exit, read_control
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
@@ -17,28 +15,6 @@ from worker.workspace import Scratch
 
 PRINTS = "i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 7"
 PRINTED = b"".join(b"line %d\n" % i for i in range(300))
-
-
-@pytest.fixture
-def make(docker_server, tmp_path):
-    places = []
-
-    def place(server=docker_server, **settings):
-        made = Place("docker", tmp_path, server.settings(**settings))
-        if server is docker_server:  # another one takes all that it has with it
-            places.append(made)
-        return made
-
-    yield place
-    for one in places:
-        one.clear()
-
-
-@pytest.fixture
-def mortal():
-    """An engine to be killed, apart from the one that other tests use."""
-    with running_engine() as server:
-        yield server
 
 
 def left(server):
@@ -350,82 +326,6 @@ def test_files_belong_to_the_user_of_the_settings_and_can_be_removed(make):
     scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
     scratch.remove()
     assert not scratch.root.exists()
-
-
-@pytest.fixture
-def unrestored():
-    """An engine whose containers end with it."""
-    with running_engine(**{"live-restore": False}) as server:
-        yield server
-
-
-@pytest.mark.usefixtures("docker_server")
-@pytest.mark.parametrize("crash", [False, True])
-def test_an_engine_that_ends_its_containers_is_told_as_the_machine_s_fault(make, unrestored, crash):
-    place = make(unrestored)
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-    if crash:
-        unrestored.kill()
-    else:
-        unrestored.terminate()
-        wait_until(lambda: read_control(spec.control, "exit"), "its end")
-    assert place.backend.poll(handle) is None, "nothing is concluded while the engine is away"
-    unrestored.start()
-    assert place.wait(handle) == Exit(143, "engine_restarted")
-
-
-@pytest.mark.usefixtures("docker_server")
-@pytest.mark.parametrize("crash", [False, True])
-def test_a_restart_that_turns_live_restore_on_is_told_as_the_machine_s_fault(make, unrestored, crash):
-    place = make(unrestored)
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-    if crash:
-        unrestored.kill()
-        unrestored.start()  # ends its containers as it comes up
-        unrestored.set_live_restore(on=True)
-        unrestored.signal(signal.SIGHUP)
-    else:
-        unrestored.terminate()
-        unrestored.set_live_restore(on=True)
-        unrestored.start()
-    assert place.wait(handle) == Exit(143, "engine_restarted")
-
-
-@pytest.mark.usefixtures("docker_server")
-def test_a_sigterm_of_the_job_s_own_under_an_engine_that_came_back_is_its_own(make, mortal):
-    place = make(mortal)
-    spec = place.spec("echo up; until [ -e go ]; do sleep 0.1; done; kill $$")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-    mortal.kill()
-    mortal.start()
-    (spec.workspace / "go").touch()
-    assert place.wait(handle) == Exit(143)
-
-
-@pytest.mark.usefixtures("docker_server")
-def test_a_sigterm_of_the_job_s_own_is_told_from_one_of_the_engine(make, unrestored):
-    place = make(unrestored)
-    handle = place.launch(place.spec("kill $$"))
-    assert place.wait(handle) == Exit(143)
-    asked = place.spec("echo up; sleep 600", attempt=2)
-    handle = place.launch(asked)
-    wait_until(lambda: place.output(asked) == b"up\n", "its first line")
-    place.backend.stop(handle, grace=True)
-    assert place.wait(handle) == Exit(143)
-
-
-@pytest.mark.usefixtures("docker_server")
-def test_an_engine_without_live_restore_is_warned_of(tmp_path, caplog):
-    with running_engine(**{"live-restore": False}) as server:
-        place = Place("docker", tmp_path, server.settings())
-        assert place.backend.unready() is None
-        assert place.backend.unready() is None
-    assert [record.message.split(":")[0] for record in caplog.records] == ["live_restore_off"]
 
 
 def test_an_engine_that_hangs_delays_no_look_for_long(make, mortal):
