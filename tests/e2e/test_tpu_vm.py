@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import shutil
+import socket
+from pathlib import Path
 
 import psutil
 import pytest
@@ -170,13 +172,19 @@ def test_a_worker_that_dies_loses_and_doubles_no_line(service, simulator, storag
 
 
 @pytest.mark.faults
-def test_an_agent_that_dies_is_begun_again_and_its_job_runs_on(service, simulator, storage):
+@pytest.mark.parametrize("taken", [False, True], ids=["", "its port is taken meanwhile"])
+def test_an_agent_that_dies_is_begun_again_and_its_job_runs_on(service, simulator, storage, taken):
     job_id = service.submit(COUNT, machineType="TPU")
     printed(service, job_id)
     agents = [one for one in psutil.process_iter(["cmdline"]) if f"{job_id}-1" in " ".join(one.info["cmdline"] or ())]
-    for agent in [one for one in agents if "-m agent" in " ".join(one.info["cmdline"])]:
-        agent.kill()
-    job = service.wait_ended(job_id)
+    (agent,) = [one for one in agents if "-m agent" in " ".join(one.info["cmdline"])]
+    port = int(Path(agent.cwd(), "metadata-port").read_text())
+    agent.kill()
+    with contextlib.ExitStack() as other:
+        if taken:
+            agent.wait()
+            other.enter_context(socket.create_server(("127.0.0.1", port)))
+        job = service.wait_ended(job_id)
     assert (job["state"], job["attempt"]) == ("Stopped", 1), job["message"]
     assert service.raw_log(job_id) == COUNTED
     assert nothing_left(simulator, storage)

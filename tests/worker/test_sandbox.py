@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deployment import wait_until
 
 from worker import sandbox
 from worker.sandbox import Limits, Sandbox, SandboxError
@@ -154,7 +155,7 @@ def test_a_program_that_leaves_processes_behind_leaves_none(place):
     )
     done = Sandbox("require").run([PYTHON, "-c", code], place / "inside", LIMITS)
     assert done.code == 0, done.output
-    assert _left_behind() == []
+    wait_until(lambda: _left_behind() == [], "the kernel to end the rest of the sandbox")
 
 
 def test_without_bubblewrap_nothing_runs_where_a_sandbox_is_required(place, monkeypatch):

@@ -1,6 +1,7 @@
 """The agent's loop; run as `python3 -m agent FOLDER`."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -11,7 +12,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,28 @@ class Agent:
     def _serve_metadata(self) -> str:
         """Serve the job's tokens, at the port of an earlier agent if there was one: the job knows it."""
         file = self._place / "metadata-port"
-        port = int(file.read_text()) if file.exists() else 0
-        server = Metadata(port, self._bucket)
-        port = server.server_address[1]
-        file.write_text(str(port))
-        threading.Thread(target=server.serve_forever, name="metadata", daemon=True).start()
+        if file.exists():
+            port = int(file.read_text())
+            serve: Callable[[], None] = functools.partial(self._serve_again, port)
+        else:
+            server = Metadata(0, self._bucket)
+            port, serve = server.server_address[1], server.serve_forever
+            new = file.with_suffix(".new")
+            new.write_text(str(port))
+            new.replace(file)
+        threading.Thread(target=serve, name="metadata", daemon=True).start()
         return f"127.0.0.1:{port}"
+
+    def _serve_again(self, port: int) -> None:
+        """Serve at this port as soon as it is free: another program may have taken it. The job is reported anyway."""
+        while True:
+            try:
+                server = Metadata(port, self._bucket)
+            except OSError as error:
+                sys.stderr.write(f"no tokens for the job: port {port}: {error}\n")
+                time.sleep(self._seconds)
+            else:
+                server.serve_forever()
 
     def _start(self, metadata: dict[str, str]) -> None:
         self._say("here")
