@@ -248,6 +248,7 @@ def test_a_worker_whose_disk_is_full_claims_nothing_and_jobs_say_so(opened, subm
     wait_until(lambda: row(host, job).state is JobState.SUCCEEDED, "it to run once there is room")
     later = submit("true", machine="TPU")
     assert told(host, later) is None or told(host, later).reason != "low_disk"
+    wait_until(lambda: row(host, later).state is JobState.SUCCEEDED, "the other one to run, too")
 
 
 def test_attempts_that_take_more_than_the_host_gives_keep_others_waiting(opened, submit, supervised):

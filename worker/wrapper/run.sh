@@ -34,7 +34,9 @@ trap '' HUP INT
 # The shell waits for what it runs, which may be saving when SIGTERM comes, and ends with its exit code; but nothing that
 # SIGTERM ended is a success, unless it was asked to end.
 trap='code=$?; if [ "$code" = 0 ] && [ ! -e "${0%/*}/stopping" ]; then trap - TERM; kill -TERM $$; fi; exit "$code"'
-"$shell" -c "trap '$trap' TERM; "'. "$0"' "$control/command" </dev/null >>"$control/log" 2>&1 3>&- &
+# A stop that was asked for before this trap was set signalled nobody.
+"$shell" -c "trap '$trap' TERM; "'[ ! -e "${0%/*}/stopping" ] || exit 143; . "$0"' "$control/command" \
+    </dev/null >>"$control/log" 2>&1 3>&- &
 child=$!
 wait "$child"
 code=$?
