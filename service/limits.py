@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import anyio
 from sqlalchemy import ColumnElement, ScalarSelect, func, literal, literal_column, select
@@ -153,18 +154,19 @@ class QueueLimit:
         Raises:
             LimitReached: Its key or its project has too many queued jobs.
         """
-        limits = (
-            ("queued_per_key", "one key", self._settings.queued_per_key, Job.submitted_by, job.submitted_by),
-            ("queued_per_project", "one project", self._settings.queued_per_project, Job.project_id, job.project_id),
+        key = _Queue("one key", job.submitted_by, Job.submitted_by == job.submitted_by, self._settings.queued_per_key)
+        project = _Queue(
+            "one project", job.project_id, Job.project_id == job.project_id, self._settings.queued_per_project
         )
-        due = [one for one in limits if one[2] and not self._is_granted((one[0], one[4]))]
+        due = [one for one in (key, project) if one.limit and not self._is_granted((one.of, one.owner))]
         if not due:
             return
-        counts = session.execute(select(*(_queued(column == owner, limit) for _, _, limit, column, owner in due))).one()
-        for (setting, of, limit, _, owner), count in zip(due, counts, strict=True):
-            if count > limit:
-                raise limit_reached(limit, f"queued jobs of {of}", setting, _QUEUE_RETRY_SECONDS)
-            self._grant((setting, owner), (limit - count) // _COUNT_SHARE)
+        counts = session.execute(select(*(one.counted() for one in due))).one()
+        for one, count in zip(due, counts, strict=True):
+            if count > one.limit:
+                setting = f"queued_per_{one.of.removeprefix('one ')}"
+                raise limit_reached(one.limit, f"queued jobs of {one.of}", setting, _QUEUE_RETRY_SECONDS)
+            self._grant((one.of, one.owner), (one.limit - count) // _COUNT_SHARE)
 
     def _grant(self, which: tuple[str, str], count: int) -> None:
         with self._lock:
@@ -181,10 +183,18 @@ class QueueLimit:
             return True
 
 
-def _queued(owned: ColumnElement[bool], limit: int) -> ScalarSelect[int]:
-    """Build the count of one owner's queued jobs, up to one more than the limit."""
-    found = select(literal(1)).where(_QUEUED, owned).limit(limit + 1).subquery()
-    return select(func.count()).select_from(found).scalar_subquery()
+class _Queue(NamedTuple):
+    """The queued jobs of one key or project, and how many there may be."""
+
+    of: str
+    owner: str
+    owned: ColumnElement[bool]
+    limit: int
+
+    def counted(self) -> ScalarSelect[int]:
+        """Return the number of its queued jobs, counted up to one more than the limit."""
+        found = select(literal(1)).where(_QUEUED, self.owned).limit(self.limit + 1).subquery()
+        return select(func.count()).select_from(found).scalar_subquery()
 
 
 class Limits:

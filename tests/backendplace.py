@@ -59,6 +59,13 @@ class Place:
         self._made.append(handle)
         return handle
 
+    def running(self, command, **options):
+        """Launch a job that prints `up` first, wait for that, and return its spec and handle."""
+        spec = self.spec(command, **options)
+        handle = self.launch(spec)
+        wait_until(lambda: self.output(spec) == b"up\n", "its first line")
+        return spec, handle
+
     def wait(self, handle):
         return wait_until(lambda: self.backend.poll(handle), "the job to end")
 

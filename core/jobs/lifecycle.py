@@ -267,10 +267,15 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     """
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
-    # The caller's row may be older than a stop request.
-    if may_retry(job, reason) and not _stop_wished(session, job):
-        return _retry(session, job, reason, _FINISHING, artifacts_state=artifacts_state)
     target = reason.final or JobState.FAILED
+    retry, infrastructure = may_retry(job, reason), reason.fault in NOT_THE_USERS
+    if retry or infrastructure:
+        # The caller's row may be older than a stop request.
+        stop = _stop_wished(session, job)
+        if retry and not stop:
+            return _retry(session, job, reason, _FINISHING, artifacts_state=artifacts_state)
+        if infrastructure and stop:
+            target = JobState.CANCELLED  # as requested, though not by the request
     moved = move(
         session,
         job,

@@ -149,7 +149,8 @@ class Checker:
         wanted = {one.wanted.reason} | ({"stopped_by_user"} if one.stop_asked else set())
         if one.stop_asked and one.kind == "flaky":  # a job that is asked to stop is not repeated
             wanted.add("exit_nonzero")
-        if row["reason"] not in wanted and not documented(row, began=bool(truths), lost=lost):
+        allowed = documented(row, began=bool(truths), lost=lost, stopped=row["state"] == "cancelled" and one.stop_asked)
+        if row["reason"] not in wanted and not allowed:
             began = "its command had begun" if truths else "no command of it ever began"
             yield f"I13 {said}{row['reason_detail']}; wanted {sorted(wanted)}; {began}{self._told_by(truths)}"
         elif row["reason"] == one.wanted.reason and one.wanted.code not in {None, row["exit_code"]}:
@@ -276,18 +277,19 @@ def near(found: Found, injected: list[Injected]) -> list[Injected]:
     return [one for one in injected if one.began <= found.ended and (one.ended or found.ended) + 5 >= found.began]
 
 
-def documented(row: dict[str, Any], *, began: bool, lost: bool) -> bool:
+def documented(row: dict[str, Any], *, began: bool, lost: bool, stopped: bool = False) -> bool:
     """Return whether an infrastructure fault may end the job for good.
 
     Args:
         row: The job's row.
         began: Whether its command ran, by its own record.
         lost: Whether its container was ended with its engine, as it is without live-restore.
+        stopped: Whether it was cancelled, and somebody had asked for that.
     """
     reason = REASONS.get(row["reason"])
     if reason is None or reason.fault not in _NOT_THE_USERS or reason.name == "internal_error":
         return False
-    return lost if began else row["machine_faults"] >= MAX_MACHINE_FAULTS
+    return stopped or (lost if began else row["machine_faults"] >= MAX_MACHINE_FAULTS)
 
 
 def log_difference(raw: bytes, attempts: list[Truth]) -> str:

@@ -58,4 +58,5 @@ def test_a_job_that_never_began_has_to_be_repeated_and_a_lost_container_may_end_
     assert documented({"reason": "vanished", "machine_faults": 0}, began=True, lost=True)
     assert not documented({"reason": "vanished", "machine_faults": 0}, began=True, lost=False)
     assert not documented({"reason": "signalled", "machine_faults": 0}, began=True, lost=True), "nobody signalled it"
+    assert documented({"reason": "engine_away", "machine_faults": 0}, began=False, lost=False, stopped=True)
     assert not documented({"reason": "internal_error", "machine_faults": 3}, began=False, lost=False)

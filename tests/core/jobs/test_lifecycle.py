@@ -205,6 +205,21 @@ def test_a_stopped_job_is_not_retried(database, submit):
     assert move(database, lifecycle.finish, job, artifacts_state="none").state is JobState.CANCELLED
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "expected"), [("engine_away", JobState.CANCELLED), ("exit_nonzero", JobState.FAILED)]
+)
+def test_a_job_that_was_to_stop_is_cancelled_if_the_machine_fails_it_first(database, submit, reason, expected, late):
+    submit(max_attempts=3)
+    job = claim(database)
+    if not late:
+        move(database, lifecycle.request_stop, job.id)
+    job = move(database, lifecycle.ended, job, reason)
+    if late:
+        move(database, lifecycle.request_stop, job.id)
+    assert move(database, lifecycle.finish, job, artifacts_state="none").state is expected
+
+
 @pytest.mark.parametrize(
     ("attempts", "stop", "expected"),
     [(1, False, JobState.FAILED), (2, False, JobState.QUEUED), (2, True, JobState.CANCELLED)],

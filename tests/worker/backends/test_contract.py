@@ -44,9 +44,7 @@ def test_output_and_exit_code_are_in_the_control_folder(place, code):
 
 
 def test_a_running_job_has_not_ended(place):
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("echo up; sleep 600")
     assert place.backend.poll(handle) is None
     assert [owned["name"] for owned in place.backend.list_owned()] == [spec.name]
 
@@ -123,9 +121,7 @@ def test_stop_asks_all_processes_and_then_ends_them(place):
 
 
 def test_destroy_ends_everything_and_may_be_repeated(place):
-    spec = place.spec("setsid sleep 600 & sleep 600 & echo up; wait")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("setsid sleep 600 & sleep 600 & echo up; wait")
     place.backend.destroy(handle)
     assert place.backend.list_owned() == []
     place.backend.destroy(handle)
@@ -134,9 +130,7 @@ def test_destroy_ends_everything_and_may_be_repeated(place):
 
 def test_another_instance_finds_the_same_job_again(place):
     """A restarted worker makes an instance of its own."""
-    spec = place.spec("echo up; sleep 600; exit 3")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("echo up; sleep 600; exit 3")
     heir = place.another()
     assert heir.poll(handle) is None
     assert [owned["name"] for owned in heir.list_owned()] == [spec.name]
@@ -145,9 +139,7 @@ def test_another_instance_finds_the_same_job_again(place):
 
 
 def test_a_sample_tells_memory_and_processes(place):
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    _spec, handle = place.running("echo up; sleep 600")
     sample = wait_until(lambda: place.backend.sample(handle), "a sample")
     assert sample["memory_bytes"] > 0
     assert sample["processes"] >= 1
@@ -204,9 +196,9 @@ def test_a_password_in_a_command_is_in_no_list_of_processes(place):
 
 
 def test_a_program_that_saves_at_sigterm_says_how_it_ended(place):
-    spec = place.spec("sh -c 'trap \"sleep 0.3; echo saved; exit 7\" TERM; echo up; while :; do sleep 0.1; done'; true")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running(
+        "sh -c 'trap \"sleep 0.3; echo saved; exit 7\" TERM; echo up; while :; do sleep 0.1; done'; true"
+    )
     place.backend.stop(handle, grace=True)
     assert place.wait(handle).code == 7
     assert b"saved" in place.output(spec)

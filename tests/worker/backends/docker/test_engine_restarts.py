@@ -21,9 +21,7 @@ def unrestored():
 @pytest.mark.parametrize("crash", [False, True])
 def test_an_engine_that_ends_its_containers_is_told_as_the_machine_s_fault(make, unrestored, crash):
     place = make(unrestored)
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("echo up; sleep 600")
     if crash:
         unrestored.kill()
     else:
@@ -38,9 +36,7 @@ def test_an_engine_that_ends_its_containers_is_told_as_the_machine_s_fault(make,
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_restart_that_turns_live_restore_on_is_told_as_the_machine_s_fault(make, unrestored, crash):
     place = make(unrestored)
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    _spec, handle = place.running("echo up; sleep 600")
     if crash:
         unrestored.kill()
         unrestored.start()  # ends its containers as it comes up
@@ -56,9 +52,7 @@ def test_a_restart_that_turns_live_restore_on_is_told_as_the_machine_s_fault(mak
 @pytest.mark.usefixtures("docker_server")
 def test_a_sigterm_of_the_job_s_own_under_an_engine_that_came_back_is_its_own(make, mortal):
     place = make(mortal)
-    spec = place.spec("echo up; until [ -e go ]; do sleep 0.1; done; kill $$")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("echo up; until [ -e go ]; do sleep 0.1; done; kill $$")
     mortal.kill()
     mortal.start()
     (spec.workspace / "go").touch()
@@ -70,9 +64,7 @@ def test_a_sigterm_of_the_job_s_own_is_told_from_one_of_the_engine(make, unresto
     place = make(unrestored)
     handle = place.launch(place.spec("kill $$"))
     assert place.wait(handle) == Exit(143)
-    asked = place.spec("echo up; sleep 600", attempt=2)
-    handle = place.launch(asked)
-    wait_until(lambda: place.output(asked) == b"up\n", "its first line")
+    _asked, handle = place.running("echo up; sleep 600", attempt=2)
     place.backend.stop(handle, grace=True)
     assert place.wait(handle) == Exit(143)
 

@@ -49,9 +49,7 @@ def test_a_job_prints_on_while_its_engine_is_killed_and_started_again(make, mort
 
 def test_a_job_that_ends_without_its_engine_is_told_by_its_files(make, mortal):
     place = make(mortal)
-    spec = place.spec("echo up; sleep 1; echo done; exit 5")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("echo up; sleep 1; echo done; exit 5")
     mortal.kill()
     assert place.wait(handle) == Exit(5)
     assert place.output(spec) == b"up\ndone\n"
@@ -68,9 +66,7 @@ def test_a_job_that_ends_without_its_engine_is_told_by_its_files(make, mortal):
 
 def test_a_stop_without_an_engine_reaches_the_job(make, mortal):
     place = make(mortal)
-    spec = place.spec("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
     mortal.kill()
     place.backend.stop(handle, grace=True)
     wait_until(lambda: read_control(spec.control, "exit"), "its end")
@@ -105,9 +101,7 @@ def test_a_start_does_not_wait_for_ever(make, mortal):
 
 def test_a_container_killed_from_outside_has_vanished(make, docker_server):
     place = make()
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("echo up; sleep 600")
     with docker_server.client() as client:
         client.kill(f"gradient-{spec.name}")
     ended = place.wait(handle)
@@ -116,9 +110,7 @@ def test_a_container_killed_from_outside_has_vanished(make, docker_server):
 
 def test_a_container_removed_from_outside_has_vanished(make, docker_server):
     place = make()
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("echo up; sleep 600")
     with docker_server.client() as client:
         client.remove_container(f"gradient-{spec.name}", force=True)
     ended = place.wait(handle)
@@ -219,9 +211,7 @@ def test_a_container_that_goes_before_its_shell_is_looked_for_is_made_again(make
 
 def test_a_stop_reaches_a_job_whose_engine_refuses_everything(make, monkeypatch):
     place = make()
-    spec = place.spec("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    spec, handle = place.running("trap 'echo asked; exit 3' TERM; echo up; while :; do sleep 0.1; done")
 
     def refuse(*_):
         raise EngineRefused(500, "the engine is in trouble")
@@ -250,9 +240,7 @@ def test_a_container_that_ran_is_not_run_again(make, docker_server):
 
 def test_what_ignores_sigterm_is_killed(make):
     place = make()
-    spec = place.spec("trap '' TERM; echo up; while :; do sleep 0.1; done")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    _spec, handle = place.running("trap '' TERM; echo up; while :; do sleep 0.1; done")
     place.backend.stop(handle, grace=True)
     assert place.backend.poll(handle) is None
     place.backend.stop(handle, grace=False)
@@ -330,9 +318,7 @@ def test_files_belong_to_the_user_of_the_settings_and_can_be_removed(make):
 
 def test_an_engine_that_hangs_delays_no_look_for_long(make, mortal):
     place = make(mortal, timeout_seconds=1)
-    spec = place.spec("echo up; sleep 600")
-    handle = place.launch(spec)
-    wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+    _spec, handle = place.running("echo up; sleep 600")
     mortal.freeze()
     try:
         began = time.monotonic()
