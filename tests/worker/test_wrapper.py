@@ -13,3 +13,13 @@ def test_a_stop_that_was_asked_for_before_the_command_began_ends_it(tmp_path, sh
     note_control(tmp_path, STOPPING, "asked to end")
     wrapper = subprocess.run([shell, str(WRAPPER), str(tmp_path)], start_new_session=True, check=False, timeout=60)
     assert wrapper.returncode == read_exit_code(tmp_path) == 143
+
+
+def test_a_signal_while_the_command_ends_leaves_its_exit_code(tmp_path):
+    """The shell that waits is interrupted as its child ends; it has lost the race within forty tries, if it can lose it."""
+    for attempt in range(40):
+        control = tmp_path / str(attempt)
+        control.mkdir()
+        (control / "command").write_text("trap '' TERM; kill -TERM $PPID; exit 3\n")
+        wrapper = subprocess.run(["dash", str(WRAPPER), str(control)], start_new_session=True, check=False, timeout=60)
+        assert wrapper.returncode == read_exit_code(control) == 3

@@ -40,10 +40,15 @@ trap='code=$?; if [ "$code" = 0 ] && [ ! -e "${0%/*}/stopping" ]; then trap - TE
 child=$!
 wait "$child"
 code=$?
-# A trapped signal ends wait early with a code above 128 while the child is still there.
-while [ "$code" -gt 128 ] && kill -0 "$child" 2>/dev/null; do
-    wait "$child"
-    code=$?
+# A trapped signal ends a wait early, with a code above 128: while the command goes on, or as it ends, and then the next
+# wait has its own code (unless it was given already, 127, or bash has lost it, -1).
+while [ "$code" -gt 128 ]; do
+    kill -0 "$child" 2>/dev/null
+    gone=$?
+    wait "$child" 2>/dev/null
+    again=$?
+    if [ "$again" -ge 0 ] && [ "$again" != 127 ]; then code=$again; fi
+    if [ "$gone" != 0 ]; then break; fi
 done
 
 # One write, by a builtin: a program started here could be killed with the rest of the job, and the code be lost.
