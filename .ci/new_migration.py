@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alembic import command
 
-from core import migrating
+from core import migrating, schema
 from core.db import Database
 
 
@@ -21,8 +21,9 @@ def main(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = Database(f"sqlite:///{Path(folder) / 'gradient.db'}")
         migrating.upgrade(database)
+        number = f"{len(schema.revisions()) + 1:04d}"
         with database.engine.begin() as connection:
-            command.revision(migrating.configuration(connection), message=name, autogenerate=True)
+            command.revision(migrating.configuration(connection), message=name, autogenerate=True, rev_id=number)
         database.close()
 
 

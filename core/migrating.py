@@ -31,7 +31,7 @@ def configuration(connection: Connection | None = None) -> Config:
     """Return Alembic's configuration for this release's migrations."""
     config = Config()
     config.set_main_option("script_location", str(schema.MIGRATIONS))
-    config.set_main_option("file_template", "%%(year)d_%%(month).2d_%%(day).2d_%%(slug)s")
+    config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     config.attributes["connection"] = connection
     return config
 

@@ -125,8 +125,8 @@ def _add_migrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     migrate.add_argument(
         "--back-to",
         metavar="REVISION",
-        help="take it back instead, to an earlier revision such as 0001; what later ones keep is lost. Stop every "
-        "process first",
+        help="take it back instead, to an earlier revision such as 0001, or to `base`, which drops every table; data "
+        "of later revisions is lost. Stop every process first",
     )
 
 

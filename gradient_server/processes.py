@@ -105,7 +105,7 @@ def migrate(settings: Settings, back_to: str | None) -> int:
     state = migrating.downgrade(database, back_to) if back_to else migrating.upgrade(database)
     database.close()
     if back_to:
-        _say(f"The database is at {state.found} again.")
+        _say(f"The database is at {state.found} again." if state.found else "The database is empty again.")
     elif state.standing is schema.Standing.NEWER:
         _say(f"{state.message} Nothing was changed. {state.fix}")
     else:

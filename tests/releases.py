@@ -30,12 +30,6 @@ def release(folder: Path):
         yield
 
 
-def older_release(folder: Path, revision: str) -> Path:
-    """The migrations that the release of `revision` came with."""
-    _copy(folder, REVISIONS[: REVISIONS.index(revision) + 1])
-    return folder
-
-
 class Step(NamedTuple):
     """A migration of a later release."""
 
@@ -43,28 +37,39 @@ class Step(NamedTuple):
     """Of its `upgrade()`."""
     serves: str = HEAD
     retires: tuple[str, ...] = ()
+    back: str = "pass"
+    """Of its `downgrade()`."""
 
 
 def later_release(folder: Path, *later: Step) -> Path:
     """This release's migrations, and further ones."""
-    _copy(folder, REVISIONS)
-    for number, (body, serves, retires) in enumerate(later, int(NEXT)):
+    shutil.copytree(MIGRATIONS, folder)
+    for number, (body, serves, retires, back) in enumerate(later, int(NEXT)):
         (folder / "versions" / f"{number:04d}.py").write_text(
             f"import sqlalchemy as sa\nfrom alembic import op\n"
             f"revision = {f'{number:04d}'!r}\ndown_revision = {f'{number - 1:04d}'!r}\n"
             f"serves = {serves!r}\nretires = {retires!r}\n"
             f"def upgrade():\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
+            f"def downgrade():\n{textwrap.indent(textwrap.dedent(back), '    ')}\n"
         )
     return folder
 
 
-def _copy(folder, revisions):
-    (folder / "versions").mkdir(parents=True)
-    for name in ("env.py", "script.py.mako"):
-        shutil.copy(MIGRATIONS / name, folder)
-    for step in migrating.steps():
-        if step.revision in revisions:
-            shutil.copy(step.path, folder / "versions")
+HARMLESS = Step(
+    """
+    op.add_column("jobs", sa.Column("pool", sa.String(64)))
+    op.add_column("attempts", sa.Column("restarts", sa.Integer(), server_default="0", nullable=False))
+    op.create_table("budgets", sa.Column("project_id", sa.String(16), sa.ForeignKey("projects.id"), primary_key=True))
+    op.create_index("ix_jobs_pool_seq", "jobs", ["pool", "seq"])
+    """,
+    back="""
+    op.drop_index("ix_jobs_pool_seq", "jobs")
+    op.drop_table("budgets")
+    op.drop_column("attempts", "restarts")
+    op.drop_column("jobs", "pool")
+    """,
+)
+"""Adds to the schema what every release that is served can do without."""
 
 
 # ---- Rows

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from deployment import Deployment
-from releases import HEAD, NEXT, REVISIONS, Step, later_release, release
+from releases import HEAD, NEXT, Step, later_release, release
 
 from core import migrating, schema
 from core.db import Database
@@ -122,11 +122,11 @@ def test_up_runs_on_a_newer_database(tmp_path):
 
 
 def test_the_schema_is_taken_back_by_command(service):
-    back = service.start("migrate", "--back-to", REVISIONS[0])
-    assert (back.wait(), back.said()) == (0, f"The database is at {REVISIONS[0]} again.\n")
     refused = service.start("migrate", "--back-to", "9999")
     assert refused.wait() == 1
     assert refused.said().startswith("error: The schema cannot be taken back to '9999'")
+    back = service.start("migrate", "--back-to", "base")
+    assert (back.wait(), back.said()) == (0, "The database is empty again.\n")
     service.migrate()
     service.start_api()
     assert service.request("GET", "/readiness").status_code == 200

@@ -16,7 +16,7 @@ def test_a_stop_that_was_asked_for_before_the_command_began_ends_it(tmp_path, sh
 
 
 def test_a_signal_while_the_command_ends_leaves_its_exit_code(tmp_path):
-    """The shell that waits is interrupted as its child ends; it has lost the race within forty tries, if it can lose it."""
+    """The shell's wait is interrupted as its child ends. A lost race shows within forty tries: one of six lost it."""
     for attempt in range(40):
         control = tmp_path / str(attempt)
         control.mkdir()
