@@ -13,8 +13,8 @@ ALL := .venv/.all
 RUN := $(if $(wildcard $(ALL)),$(ALL),.venv/.run)
 # Of the images.
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-# One test process a CPU, but not so many that real servers and jobs starve each other.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+# One test process more than CPUs, as many tests wait for others, but not so many that servers and jobs starve each other.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
 
 .PHONY: help demo demo-docker images images-offline up test check audit fmt migration bench faults chaos soak clean
 
@@ -62,9 +62,10 @@ migration: $(ALL) ## write a migration for what changed in models.py: make migra
 bench: $(ALL) ## measure: submit latency, jobs a second, start of CLI and server; prints JSON
 	@$(BIN)/python -m bench
 
-faults: $(ALL) ## every fault as often as a release asks for (hours); make test tries each a few times
+faults: $(ALL) ## every fault and fuzzed route as often as a release asks for (hours); make test tries each a few times
 	@.ci/test-needs
 	@GRADIENT_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m faults
+	@GRADIENT_FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/service -k "fuzz or hostile_values"
 
 chaos: $(ALL) ## 300 faults on a whole installation, checked at the end (as root; 45 minutes): make chaos faults=300 seed=11
 	@.ci/test-needs

@@ -33,12 +33,14 @@ _OPENED = {
 def wait_until(look: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     """The first true value of `look`; fails when there is none in time."""
     deadline = time.monotonic() + seconds
+    pause = 0.01
     while True:
         value = look()
         if value:
             return value
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.1)  # most of what is waited for costs the service a request each time
 
 
 class Process:

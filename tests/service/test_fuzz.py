@@ -33,13 +33,13 @@ OPEN = {"GET /health", "GET /readiness"}
 
 
 @API.parametrize()
-@examples(30)
+@examples(10)
 def test_every_answer_is_as_described(case, fuzzed):
     case.validate_response(fuzzed.call(case), checks=[*CHECKS, negative_data_rejection])
 
 
 @WITHOUT_KEY.parametrize()
-@examples(10)
+@examples(4)
 def test_without_a_key_nothing_is_answered(case, fuzzed):
     answer = fuzzed.call(case, key=False)
     case.validate_response(answer, checks=CHECKS)
@@ -80,7 +80,7 @@ def walk(tmp_path, migrated_sqlite):
 
 
 def test_every_answer_along_the_links_is_as_described(walk):
-    walk.run(settings=settings(examples(15), stateful_step_count=12))
+    walk.run(settings=settings(examples(8), stateful_step_count=12))
     for wanted in ("GET /jobs/{job_id}", "POST /jobs/{job_id}/stop", "GET /jobs/{job_id}/logs"):
         assert walk.answered[wanted, 200], walk.answered
     assert walk.answered["POST /jobs/{job_id}/clone", 201], walk.answered

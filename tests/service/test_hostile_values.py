@@ -67,7 +67,7 @@ def test_nothing_makes_the_service_fail(fuzzed, method, path):
     there = [*fuzzed.jobs.values(), fuzzed.project, fuzzed.archive, "notes.txt", "model", "CPU", "3"]
     names = [part[1:-1].split(":")[0] for part in path.split("/") if part.startswith("{")]
 
-    @examples(25)
+    @examples(8)
     @given(
         parts=st.fixed_dictionaries({name: values(there) for name in names}),
         query=st.dictionaries(st.sampled_from(QUERIES), values(there), max_size=3),
