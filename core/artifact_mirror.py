@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, open_beneath
 from core.artifact_survey import Seen, Skips, Survey
+from core.filesystem import write_all
 
 _TEMPORARY = "new"
 _COPY_BLOCK = 1 << 20
@@ -167,16 +168,11 @@ class Mirror:
             while left and (count := os.readv(reading, [block[: min(left, _COPY_BLOCK)]])):
                 if self._stopped():
                     raise _Stopped
-                _write_all(copy, block[:count])
+                write_all(copy, block[:count])
                 left -= count
             os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
         finally:
             os.close(copy)
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 @contextmanager

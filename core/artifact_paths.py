@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from core.errors import ArtifactNotFound
+from core.filesystem import OPEN_FOLDER
 
 MAX_DEPTH = 100
-OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A fifo opened without O_NONBLOCK would wait for a writer for ever.
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, Self
 
-from core.artifact_paths import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER, open_beneath, present
+from core.artifact_paths import MAX_DEPTH, OPEN_FILE, open_beneath, present
+from core.filesystem import OPEN_FOLDER
 
 _MAX_REPORTED = 1_000
 _NAMES_PER_FILE = 10

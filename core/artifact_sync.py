@@ -6,8 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from core.artifact_mirror import Mirror, Stopped, never
-from core.artifact_paths import NOT_A_FOLDER, OPEN_FOLDER, opened_folder
+from core.artifact_paths import NOT_A_FOLDER, opened_folder
 from core.artifact_survey import ArtifactLimits, Skips, Survey, drop_excess, drop_outside_links, drop_sparse, survey
+from core.filesystem import OPEN_FOLDER
 
 _FINAL_PASSES = 3
 

@@ -21,8 +21,8 @@ from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, not_found, open_beneath
 from core.artifact_survey import ArtifactLimits, Skipped, Skips
 from core.artifact_sync import bring_in
 from core.errors import JobNotFound
+from core.filesystem import remove_tree
 from core.manifests import ArtifactFile, ArtifactsState, FileList, Manifest, write_list
-from core.trees import remove_tree
 
 __all__ = [
     "ArtifactFile",

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from core.errors import JobNotFound
+from core.filesystem import remove_tree
 from core.joblog_reader import LogLine, LogReader
 from core.joblog_writer import DEFAULT_MAX_BYTES, LogWriter
-from core.trees import remove_tree
 
 __all__ = ["JobLogs", "LogLine", "LogReader", "LogWriter"]
 

@@ -7,12 +7,13 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, NamedTuple, Self
 
 from core.artifact_survey import Skipped
+from core.filesystem import write_atomically
 
 ArtifactsState = Literal["none", "partial", "complete"]
 
@@ -64,20 +65,8 @@ def write_list(path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *,
         "bytes": manifest.bytes,
         "skipped": [skipped._asdict() for skipped in manifest.skipped],
     }
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as out:
-        out.write(_line(header))
-        out.writelines(_line(file._asdict()) for file in files)
-        out.flush()
-        if durable:
-            os.fsync(out.fileno())
-    temporary.replace(path)
-    if durable:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    lines = (_line(file._asdict()) for file in files)
+    write_atomically(path, chain([_line(header)], lines), durable=durable)
 
 
 class FileList:

@@ -5,14 +5,12 @@ An encrypted value names its key and is bound to its purpose: it cannot be decry
 
 import base64
 import hashlib
-import os
-import secrets
 from contextlib import suppress
-from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
 
 from core.errors import SecretUnreadable
+from core.filesystem import write_atomically
 from core.settings import Settings
 
 KEY_FILE = "secrets.key"
@@ -110,24 +108,13 @@ class Vault:
         return keys
 
     def _first(self) -> list[str]:
-        new = self._new_file([Fernet.generate_key().decode()])
         with suppress(FileExistsError):  # another process was first; its key is used
-            self._path.hardlink_to(new)
-        new.unlink()
+            self._write([Fernet.generate_key().decode()], replace=False)
         return self._keys()
 
-    def _write(self, keys: list[str]) -> None:
-        self._new_file(keys).replace(self._path)
-
-    def _new_file(self, keys: list[str]) -> Path:
-        path = self._path.with_name(f"{KEY_FILE}.{secrets.token_hex(4)}")
+    def _write(self, keys: list[str], *, replace: bool = True) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write("".join(f"{key}\n" for key in keys))
-            file.flush()
-            os.fsync(file.fileno())
-        return path
+        write_atomically(self._path, "".join(f"{key}\n" for key in keys).encode("ascii"), replace=replace)
 
 
 def key_id(key: str) -> str:

@@ -23,6 +23,7 @@ from typing import BinaryIO, NamedTuple
 
 from core.archives import ArchiveKind, ArchiveLimits, inspect
 from core.errors import WorkspaceInvalid
+from core.filesystem import sync_folder, write_atomically
 
 _BLOCK = 1024**2
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -224,18 +225,10 @@ class WorkspaceStore:
         stored = StoredWorkspace(sha256, size, summary.kind, summary.files, summary.bytes)
         archive = self.path(sha256)
         archive.parent.mkdir(exist_ok=True)
-        self._write_facts(_facts_path(archive), stored)
+        write_atomically(_facts_path(archive), json.dumps(asdict(stored)).encode(), folder=self._incoming)
         upload.replace(archive)
-        _sync_folder(archive.parent)
+        sync_folder(archive.parent)
         return stored
-
-    def _write_facts(self, path: Path, stored: StoredWorkspace) -> None:
-        descriptor, name = tempfile.mkstemp(dir=self._incoming)
-        with open(descriptor, "w") as out:  # noqa: PTH123 - opens a descriptor, which Path cannot
-            json.dump(asdict(stored), out)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(name).replace(path)
 
 
 def _check_sha256(sha256: str) -> None:
@@ -266,11 +259,3 @@ def _copy(stream: BinaryIO, out: BinaryIO, max_bytes: int) -> tuple[str, int]:
     out.flush()
     os.fsync(out.fileno())
     return digest.hexdigest(), size
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

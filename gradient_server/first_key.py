@@ -1,7 +1,6 @@
 """The API key for this machine's own user: created at the first start, and written where the CLI finds it."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from sqlalchemy.orm import Session
 from core import keys
 from core.db import Database
 from core.errors import Unauthorized
+from core.filesystem import write_atomically
 
 
 def ensure_local_key(path: Path, url: str, database: Database) -> str:
@@ -24,7 +24,7 @@ def ensure_local_key(path: Path, url: str, database: Database) -> str:
         if key_id is None:
             key, secret = keys.create(session, "this machine")
             key_id = key.id
-    _write(path, {"url": url, "apiKey": secret})
+    write_atomically(path, json.dumps({"url": url, "apiKey": secret}).encode(), durable=False)
     return key_id
 
 
@@ -44,12 +44,3 @@ def _stored(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    new.replace(path)

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from core import keys
 from core.db import Database
+from core.formatting import iso_time
 from core.jobs.models import ApiKey
 from core.settings import Settings
 from gradient_server.upgrading import prepare_schema
@@ -73,7 +74,7 @@ def _times(key: ApiKey, *names: str) -> dict[str, str | None]:
         "expiresAt": key.expires_at,
         "revokedAt": key.revoked_at,
     }
-    return {name: at.isoformat() if (at := times[name]) else None for name in names}
+    return {name: iso_time(at) if (at := times[name]) else None for name in names}
 
 
 def shown_time(at: datetime | None) -> str:

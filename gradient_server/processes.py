@@ -13,10 +13,10 @@ from core import once, schema
 from core.bell import Bell
 from core.db import Database
 from core.errors import GradientError, SpecInvalid
+from core.filesystem import keep_private
 from core.hosts import canonical_host
 from core.once import Purpose
 from core.patience import Patience
-from core.private import keep_private
 from core.rings import Ring
 from core.settings import Settings
 from core.settings.api import ApiSettings

@@ -4,13 +4,13 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
-from core import schema, words
+from core import schema
 from core.artifacts import ArtifactStore
 from core.db import Database
 from core.errors import StoreUnavailable
+from core.formatting import format_bytes, iso_time
 from core.joblogs import JobLogs
 from core.prune import Report, Tally, prune
 from core.retention import Kind
@@ -73,7 +73,7 @@ def _open(settings: Settings, *, dry_run: bool) -> Database:
 def _show_progress(report: Report) -> None:
     if sys.stderr.isatty():
         total = report.total
-        print(f"\r\x1b[K{total.count:,} so far, {words.size(total.bytes)}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{total.count:,} so far, {format_bytes(total.bytes)}", end="", file=sys.stderr, flush=True)
 
 
 def _end_progress() -> None:
@@ -107,7 +107,7 @@ def _ending(report: Report, *, dry_run: bool) -> Iterator[str]:
     ]
     said = ", ".join(f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
     verb = "Would be removed" if dry_run else "Removed"
-    yield f"{verb}: {said or 'nothing'}{f' ({words.size(total.bytes)})' if said else ''}."
+    yield f"{verb}: {said or 'nothing'}{f' ({format_bytes(total.bytes)})' if said else ''}."
     if report.unfinished:
         what = "are still to be removed" if dry_run else "were still to be removed"
         yield f"Files of {report.unfinished:,} earlier removals {what}."
@@ -117,7 +117,7 @@ def _ending(report: Report, *, dry_run: bool) -> Iterator[str]:
 
 def _row(name: str, what: str, tally: Tally, policy: str) -> str:
     oldest = f"{tally.oldest:%Y-%m-%d %H:%M}" if tally.oldest else ""
-    return _ROW.format(name, what, f"{tally.count:,}", words.size(tally.bytes), oldest, policy)
+    return _ROW.format(name, what, f"{tally.count:,}", format_bytes(tally.bytes), oldest, policy)
 
 
 def _json(report: Report, *, dry_run: bool) -> str:
@@ -143,8 +143,4 @@ def _json(report: Report, *, dry_run: bool) -> str:
 
 
 def _tally(tally: Tally) -> dict[str, int | str | None]:
-    return {"count": tally.count, "bytes": tally.bytes, "oldest": _iso(tally.oldest)}
-
-
-def _iso(at: datetime | None) -> str | None:
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if at else None
+    return {"count": tally.count, "bytes": tally.bytes, "oldest": iso_time(tally.oldest) if tally.oldest else None}

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from core import words
 from core.errors import StoreUnavailable
+from core.formatting import format_bytes, iso_time_ms
 from core.settings import Settings
 from worker.backends import BACKENDS, make_backend
 from worker.backends.base import BackendError, ImageKeeper, Unused
@@ -48,8 +48,8 @@ def _lines(gone: Sequence[Unused], *, dry_run: bool) -> Iterator[str]:
         for one in gone:
             used = datetime.fromtimestamp(one.used_at, UTC)
             came = "building" if one.built else "pulling"
-            yield _ROW.format(one.reference, words.size(one.bytes), f"{used:%Y-%m-%d %H:%M}", came)
-    count = f"{len(gone)} image{'s' * (len(gone) != 1)} ({words.size(sum(one.bytes for one in gone))})"
+            yield _ROW.format(one.reference, format_bytes(one.bytes), f"{used:%Y-%m-%d %H:%M}", came)
+    count = f"{len(gone)} image{'s' * (len(gone) != 1)} ({format_bytes(sum(one.bytes for one in gone))})"
     yield f"{'Would be removed' if dry_run else 'Removed'}: {count if gone else 'nothing'}."
 
 
@@ -58,7 +58,7 @@ def _json(gone: Sequence[Unused], *, dry_run: bool) -> str:
         {
             "reference": one.reference,
             "bytes": one.bytes,
-            "usedAt": datetime.fromtimestamp(one.used_at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "usedAt": iso_time_ms(round(1000 * one.used_at)),
             "built": one.built,
         }
         for one in gone

@@ -5,6 +5,7 @@ import json
 
 from core import sessions
 from core.db import Database
+from core.formatting import iso_time
 from core.jobs.models import ApiKey
 from core.session_models import BrowserSession
 from core.settings import Settings
@@ -51,4 +52,4 @@ def _end(parsed: argparse.Namespace, database: Database) -> None:
 
 def _view(row: BrowserSession, key: ApiKey) -> dict[str, str]:
     times = {"createdAt": row.created_at, "lastUsedAt": row.last_used_at, "expiresAt": row.expires_at}
-    return {"id": row.id, "keyId": key.id, "keyName": key.name} | {k: at.isoformat() for k, at in times.items()}
+    return {"id": row.id, "keyId": key.id, "keyName": key.name} | {k: iso_time(at) for k, at in times.items()}

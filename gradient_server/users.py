@@ -7,6 +7,7 @@ import sys
 
 from core import users
 from core.db import Database
+from core.formatting import iso_time
 from core.settings import Settings
 from gradient_server.keys import open_database, shown_time
 
@@ -34,7 +35,7 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
     with database.read() as session:
         rows = users.list_users(session)
     if parsed.json:
-        print(json.dumps([{"email": row.email, "createdAt": row.created_at.isoformat()} for row in rows], indent=2))
+        print(json.dumps([{"email": row.email, "createdAt": iso_time(row.created_at)} for row in rows], indent=2))
         return
     if not rows:
         print("No users yet. `gradient-server users create EMAIL` makes one.")

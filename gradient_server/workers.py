@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from core import schema
 from core.db import Database, now
+from core.formatting import iso_time
 from core.jobs import workers
 from core.jobs.models import Worker
 from core.jobs.queries import WORKER_SILENT_SECONDS
@@ -65,7 +66,7 @@ def _rows(session: Session) -> list[dict[str, Any]]:
             "cards": worker.cards,
             "cpus": worker.cpus,
             "memoryMb": worker.memory_mb,
-            "seenAt": worker.seen_at.isoformat(),
+            "seenAt": iso_time(worker.seen_at),
         }
         for worker, lately in session.execute(seen)
     ]

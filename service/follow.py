@@ -25,6 +25,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from core.errors import GradientError, JobNotFound, StoreUnavailable
+from core.formatting import iso_time, iso_time_ms
 from core.joblogs import LogLine
 from core.jobs import queries
 from core.jobs.models import Job
@@ -36,7 +37,7 @@ from service.limits import limit_reached
 from service.removed import removed_of
 from service.streams import Wakes
 from service.views import outside_state, reason_of
-from service.wire import RemovedView, iso, iso_ms
+from service.wire import RemovedView
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +240,7 @@ class Follower:
             return []
         self._phase = phase
         # The estimate moves with the clock: it is sent along with other changes, and is not a change itself.
-        starts_at = iso(waits.starts_at) if waits and waits.starts_at else None
+        starts_at = iso_time(waits.starts_at) if waits and waits.starts_at else None
         return [_event("phase", phase | {"estimatedStartAt": starts_at})]
 
     def _look_at_queue(self, session: Session, job: Job) -> Waiting | None:
@@ -271,7 +272,7 @@ class Follower:
 
 def log_row(line: LogLine) -> dict[str, Any]:
     """Convert a line of a log to its public form."""
-    return {"line": line.line, "timestamp": iso_ms(line.time_ms), "message": line.message}
+    return {"line": line.line, "timestamp": iso_time_ms(line.time_ms), "message": line.message}
 
 
 def _end(job: Job, phase: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,14 @@ The signing keys are in a file, newest first: the newest signs, all of them veri
 import base64
 import hashlib
 import hmac
-import os
 import secrets
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from core.errors import SecretUnreadable, Unauthorized
+from core.filesystem import write_atomically
 from core.keys import KeyRing
 
 SIGNING_KEYS = "session.key"
@@ -39,7 +40,8 @@ class SigningKeys:
         try:
             found = self._path.stat()
         except FileNotFoundError:
-            self._make()
+            with suppress(FileExistsError):  # of two processes that start at once, both use the first one's key
+                self._write(replace=False)
             found = self._path.stat()
         with self._lock:
             version = (found.st_ino, found.st_mtime_ns)
@@ -61,26 +63,11 @@ class SigningKeys:
             forget: Keep no older key, so that everything signed before is refused at once.
         """
         older = () if forget else self.all()[:1]
-        fresh = self._write((secrets.token_bytes(_KEY_BYTES), *older))
-        fresh.replace(self._path)
+        self._write(older)
 
-    def _make(self) -> None:
-        fresh = self._write((secrets.token_bytes(_KEY_BYTES),))
-        try:
-            # A hard link never replaces a file: two processes that start at once both use the first one's key.
-            self._path.hardlink_to(fresh)
-        except FileExistsError:
-            pass
-        finally:
-            fresh.unlink()
-
-    def _write(self, keys: tuple[bytes, ...]) -> Path:
+    def _write(self, older: tuple[bytes, ...] = (), *, replace: bool = True) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as out:  # noqa: PTH123 - opens a descriptor, which Path cannot
-            out.write(b"".join(keys))
-        return fresh
+        write_atomically(self._path, [secrets.token_bytes(_KEY_BYTES), *older], replace=replace)
 
 
 class Signer:

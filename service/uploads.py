@@ -18,8 +18,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from core.disk import shortage
 from core.errors import SpecInvalid, StorageFull, WorkspaceInvalid
+from core.filesystem import shortage
 from service.deps import OpenStores
 from service.errors import problem
 

@@ -1,6 +1,6 @@
 """Schemas of requests and responses: JSON in camelCase, times in UTC with milliseconds and Z."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -15,26 +15,16 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from core.formatting import iso_time
 from core.jobs.spec import JobSpec
 from service.wire_base import View
 from service.wire_images import AskedImage, RunImage, WishedImage
 from service.wire_usage import CardView, JobTpu, UsageView
 
 MAX_LINE = 2**62
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def iso(at: datetime) -> str:
-    """Format a time for the API, for example `2026-01-31T09:05:00.250Z`."""
-    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
-
-
-def iso_ms(unix_ms: int) -> str:
-    """Format Unix milliseconds for the API."""
-    return iso(_EPOCH + timedelta(milliseconds=unix_ms))
-
-
-Time = Annotated[datetime, PlainSerializer(iso, return_type=str)]
+Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
 
 
 class Request(BaseModel):

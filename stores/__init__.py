@@ -3,8 +3,8 @@
 from importlib import import_module
 
 from core.artifacts import ArtifactLimits, ArtifactStore, DirectoryStore
-from core.disk import MIB
 from core.errors import StoreUnavailable
+from core.formatting import MIB
 from core.settings import Settings
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from core.errors import LeaseLost, StoreUnavailable
 from core.failpoints import failpoint
+from core.formatting import MIB
 from core.jobs import claims, lifecycle, queries
 from core.jobs.build import DOCKERFILE
 from core.jobs.models import Job
@@ -295,9 +296,9 @@ class AttemptRun:
             control=scratch.control,
             cards=cards,
             cpus=spec.cpus,
-            memory_bytes=spec.memory_mb * 1024**2 if spec.memory_mb is not None else None,
+            memory_bytes=spec.memory_mb * MIB if spec.memory_mb is not None else None,
             stop_grace=spec.stop_grace,
-            shared_mem_bytes=spec.shared_mem_mb * 1024**2 if spec.shared_mem_mb is not None else None,
+            shared_mem_bytes=spec.shared_mem_mb * MIB if spec.shared_mem_mb is not None else None,
             working_dir=self._working_dir(),
             user=spec.user,
             pull_policy=spec.image_pull_policy,

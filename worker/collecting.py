@@ -2,8 +2,8 @@
 
 import time
 
-from core.disk import MIB
 from core.errors import StoreUnavailable
+from core.formatting import MIB
 from core.jobs import queries, stored
 from core.jobs.models import Job
 from worker.host import Host

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.disk import MIB
+from core.formatting import MIB
 from core.jobs.models import Job
 from core.logging import bind
 from worker.backends.base import BackendError, Handle, note_control, read_control

@@ -10,13 +10,13 @@ from urllib.parse import unquote
 from core.archives import ArchiveLimits
 from core.egress import Egress, connect
 from core.errors import SpecInvalid
+from core.formatting import MIB
 from core.jobs.spec import split_login
 from core.settings import Settings
 from worker.backends.base import BackendError
 from worker.sandbox import FolderFull, Limits, Sandbox, SandboxError
 from worker.tunnel import Tunnel
 
-_MIB = 1024**2
 _MOST_FILES = ArchiveLimits.max_files
 """As for uploads; includes git's own files."""
 # Reads the commit before the checkout creates files that the repository chooses.
@@ -80,7 +80,7 @@ class Fetcher:
         self.uncontained = None if worker.sandbox == "off" else self._sandbox.problem
         """Reason that git runs without the sandbox that the settings ask for; None otherwise."""
         self._silent_seconds = worker.fetch_silent_seconds
-        memory = worker.fetch_memory_mb * _MIB
+        memory = worker.fetch_memory_mb * MIB
         self._limits = Limits(worker.fetch_seconds, memory, settings.api.max_unpacked_bytes, _MOST_FILES)
 
     def fetch(self, url: str, login: str | None, folder: Path, check: Callable[[], None]) -> str:

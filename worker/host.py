@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 from core.archives import ArchiveLimits
 from core.artifacts import ArtifactStore
 from core.db import Database
-from core.disk import MIB, shortage
+from core.filesystem import shortage
+from core.formatting import MIB
 from core.joblogs import JobLogs
 from core.jobs.claims import Offer
 from core.jobs.holds import PortRange
@@ -113,7 +114,7 @@ class Host:
         """
         asked = self.settings.worker
         ready = [name for name in self.offered if self._is_ready(name)]
-        memory_mb = psutil.virtual_memory().total // 1024**2
+        memory_mb = psutil.virtual_memory().total // MIB
         return Offer(
             worker=self.name,
             host=self.host,

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from core.artifact_survey import Skipped
+from core.filesystem import write_atomically
 
 
 def note_lost(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> None:
@@ -16,9 +17,7 @@ def note_lost(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> None:
         skipped: The files' paths below that folder, and the reasons.
     """
     word = [(f"{folder}/{path}" if folder else path, why) for path, why in skipped]
-    new = _place(artifacts).with_suffix(".new")
-    new.write_text(json.dumps(word))
-    new.replace(_place(artifacts))
+    write_atomically(_place(artifacts), json.dumps(word).encode(), durable=False)
 
 
 def lost(artifacts: Path) -> list[Skipped]:

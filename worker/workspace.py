@@ -11,8 +11,8 @@ from core.archives import ArchiveLimits, extract
 from core.artifact_paths import resolve
 from core.artifacts import ArtifactFile, ArtifactStore
 from core.errors import ArtifactNotFound, WorkspaceInvalid
+from core.filesystem import flatten
 from core.jobs.spec import JobSpec
-from core.trees import flatten
 from core.workspaces import WorkspaceStore
 from worker.backends.base import RESERVED, BackendError
 

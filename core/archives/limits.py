@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from core.errors import WorkspaceInvalid
-
-MIB = 1024**2
-GIB = 1024**3
+from core.formatting import GIB, MIB
 
 _SHOWN_CHARACTERS = 60
 # Real archives have three to six for each file.

@@ -8,12 +8,12 @@ import os
 from typing import Self
 
 from core.archives.tree import Entry, Parts
+from core.filesystem import OPEN_FOLDER, write_all
 
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 # The owner must be able to read and delete what was unpacked.
 _FOLDER_AT_LEAST, _FILE_AT_LEAST = 0o700, 0o400
 _PERMISSIONS = 0o777
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # File systems disagree on times outside this range, and archives can hold any value.
 _MAX_MTIME_NS = (2**32 - 1) * 10**9
@@ -27,7 +27,7 @@ class FolderWriter:
     """
 
     def __init__(self, root: str) -> None:
-        self._root = os.open(root, _OPEN_FOLDER)
+        self._root = os.open(root, OPEN_FOLDER)
         # Entries come folder by folder, so the last one's descriptor is nearly always the next one's.
         self._open_parts: Parts = ()
         self._open_folder = self._root
@@ -50,7 +50,7 @@ class FolderWriter:
         descriptor = os.open(parts[-1], _CREATE, 0o600, dir_fd=self._enter(parts[:-1]))
         try:
             for chunk in entry.chunks:
-                _write_all(descriptor, chunk)
+                write_all(descriptor, chunk)
             os.fchmod(descriptor, _mode(entry, _FILE_MODE) | _FILE_AT_LEAST)
             _set_time(descriptor, entry)
         finally:
@@ -97,10 +97,10 @@ class FolderWriter:
 
     def _open_or_make(self, part: str) -> int:
         try:
-            return os.open(part, _OPEN_FOLDER, dir_fd=self._open_folder)
+            return os.open(part, OPEN_FOLDER, dir_fd=self._open_folder)
         except FileNotFoundError:
             os.mkdir(part, 0o700, dir_fd=self._open_folder)
-        descriptor = os.open(part, _OPEN_FOLDER, dir_fd=self._open_folder)
+        descriptor = os.open(part, OPEN_FOLDER, dir_fd=self._open_folder)
         os.fchmod(descriptor, _FOLDER_MODE)
         return descriptor
 
@@ -113,9 +113,3 @@ def _set_time(descriptor: int, entry: Entry) -> None:
     if entry.mtime_ns is not None:
         moment = min(max(entry.mtime_ns, 0), _MAX_MTIME_NS)
         os.utime(descriptor, ns=(moment, moment))
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

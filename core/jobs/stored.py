@@ -3,8 +3,8 @@
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from core.disk import MIB
 from core.errors import StorageFull
+from core.formatting import MIB
 from core.jobs.models import Attempt, Job, Project
 
 _LOGS = case((Job.logs_removed_at.is_(None), Attempt.log_bytes), else_=0)

@@ -4,8 +4,8 @@ from ipaddress import ip_network
 
 from pydantic import BaseModel, Field, field_validator
 
+from core.formatting import GIB
 from core.settings.retention import MAX_DAYS
-from core.settings.units import GIB
 
 
 class ApiSettings(BaseModel):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from core.settings.units import GIB
+from core.formatting import GIB
 
 SIMULATOR = "mock"
 """Backend that simulates machine types on the host's CPU."""

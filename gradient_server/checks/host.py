@@ -8,13 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from core.disk import MIB
 from core.errors import SpecInvalid
 from core.filewatch import FileWatch
+from core.formatting import GIB, MIB
 from core.hosts import canonical_host
 from core.machines import Catalogue
 from core.settings import Settings
-from core.settings.units import GIB
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.ports import are_ports_at_dashboard
 from worker.sandbox import unavailable

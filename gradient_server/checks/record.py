@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 
 from core import keys
 from core.errors import Unauthorized
+from core.formatting import GIB
 from core.jobs import census, queries
 from core.jobs.census import Census
 from core.jobs.queries import WORKER_SILENT_SECONDS
 from core.settings import Settings
-from core.settings.units import GIB
 from gradient_server.checks import fleet, secrets
 from gradient_server.checks.finding import Finding, duration, ok, problem, warning
 from worker.workspace import scratches

@@ -9,9 +9,8 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from core.words import size
+from core.formatting import format_bytes, format_duration, iso_time
 from service.dashboard.assets import asset_url
-from service.wire import iso
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -25,8 +24,6 @@ NOTHING = "\N{EN DASH}"
 """Shown in place of a missing value."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_EXACT_SECONDS = 10
 _EXACT_DOLLARS = 1
 _LEAST_DOLLARS = 0.0001
 
@@ -55,24 +52,13 @@ def coming(at: datetime) -> Markup:
 def _time(at: datetime, mark: str) -> Markup:
     at = at.astimezone(UTC)
     return Markup('<time datetime="{}"{} title="{:%Y-%m-%d %H:%M:%S} UTC">{:%Y-%m-%d %H:%M} UTC</time>').format(
-        iso(at), mark, at, at
+        iso_time(at), mark, at, at
     )
 
 
 def span(seconds: float | None) -> str:
-    """Format a duration: `0.4 s`, `42 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
-    if seconds is None:
-        return NOTHING
-    if seconds < _EXACT_SECONDS:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
-    if whole < _DAY:
-        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
-    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+    """Format a duration; a missing one as a dash."""
+    return NOTHING if seconds is None else format_duration(seconds)
 
 
 def dollars(amount: float) -> str:
@@ -150,7 +136,7 @@ def _load() -> Environment:
         "price": price,
         "prose": prose,
         "share": share,
-        "size": size,
+        "size": format_bytes,
         "span": span,
     }
     environment.globals |= {

@@ -17,12 +17,12 @@ from sqlalchemy import text, update
 from core import credentials, migrating
 from core.credentials import EVERY_PROJECT
 from core.db import Database, now
+from core.formatting import GIB
 from core.jobs import claims, workers
 from core.jobs.claims import Offer
 from core.jobs.models import ApiKey, Event, Job
 from core.settings import Settings
 from core.settings.database import DatabaseSettings, QueueSettings
-from core.settings.units import GIB
 from core.settings.worker import MachineSettings, WorkerSettings
 from core.vault import Vault
 from gradient_server import doctor

@@ -7,12 +7,12 @@ import pytest
 from sqlalchemy import insert, update
 
 from core.db import now
+from core.formatting import GIB
 from core.jobs import census, claims, workers
 from core.jobs.claims import Offer
 from core.jobs.models import Attempt, Repair, Worker
 from core.jobs.moves import note_sizes
 from core.settings import Settings
-from core.settings.units import GIB
 from gradient_server.checks import fleet, record
 from gradient_server.checks.finding import Status
 

@@ -52,7 +52,7 @@ def test_as_json(settings, capsys):
     assert found["images"][0] == {
         "reference": "team/old:1",
         "bytes": 1_500_000,
-        "usedAt": "1970-01-01T00:00:00Z",
+        "usedAt": "1970-01-01T00:00:00.000Z",
         "built": False,
     }
 

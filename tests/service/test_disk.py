@@ -7,8 +7,8 @@ from serving import a_form, a_job, a_zip, stored_workspaces
 from sqlalchemy import insert
 
 from core.db import now
+from core.filesystem import keep_private
 from core.jobs.models import Attempt
-from core.private import keep_private
 from core.settings import Settings
 
 MIB = 1024**2

@@ -10,13 +10,13 @@ spaces. The wrapper runs `command`.
 import errno
 import logging
 import os
-import secrets
 import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from core.filesystem import write_atomically
 from core.image_registry import Login
 from core.jobs import options
 
@@ -345,13 +345,10 @@ def write_command(spec: LaunchSpec) -> None:
     Raises:
         BackendError: The file cannot be written.
     """
-    new = spec.control / f"command-{secrets.token_hex(8)}"
+    command = f"{spec.command}\n".encode()
     try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.fchmod(descriptor, 0o644)  # the folder is closed to others; the job may run as another user
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(f"{spec.command}\n")
-        new.replace(spec.control / "command")
+        # The folder is closed to others; the job may run as another user.
+        write_atomically(spec.control / "command", command, durable=False, mode=0o644)
     except OSError as error:
         raise BackendError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.failpoints import failpoint
+from core.formatting import MIB
 from core.settings import Settings
 from worker.backends.base import (
     STOPPING,
@@ -236,7 +237,7 @@ class MockBackend(Backend):
             self._memory_checked[handle["name"]] = now
             used = members.usage()[1]
             if used > limit:
-                note_control(control, "out_of_memory", f"{limit // 1024**2} MiB, {used // 1024**2} MiB used")
+                note_control(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
                 members.kill(spare_leader=True)
         after: float | None = handle["preempt_after"]
         if after is None:
@@ -259,8 +260,8 @@ def _refuse_what_a_process_cannot_have(spec: LaunchSpec) -> None:
         if size < spec.shared_mem_bytes:
             raise BackendError(
                 "option_refused",
-                f"this computer has {size // 1024**2:,} MiB of shared memory ({_SHARED_MEMORY}), and the job asks for "
-                f"{spec.shared_mem_bytes // 1024**2:,}",
+                f"this computer has {size // MIB:,} MiB of shared memory ({_SHARED_MEMORY}), and the job asks for "
+                f"{spec.shared_mem_bytes // MIB:,}",
             )
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.cloud import storage
 
-from core.artifact_paths import NOT_A_FOLDER, OPEN_FOLDER, open_beneath, opened_folder
+from core.artifact_paths import NOT_A_FOLDER, open_beneath, opened_folder
 from core.artifact_survey import Skipped
 from core.errors import StoreUnavailable
+from core.filesystem import OPEN_FOLDER, write_atomically
 from worker.buckets.names import Plan, plan
 from worker.buckets.refusal import asking
 
@@ -141,9 +142,7 @@ class Mirror:
         return {}
 
     def _remember(self, known: dict[str, int]) -> None:
-        new = self._record.with_name(f"{self._record.name}.new")
-        new.write_text(json.dumps(known))
-        new.replace(self._record)
+        write_atomically(self._record, json.dumps(known).encode(), durable=False)
 
 
 def _outcome(fetch: Callable[[], str | None]) -> str | Exception | None:

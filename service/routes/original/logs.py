@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from core.formatting import iso_time
 from core.jobs import queries
 from core.jobs.models import Job
 from service.auth import Caller
@@ -13,7 +14,7 @@ from service.routes.logs import log_page
 from service.routes.original.holding import hold
 from service.routes.original.params import Given, takes
 from service.routes.original.routing import OriginalRoute
-from service.wire import MAX_LINE, LogPage, iso
+from service.wire import MAX_LINE, LogPage
 
 router = APIRouter(route_class=OriginalRoute)
 
@@ -44,7 +45,7 @@ def _rows(stores: OpenStores, job_id: str, after: int, limit: int) -> list[dict[
 
 def _end(job: Job, page: LogPage, last: int) -> list[dict[str, Any]]:
     """Build the last rows. Their numbers have no gaps: one client counts the rows instead of reading the numbers."""
-    at = iso(job.finished_at or datetime.now(UTC))
+    at = iso_time(job.finished_at or datetime.now(UTC))
     told = [page.removed.message] if page.removed is not None and last == 0 else []
     return [_row(job, last + number, at, message) for number, message in enumerate((*told, END), 1)]
 

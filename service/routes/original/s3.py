@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from core.artifacts import ArtifactFile
 from core.errors import NotFound
+from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
 from core.jobs.models import Job
 from core.retention import Kind
@@ -24,7 +25,6 @@ from service.deps import OpenStores, Reading, Stores
 from service.paths import FILE
 from service.removed import refuse_removed
 from service.routes.artifacts import file_answer
-from service.wire import iso_ms
 
 PREFIX = "/_s3"
 BUCKET = "gradient.artifacts"
@@ -94,14 +94,14 @@ def _list(job: Job, files: Iterator[ArtifactFile], prefix: str) -> Iterator[str]
         key = f"{job.id}/{one.path}"
         if key.startswith(prefix):
             etag = one.sha256 or f"{one.size:x}-{one.mtime_ms:x}"
-            yield f"<Contents><Key>{_text(key)}</Key><LastModified>{iso_ms(one.mtime_ms)}</LastModified>"
+            yield f"<Contents><Key>{_text(key)}</Key><LastModified>{iso_time_ms(one.mtime_ms)}</LastModified>"
             yield f"<ETag>&quot;{etag}&quot;</ETag><Size>{one.size}</Size>"
             yield "<StorageClass>STANDARD</StorageClass></Contents>"
     yield "</ListBucketResult>"
 
 
 def _error(status: int, code: str, message: str) -> Response:
-    at = datetime.now(UTC).isoformat(timespec="seconds")
+    at = iso_time(datetime.now(UTC))
     text = f"<Code>{code}</Code><Message>{_text(message)}</Message><Time>{at}</Time>"
     return Response(f'<?xml version="1.0" encoding="UTF-8"?><Error>{text}</Error>', status, media_type=_XML)
 

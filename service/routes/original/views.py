@@ -8,13 +8,14 @@ from urllib.parse import urlsplit
 
 from sqlalchemy.orm import Session
 
+from core.formatting import iso_time
 from core.jobs.models import Job, Project
 from core.jobs.options import WORKSPACE
 from core.jobs.states import JobState
 from core.machines import MachineType
 from service.deps import OpenStores
 from service.views import job_views
-from service.wire import JobView, iso
+from service.wire import JobView
 
 CLUSTER_ID = "clgradientjobs"
 CLUSTER = "Gradient Jobs"
@@ -133,8 +134,8 @@ def _times(job: Job) -> dict[str, str | None]:
     over = job.ended_at if job.state is not JobState.QUEUED else None
     known = [job.created_at, job.claimed_at, job.started_at, job.ended_at, job.finished_at]
     return {
-        "dtCreated": iso(job.created_at),
-        "dtModified": iso(max(at for at in known if at is not None)),
+        "dtCreated": iso_time(job.created_at),
+        "dtModified": iso_time(max(at for at in known if at is not None)),
         "dtProvisioningStarted": _iso(job.claimed_at),
         "dtProvisioningFinished": _iso(job.started_at),
         "dtStarted": _iso(job.started_at),
@@ -145,7 +146,7 @@ def _times(job: Job) -> dict[str, str | None]:
 
 
 def _iso(at: datetime | None) -> str | None:
-    return None if at is None else iso(at)
+    return None if at is None else iso_time(at)
 
 
 def vm_type_shape(machine: MachineType) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def project_shape(project: Project) -> dict[str, Any]:
         "name": project.name,
         "repoName": project.repo_name,
         "repoUrl": project.repo_url,
-        "dtCreated": iso(project.created_at),
+        "dtCreated": iso_time(project.created_at),
         "dtDeleted": None,
         "tags": project.tags or [],
     }

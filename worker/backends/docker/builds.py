@@ -17,6 +17,7 @@ from docker.auth import encode_header
 from docker.utils import parse_repository_tag
 from docker.utils.build import tar
 
+from core.formatting import MIB
 from core.images import canonical
 from core.settings import Settings
 from worker.backends.base import BackendError, LaunchSpec, Progress
@@ -36,7 +37,6 @@ _FETCHED = re.compile(r"Status: Downloaded newer image for (\S+)\Z")
 _LONGEST_STEP = 100
 _CPU_PERIOD = 100_000
 _READABLE, _SEARCHABLE = 0o444, 0o555
-_MIB = 1024**2
 
 
 def built_name(spec: LaunchSpec) -> str:
@@ -95,14 +95,14 @@ class Builds:
 
     def _params(self, spec: LaunchSpec, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
         images = self._settings.images
-        usual = images.build_memory_mb * _MIB if images.build_memory_mb else memory_bytes
+        usual = images.build_memory_mb * MIB if images.build_memory_mb else memory_bytes
         return build_params(
             built_name(spec),
             dockerfile,
             network=network,
             memory_bytes=spec.memory_bytes or usual,
             cpus=spec.cpus or images.build_cpus,
-            shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * _MIB,
+            shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * MIB,
             cgroup=images.build_cgroup,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from core.failpoints import failpoint
+from core.formatting import MIB
 from core.settings import Settings
 from worker.backends.base import BackendError, LaunchSpec, Progress, read_control, write_command
 from worker.backends.docker import handover
@@ -29,7 +30,6 @@ _AWAY_PAUSE_SECONDS = 1.0
 _START_PAUSES = (1.0, 2.0, 4.0)
 _NO_SPACE = "no space left on device"
 _NO_QUOTAS = "storage-opt"
-_MIB = 1024**2
 _MOST_OF_MEMORY = 0.9
 """Share of the host's memory for all jobs without a limit together."""
 
@@ -154,7 +154,7 @@ class Launcher:
             groups=user.groups,
             network=self._network.have(opening.network),
             pids=opening.pids or self._settings.pids,
-            shm_bytes=self._settings.shm_mb * _MIB,
+            shm_bytes=self._settings.shm_mb * MIB,
             memory_bytes=self._usual_memory(info),
             capabilities=(*self._settings.capabilities, *opening.capabilities),
             devices=opening.devices,
@@ -208,7 +208,7 @@ class Launcher:
     def _usual_memory(self, info: dict[str, Any]) -> int:
         """Return the memory limit in bytes of jobs that name none: the host must survive with all slots taken."""
         most, share = int(info["MemTotal"] * _MOST_OF_MEMORY), self._worker.default_memory_mb
-        return most // self._worker.most_slots if share is None else min(most, share * _MIB or most)
+        return most // self._worker.most_slots if share is None else min(most, share * MIB or most)
 
     def _require_free_cards(self, spec: LaunchSpec) -> None:
         """Check the GPUs again: the claim did too, but preparing the image takes time."""

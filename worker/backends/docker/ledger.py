@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from core.filesystem import write_atomically
+
 logger = logging.getLogger(__name__)
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
@@ -148,6 +150,4 @@ class Ledger:
             return Page()
 
     def _write(self, page: Page) -> None:
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(page)), encoding="utf-8")
-        new.replace(self._path)
+        write_atomically(self._path, json.dumps(asdict(page)).encode(), durable=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from core.formatting import MIB
 from core.settings.docker import DockerSettings
 from worker.backends.docker import nvml, smi
 from worker.backends.docker.cards import NoDriver, Seen
@@ -23,7 +24,6 @@ logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = 1.0
 _PAUSE_SHARE = 5
 _PATIENCE_SECONDS = 5.0
-_MIB = 1024**2
 _NAMED = 3
 
 
@@ -132,9 +132,9 @@ class Cards:
         if one is None:
             return "the driver does not list it"
         use, limits = one.use, self._settings
-        if use.memory <= limits.card_memory_mb * _MIB and (use.percent or 0.0) <= limits.card_percent:
+        if use.memory <= limits.card_memory_mb * MIB and (use.percent or 0.0) <= limits.card_percent:
             return None
-        what = f"{use.memory / _MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")
+        what = f"{use.memory / MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")
         return f"{what}, by {_named(use.pids)}"
 
 

@@ -5,10 +5,10 @@ import shutil
 import subprocess
 from xml.etree import ElementTree as ET
 
+from core.formatting import MIB
 from worker.backends.docker.cards import Card, NoDriver, Seen, Use
 
 _SECONDS = 20
-_MIB = 1024**2
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:MiB|%|W|C)?\s*\Z")
 _POWER = ("gpu_power_readings", "power_readings")
 _DRAW = ("instant_power_draw", "average_power_draw", "power_draw")
@@ -52,14 +52,14 @@ def _seen(gpu: ET.Element, index: str, driver: str, cuda: str | None) -> Seen:
         index=index,
         uuid=gpu.findtext("uuid") or "",
         name=gpu.findtext("product_name") or "",
-        memory=int(total) * _MIB,
+        memory=int(total) * MIB,
         serial=_text(gpu, "serial"),
         driver=driver,
         cuda=cuda,
     )
     watts = (_number(gpu, f"{readings}/{draw}") for readings in _POWER for draw in _DRAW)
     use = Use(
-        memory=int(used) * _MIB,
+        memory=int(used) * MIB,
         percent=_number(gpu, "utilization/gpu_util"),
         watts=next((one for one in watts if one is not None), None),
         celsius=_number(gpu, "temperature/gpu_temp"),

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from core.formatting import MIB
 from worker.backends.base import Exit, Handle, read_control
 from worker.backends.docker.engine import ContainerState
 from worker.machine import boot_id
 
 _KILLED, _REFUSED, _UNKNOWN = 137, 97, 255
-_MIB = 1024**2
 
 
 def verdict(handle: Handle, state: ContainerState | None, code: int | None) -> Exit:
@@ -22,7 +22,7 @@ def verdict(handle: Handle, state: ContainerState | None, code: int | None) -> E
     """
     if state is not None and state.oom_killed and code in {None, _KILLED}:
         limit: int | None = handle.get("memory_bytes")
-        return Exit(_KILLED, "out_of_memory", f"{limit // _MIB} MiB" if limit else "this machine's memory")
+        return Exit(_KILLED, "out_of_memory", f"{limit // MIB} MiB" if limit else "this machine's memory")
     if code is not None:
         return Exit(code)
     if handle["boot_id"] != boot_id():

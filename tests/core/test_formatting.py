@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.words import size
+from core.formatting import format_bytes
 
 
 @pytest.mark.parametrize(
@@ -10,4 +10,4 @@ from core.words import size
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345_678, "12.3 MB"), (5 * 10**15, "5000.0 TB")],
 )
 def test_sizes(count, text):
-    assert size(count) == text
+    assert format_bytes(count) == text

@@ -1,4 +1,4 @@
-"""Removing a folder beside others that remove it too."""
+"""Atomic writes, and removing a folder beside others that remove it too."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from core.trees import remove_tree
+from core.filesystem import remove_tree, write_atomically
 
 
 def test_removing_what_is_not_there_is_success(tmp_path):
@@ -63,3 +63,35 @@ def test_what_cannot_be_removed_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "rmtree", refuse)
     with pytest.raises(PermissionError):
         remove_tree(tmp_path)
+
+
+def test_a_write_replaces_the_content_and_leaves_no_other_file(tmp_path):
+    file = tmp_path / "file"
+    write_atomically(file, b"one")
+    write_atomically(file, iter([b"tw", b"o"]), mode=0o644)
+    assert file.read_bytes() == b"two"
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_write_that_fails_changes_nothing(tmp_path):
+    def broken():
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "file"
+    write_atomically(file, b"one", durable=False)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(file, broken())
+    with pytest.raises(FileExistsError):
+        write_atomically(file, b"two", replace=False)
+    assert file.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_link_in_place_of_the_file_is_replaced(tmp_path):
+    (tmp_path / "target").write_bytes(b"untouched")
+    (tmp_path / "file").symlink_to("target")
+    write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "target").read_bytes() == b"untouched"
+    assert (tmp_path / "file").read_bytes() == b"new"

@@ -1,0 +1,163 @@
+"""Files and folders: atomic writes, removal of trees, free space, and GRADIENT_HOME closed to other users."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from core.formatting import MIB
+from core.ids import new_id
+from core.settings import Settings
+
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that open a folder, and refuse a link to one."""
+
+_DEEPEST = 64
+_PRIVATE_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "workers")
+"""Closed to jobs: their own folders are mounted one by one."""
+_SQLITE = "sqlite:///"
+
+
+def write_atomically(
+    path: Path,
+    content: bytes | Iterable[bytes],
+    *,
+    durable: bool = True,
+    replace: bool = True,
+    mode: int = 0o600,
+    folder: Path | None = None,
+) -> None:
+    """Write a file so that readers find all of its content or none; a link in its place is not followed.
+
+    Args:
+        path: The file.
+        content: The bytes, or blocks of them.
+        durable: Flush file and name to disk, so that they survive a power cut.
+        replace: Replace an existing file.
+        mode: Its permissions.
+        folder: Folder of the temporary file, on the same file system; the default is the file's own.
+
+    Raises:
+        FileExistsError: The file exists, and `replace` is False.
+        OSError: The file cannot be written; an existing one is unchanged.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder or path.parent)
+    new = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            os.fchmod(descriptor, mode)
+            out.writelines([content] if isinstance(content, bytes) else content)
+            if durable:
+                out.flush()
+                os.fsync(out.fileno())
+        if replace:
+            new.replace(path)
+        else:
+            path.hardlink_to(new)
+    finally:
+        new.unlink(missing_ok=True)
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk."""
+    descriptor = os.open(folder, OPEN_FOLDER & ~os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all the data: one call of `os.write` may write only a part of it."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder recursively, also while other processes delete it; it is not an error if it is missing.
+
+    Raises:
+        OSError: Something in it cannot be deleted.
+    """
+    while True:
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            # Either it is gone, or an entry vanished during the deletion and the rest still exists.
+            if folder.exists():
+                continue
+        return
+
+
+def flatten(folder: Path) -> None:
+    """Move deeply nested folders up to the top of this one, under new names.
+
+    Walking a tree needs a stack frame and a file descriptor per level, and both are limited. Links are not followed,
+    and folders that cannot be opened stay where they are.
+    """
+    top = os.open(folder, OPEN_FOLDER)
+    try:
+        waiting = ["."]
+        while waiting:
+            with suppress(OSError):
+                waiting += _raised(top, waiting.pop(), top, 0)
+    finally:
+        os.close(top)
+
+
+def _raised(parent: int, name: str, top: int, level: int) -> list[str]:
+    """Move up folders that are nested too deep in this one; returns their new names."""
+    if level > _DEEPEST:
+        os.rename(name, raised := new_id("deep"), src_dir_fd=parent, dst_dir_fd=top)
+        return [raised]
+    opened = os.open(name, OPEN_FOLDER, dir_fd=parent)
+    try:
+        with os.scandir(opened) as entries:
+            inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        found: list[str] = []
+        for one in inner:
+            with suppress(OSError):
+                found += _raised(opened, one, top, level + 1)
+        return found
+    finally:
+        os.close(opened)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    place = next(one for one in (folder, *folder.parents) if one.exists())
+    return shutil.disk_usage(place).free
+
+
+def shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int = 0) -> str | None:
+    """Describe the first of these folders whose disk has too little space; None if all have enough.
+
+    Args:
+        folders: Folders that will be written to.
+        min_free_mb: MiB that have to stay free; 0: not checked.
+        coming: Bytes that will be written.
+    """
+    for folder in folders if min_free_mb else ():
+        free = free_bytes(folder)
+        if free - coming < min_free_mb * MIB:
+            return f"{free // MIB:,} MiB are free on the disk of {folder}, and {min_free_mb:,} MiB have to stay free"
+    return None
+
+
+def keep_private(settings: Settings) -> None:
+    """Create GRADIENT_HOME and deny others access to it and its folders; what another user owns is left as it is."""
+    settings.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (settings.root, *(settings.root / name for name in _PRIVATE_FOLDERS)):
+        with suppress(FileNotFoundError, PermissionError):
+            folder.chmod(0o700)
+    if settings.database_url.startswith(_SQLITE):
+        database = Path(settings.database_url.removeprefix(_SQLITE))
+        database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(PermissionError):  # SQLite gives the files beside the database (-wal, -shm) the same mode
+            os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            database.chmod(0o600)

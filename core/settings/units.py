@@ -1,3 +1,0 @@
-"""Units of sizes."""
-
-GIB = 1024**3
