@@ -7,7 +7,6 @@ once, last). On one file system the files are hard links to the job's own, not c
 
 import fcntl
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,8 +19,8 @@ from core.artifact_mirror import Stopped, never
 from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, not_found, open_beneath, opened_folder, present, resolve
 from core.artifact_survey import ArtifactLimits, Skipped, Skips
 from core.artifact_sync import bring_in
-from core.errors import JobNotFound
 from core.filesystem import remove_tree
+from core.ids import checked_job_id
 from core.manifests import ArtifactFile, ArtifactsState, FileList, Manifest, write_list
 
 __all__ = [
@@ -36,8 +35,6 @@ __all__ = [
     "SyncResult",
     "page_of",
 ]
-
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -285,9 +282,7 @@ class DirectoryStore:
         return None
 
     def _directory(self, job_id: str, attempt: int) -> Path:
-        if not _JOB_ID.fullmatch(job_id):
-            raise JobNotFound(job_id)
-        return self._root / job_id[:3] / job_id / str(attempt)
+        return self._root / checked_job_id(job_id)[:3] / job_id / str(attempt)
 
     def _files(self, job_id: str, attempt: int) -> FileList | None:
         directory = self._directory(job_id, attempt)

@@ -5,19 +5,17 @@ bytes before it, and bytes past the last record are cut off when the log is open
 see committed bytes, so they may be in any process and need no lock.
 """
 
-import re
 from contextlib import suppress
 from pathlib import Path
 
-from core.errors import JobNotFound
 from core.filesystem import remove_tree
+from core.ids import checked_job_id
 from core.joblog_reader import LogLine, LogReader
 from core.joblog_writer import DEFAULT_MAX_BYTES, LogWriter
 
 __all__ = ["JobLogs", "LogLine", "LogReader", "LogWriter"]
 
 _NUDGE = "changed"
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class JobLogs:
@@ -33,9 +31,7 @@ class JobLogs:
         Raises:
             JobNotFound: The id is not valid, e.g. because it leads out of the directory.
         """
-        if not _JOB_ID.fullmatch(job_id):
-            raise JobNotFound(job_id)
-        return self._root / job_id[:3] / job_id
+        return self._root / checked_job_id(job_id)[:3] / job_id
 
     def open_writer(self, job_id: str, attempt: int) -> LogWriter:
         """Open the log for one attempt, continuing after the last commit.

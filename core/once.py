@@ -1,6 +1,5 @@
 """One-time tokens, valid for 10 minutes: tickets that open a browser session, and logins that create an API key."""
 
-import hashlib
 import secrets
 from collections.abc import Callable
 from enum import StrEnum
@@ -10,6 +9,7 @@ from sqlalchemy import ColumnElement, delete, insert, select
 from sqlalchemy.orm import Session
 
 from core.db import Database, now
+from core.keys import digest
 from core.session_models import OneTimeToken
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def issue(session: Session, purpose: Purpose, subject: str) -> str:
         subject: Id of the key or of the user.
     """
     token = secrets.token_urlsafe(_TOKEN_BYTES)
-    values = {"sha256": _digest(token), "purpose": purpose, "subject": subject, "expires_at": now(SECONDS)}
+    values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(SECONDS)}
     session.execute(insert(OneTimeToken).values(values))
     return token
 
@@ -64,8 +64,4 @@ def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Sess
 
 
 def _good(purpose: Purpose, token: str) -> tuple[ColumnElement[bool], ...]:
-    return OneTimeToken.sha256 == _digest(token), OneTimeToken.purpose == purpose, OneTimeToken.expires_at > now()
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="replace")).digest()
+    return OneTimeToken.sha256 == digest(token), OneTimeToken.purpose == purpose, OneTimeToken.expires_at > now()

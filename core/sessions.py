@@ -3,7 +3,6 @@
 The cookie holds a random token, the database its SHA-256.
 """
 
-import hashlib
 import secrets
 
 from sqlalchemy import ColumnElement, delete, insert, or_, select, update
@@ -13,7 +12,7 @@ from core.db import Database, now
 from core.errors import NotFound, Unauthorized
 from core.ids import new_id
 from core.jobs.models import ApiKey
-from core.keys import TRUSTED_SECONDS, KeyRing
+from core.keys import TRUSTED_SECONDS, KeyRing, digest
 from core.recent import Recent
 from core.retention import DAY_SECONDS
 from core.session_models import BrowserSession, OneTimeToken
@@ -28,7 +27,7 @@ def open_session(session: Session, key_id: str, settings: SignInSettings) -> str
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     values = {
         "id": new_id("s"),
-        "sha256": _digest(token),
+        "sha256": digest(token),
         "key_id": key_id,
         "created_at": now(),
         "last_used_at": now(),
@@ -104,25 +103,25 @@ class Sessions:
         Raises:
             Unauthorized: The session is unknown, expired or ended, or its key is no longer valid.
         """
-        digest = _digest(token)
-        key_id = self._known.get(digest)
+        sha256 = digest(token)
+        key_id = self._known.get(sha256)
         if key_id is None:
             with self._database.read() as session:
                 found = session.scalar(
-                    select(BrowserSession).where(BrowserSession.sha256 == digest, *_open(self._settings))
+                    select(BrowserSession).where(BrowserSession.sha256 == sha256, *_open(self._settings))
                 )
             if found is None:
                 raise Unauthorized("This browser session has ended. Sign in again.")
             key_id = found.key_id
-            self._known.put(digest, found.id, key_id)
+            self._known.put(sha256, found.id, key_id)
         return self._keys.get(key_id)
 
     def end(self, token: str) -> None:
         """End a session: here at once, in other processes within `trusted_seconds`."""
-        digest = _digest(token)
+        sha256 = digest(token)
         with self._database.write() as session:
-            _delete(session, BrowserSession.sha256 == digest)
-        self._known.drop(digest)
+            _delete(session, BrowserSession.sha256 == sha256)
+        self._known.drop(sha256)
 
     def flush(self) -> None:
         """Store when sessions were last used; called periodically, outside of requests."""
@@ -145,7 +144,3 @@ def _open(settings: SignInSettings) -> tuple[ColumnElement[bool], ...]:
 def _delete(session: Session, where: ColumnElement[bool]) -> int:
     gone = delete(BrowserSession).where(where).returning(BrowserSession.id)
     return len(session.execute(gone, execution_options={"synchronize_session": False}).all())
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="replace")).digest()

@@ -63,7 +63,7 @@ class User(Base):
     email: Mapped[str] = mapped_column(String(254), unique=True)
     """In lower case."""
     password: Mapped[str] = mapped_column(String(255))
-    """Slow hash (scrypt), with salt and cost parameters."""
+    """Slow hash (Argon2id), with salt and cost parameters."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

@@ -7,7 +7,6 @@ the bucket.
 """
 
 import io
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from core.artifact_mirror import Stopped, never
 from core.artifact_paths import not_found, resolve
 from core.artifact_survey import Skipped
 from core.artifacts import DirectoryStore, Manifest, OpenArtifact, Page, SyncResult, page_of
-from core.errors import JobNotFound
+from core.ids import checked_job_id
 from core.manifests import ArtifactFile, FileList, write_list
 from core.settings import Settings
 from stores.gcs.client import answering, open_client
@@ -30,8 +29,6 @@ from stores.gcs.links import signed_url
 from stores.gcs.lists import LISTING, MANIFEST, Lists
 from stores.gcs.sending import Sender, object_name, remove_all
 from stores.gcs.transfer import RemoteFile
-
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class BucketStore:
@@ -232,9 +229,7 @@ class BucketStore:
         return signed_url(blob, self._direct_seconds, headers)
 
     def _base(self, job_id: str, attempt: int | None = None) -> str:
-        if not _JOB_ID.fullmatch(job_id):
-            raise JobNotFound(job_id)
-        return f"{self._prefix}{job_id}/" + ("" if attempt is None else f"{attempt}/")
+        return f"{self._prefix}{checked_job_id(job_id)}/" + ("" if attempt is None else f"{attempt}/")
 
     def _files(self, job_id: str, attempt: int) -> FileList | None:
         return self._lists.open(self._base(job_id, attempt))

@@ -1,9 +1,9 @@
 """Checking a key or a password does the same work however much of it is right: nothing can be found by its time."""
 
-import hashlib
 import hmac
 
 import pytest
+from argon2 import PasswordHasher, extract_parameters
 from sqlalchemy import event
 
 from core import keys, users
@@ -12,7 +12,7 @@ from core.errors import Unauthorized
 
 @pytest.fixture
 def work(database, monkeypatch):
-    """A function that returns the work since its last call: queries without values, constant-time compares, scrypt."""
+    """A function that returns the work since its last call: queries without values, compares, slow hashes."""
     done = []
 
     def query(_connection, _cursor, statement, *_rest):
@@ -22,14 +22,14 @@ def work(database, monkeypatch):
         done.append(("compare", len(given), len(wanted)))
         return original(given, wanted)
 
-    def scrypt(*_password, salt, n, r, p, maxmem):
-        done.append(("scrypt", len(salt), n, r, p))
-        return slow(*_password, salt=salt, n=n, r=r, p=p, maxmem=maxmem)
+    def verify(hasher, stored, password):
+        done.append(("verify", extract_parameters(stored)))
+        return slow(hasher, stored, password)
 
-    original, slow = hmac.compare_digest, hashlib.scrypt
+    original, slow = hmac.compare_digest, PasswordHasher.verify
     event.listen(database.engine, "before_cursor_execute", query)
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    monkeypatch.setattr(hashlib, "scrypt", scrypt)
+    monkeypatch.setattr(PasswordHasher, "verify", verify)
     yield lambda: [done.pop(0) for _ in range(len(done))]
     event.remove(database.engine, "before_cursor_execute", query)
 
@@ -73,4 +73,5 @@ def test_a_password_costs_the_same_whether_or_not_its_address_is_known(database,
             users.sign_in(session, email, password)
         seen.append(work())
     assert all(one == seen[0] for one in seen)
-    assert [one[0] for one in seen[0] if isinstance(one, tuple)] == ["scrypt", "compare"]
+    assert [one[0] for one in seen[0] if isinstance(one, tuple)] == ["verify"]
+    assert seen[0][-1][1].memory_cost == 16 * 1024

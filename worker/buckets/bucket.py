@@ -6,7 +6,6 @@ The settings name it, or it is created when a job first needs it.
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from google.api_core.exceptions import Conflict, Forbidden, NotFound
 from google.cloud import storage
 
 from core.artifact_paths import opened_folder
-from core.errors import JobNotFound, StoreUnavailable
+from core.errors import StoreUnavailable
+from core.ids import checked_job_id
 from core.settings import Settings
 from stores.gcs.client import open_client, open_credentials, open_session
 from stores.gcs.links import signed_url
@@ -28,7 +28,6 @@ from worker.buckets.relay import Relay
 from worker.buckets.staging import Staged, copy_in
 from worker.buckets.trial import Trial, act_as, try_bucket
 
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
 """Multi-region locations, and the prefixes of their regions' names."""
 _POLICY_SECONDS = 120.0
@@ -333,9 +332,7 @@ class JobBucket:
         return self._settings.root / "cache" / "buckets" / self.name / job_id
 
     def _prefix(self, job_id: str) -> str:
-        if not _JOB_ID.fullmatch(job_id):
-            raise JobNotFound(job_id)
-        return f"{JOBS}{job_id}/"
+        return f"{JOBS}{checked_job_id(job_id)}/"
 
 
 def _digest(path: Path) -> str:
