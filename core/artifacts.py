@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from core.artifact_hash import hash_files
-from core.artifact_mirror import Stopped, never
+from core.artifact_mirror import Stopped, bring_in, never
 from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, not_found, open_beneath, opened_folder, present, resolve
 from core.artifact_survey import ArtifactLimits, Skipped, Skips
-from core.artifact_sync import bring_in
 from core.filesystem import remove_tree
 from core.ids import checked_job_id
 from core.manifests import ArtifactFile, ArtifactsState, FileList, Manifest, write_list

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Bell:
-    """The file that supervisors on this host watch with `core.filewatch`.
+    """The file that supervisors on this host watch with `core.inotify`.
 
     Args:
         path: The file; made if it is missing.

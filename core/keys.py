@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from core.credential_models import BrowserSession
 from core.db import Database, now
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.jobs.models import ApiKey
 from core.recent import Recent
 from core.retention import DAY_SECONDS
-from core.session_models import BrowserSession
 from core.settings.retention import MAX_DAYS
 
 PREFIX = "gj"

@@ -8,9 +8,9 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, delete, insert, select
 from sqlalchemy.orm import Session
 
+from core.credential_models import OneTimeToken
 from core.db import Database, now
 from core.keys import digest
-from core.session_models import OneTimeToken
 
 T = TypeVar("T")
 

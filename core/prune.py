@@ -1,4 +1,4 @@
-"""Deletes expired logs and artifacts of ended jobs, and workspace archives that no job needs.
+"""Deletes outputs of ended jobs, expired or on request, and workspace archives that no job needs.
 
 Safe to run in any process, repeatedly and concurrently.
 """
@@ -15,10 +15,11 @@ from sqlalchemy import select
 from core import retention, sessions
 from core.artifacts import ArtifactStore
 from core.db import Database
-from core.errors import StoreUnavailable
+from core.errors import SpecInvalid, StoreUnavailable
 from core.joblogs import JobLogs
 from core.jobs import measured
-from core.jobs.models import Project
+from core.jobs.models import Job, Project
+from core.jobs.moves import note_attempt
 from core.retention import DAY_SECONDS, Due, Kind, Policy
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
@@ -129,6 +130,34 @@ def prune(
     run = _Run(kept, dry_run=dry_run, until=until, progress=progress or (lambda _: None))
     run.whole()
     return run.report
+
+
+def remove_artifacts(kept: Kept, job: Job, meant: Callable[[str], bool] | None) -> None:
+    """Delete artifacts of a job that has ended.
+
+    Args:
+        kept: The open stores.
+        job: The job.
+        meant: Returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
+
+    Raises:
+        SpecInvalid: The job has not ended and would write them again.
+        OSError: The store cannot be written.
+    """
+    if not job.ended:
+        raise SpecInvalid("The job is not over, and would leave its artifacts again. Stop it first.", field="jobId")
+    if meant is not None:
+        kept.artifacts.discard(job.id, job.attempt, meant)
+        left = kept.artifacts.list(job.id, job.attempt, limit=0).total_bytes
+        with kept.database.write() as session:
+            note_attempt(session, job, artifact_bytes=left)
+        return
+    with kept.database.write() as session:
+        retention.expire(session, Kind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])
+    # Committed. If this process dies here, the next pruning finds the files by `removals`.
+    kept.artifacts.remove(job.id)
+    with kept.database.write() as session:
+        retention.done(session, [(job.id, Kind.ARTIFACTS)])
 
 
 class _Run:

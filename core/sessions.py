@@ -8,6 +8,7 @@ import secrets
 from sqlalchemy import ColumnElement, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from core.credential_models import BrowserSession, OneTimeToken
 from core.db import Database, now
 from core.errors import NotFound, Unauthorized
 from core.ids import new_id
@@ -15,7 +16,6 @@ from core.jobs.models import ApiKey
 from core.keys import TRUSTED_SECONDS, KeyRing, digest
 from core.recent import Recent
 from core.retention import DAY_SECONDS
-from core.session_models import BrowserSession, OneTimeToken
 from core.settings.api import SignInSettings
 
 _TOKEN_BYTES = 32

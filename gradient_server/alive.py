@@ -8,8 +8,8 @@ from sqlalchemy import select
 
 from core.db import Database, now
 from core.errors import StoreUnavailable
-from core.jobs.hearing import heard_lately
 from core.jobs.models import Worker
+from core.jobs.workers import heard_lately
 from core.rings import host_queue
 from core.settings import Settings
 

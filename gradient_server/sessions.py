@@ -4,10 +4,10 @@ import argparse
 import json
 
 from core import sessions
+from core.credential_models import BrowserSession
 from core.db import Database
 from core.formatting import iso_time
 from core.jobs.models import ApiKey
-from core.session_models import BrowserSession
 from core.settings import Settings
 from gradient_server.keys import open_database, shown_time
 

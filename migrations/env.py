@@ -6,8 +6,7 @@ from sqlalchemy.schema import SchemaItem
 
 import core.credential_models
 import core.jobs.models
-import core.jobs.resources
-import core.session_models  # noqa: F401 - these imports register the tables
+import core.jobs.resources  # noqa: F401 - these imports register the tables
 from core import migrating
 from core.db import Base, UtcDateTime
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from core.folderwatch import FolderWatch
+from core.inotify import FolderWatch
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 from celery import bootsteps, signals
 
 from core.bell import Bell
-from core.jobs.hearing import note_heard
+from core.jobs.workers import note_heard
 from core.queue import Ringer, make_app, queue
 from core.rings import host_queue, pool_queue
 from worker import redis_transport, tasks

@@ -2,7 +2,7 @@
 
 import threading
 
-from core.filewatch import FileWatch
+from core.inotify import FileWatch
 
 
 class Detached(Exception):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from core.bell import Bell
 from core.errors import GradientError, StoreUnavailable
-from core.filewatch import FileWatch
+from core.inotify import FileWatch
 from core.jobs import claims, lifecycle, workers
 from core.jobs.models import Job
 from core.logging import bind

@@ -14,7 +14,7 @@ from typing import Any, Self
 from sqlalchemy.orm import Session
 
 from core.errors import GradientError, StoreUnavailable
-from core.filewatch import FileWatch
+from core.inotify import FileWatch
 from core.jobs import measured, queries
 from core.jobs.models import Job
 from core.jobs.moves import note_attempt

@@ -107,3 +107,13 @@ def held_counts(session: Session) -> dict[str | None, int]:
     """Count the jobs that each worker holds, by its name; workers without jobs are left out."""
     counted = select(Job.worker, func.count()).where(Job.state.in_(OWNED)).group_by(Job.worker)
     return {row[0]: row[1] for row in session.execute(counted)}
+
+
+def note_heard(session: Session, worker: str) -> None:
+    """Record that a message reached this worker."""
+    session.execute(update(Worker).where(Worker.name == worker).values(heard_at=now()))
+
+
+def heard_lately(session: Session, worker: str, seconds: float) -> bool | None:
+    """Return whether a message reached this worker within `seconds`; None if none ever did or the worker is unknown."""
+    return session.scalar(select(Worker.heard_at >= now(-seconds)).where(Worker.name == worker))

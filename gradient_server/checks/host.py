@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from core.errors import SpecInvalid
-from core.filewatch import FileWatch
 from core.formatting import GIB, MIB
 from core.hosts import canonical_host
+from core.inotify import FileWatch
 from core.machines import Catalogue
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning

@@ -7,7 +7,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, inspect, text
 
-from core import credential_models, migrating, schema, session_models
+from core import credential_models, migrating, schema
 from core.db import Base
 from core.errors import DatabaseOutdated
 from core.jobs.models import Job
@@ -63,7 +63,7 @@ def tables(database):
 
 def test_models_and_migrations_agree(database):
     assert tables(database) == TABLES == set(Base.metadata.tables)
-    assert {credential_models.Secret.__tablename__, session_models.BrowserSession.__tablename__} <= TABLES
+    assert {credential_models.Secret.__tablename__, credential_models.BrowserSession.__tablename__} <= TABLES
     assert differences(database) == []
 
 

@@ -8,11 +8,11 @@ from serving import a_job
 from sqlalchemy import select, update
 
 from core import keys, once
+from core.credential_models import BrowserSession, OneTimeToken
 from core.db import now
 from core.errors import SecretUnreadable
 from core.once import Purpose
 from core.prune import prune
-from core.session_models import BrowserSession, OneTimeToken
 from service.signing import Signer, SigningKeys
 
 

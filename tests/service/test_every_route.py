@@ -12,9 +12,9 @@ from serving import a_job
 from sqlalchemy import update
 
 from core import keys
+from core.credential_models import BrowserSession
 from core.db import now
 from core.jobs.models import ApiKey
-from core.session_models import BrowserSession
 from service.sessions import COOKIES
 
 PUBLIC = {

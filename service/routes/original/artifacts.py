@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from core import removal
+from core import prune
 from core.artifacts import ArtifactFile
 from core.errors import SpecInvalid
 from core.jobs import queries
@@ -86,7 +86,7 @@ def destroy_artifacts(session: Reading, stores: Stores, given: Given, job_id: st
     job = queries.get(session, job_id)
     refuse_removed(session, job, Kind.ARTIFACTS)
     wanted = given.text("files")
-    removal.remove_artifacts(stores, job, None if wanted is None else matcher(stores, wanted))
+    prune.remove_artifacts(stores, job, None if wanted is None else matcher(stores, wanted))
 
 
 def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:

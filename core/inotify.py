@@ -1,0 +1,146 @@
+"""Waits for changes of files without polling (inotify). A user may have only about a hundred instances per host."""
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from inotify_simple import INotify, flags
+
+logger = logging.getLogger(__name__)
+
+_WRITES = flags.MODIFY | flags.CREATE | flags.MOVED_TO
+_CHANGES = _WRITES | flags.ATTRIB | flags.DELETE_SELF
+_BLIND_SECONDS = 0.25
+
+
+class FileWatch:
+    """Waits until something under the watched paths changes, `wake` is called, or a timeout passes.
+
+    A folder is watched for its own entries, not for those of its sub-folders. Other threads can end the wait. Jobs can
+    use up the user's inotify instances: without one, `wait` returns after a quarter of a second at most.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self._lock = threading.RLock()  # a signal handler may call `wake` during `close`
+        self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inotify = _watching(paths)
+        # Not select(): it refuses descriptors above 1023.
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        if self._inotify is not None:
+            self._poll.register(self._inotify.fileno(), select.POLLIN)
+
+    def wake(self) -> None:
+        """Make `wait` return; safe from any thread, also when the watch is closed."""
+        with self._lock:
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most `seconds`; True if a change was seen or `wake` was called."""
+        longest = seconds if self._inotify is not None else min(seconds, _BLIND_SECONDS)
+        ready = self._poll.poll(1000 * max(0.0, longest))
+        self._drain()
+        return bool(ready)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        with self._lock:
+            if self._wake is not None:
+                os.close(self._wake)
+                self._wake = None
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _drain(self) -> None:
+        """Discard the events seen so far."""
+        if self._inotify is not None:
+            self._inotify.read(timeout=0)
+        if self._wake is not None:
+            try:
+                os.eventfd_read(self._wake)
+            except BlockingIOError:
+                return
+
+
+def _watching(paths: tuple[Path, ...]) -> INotify | None:
+    """Create an inotify instance that watches these paths; None if the limit is reached."""
+    inotify = None
+    try:
+        inotify = INotify(nonblocking=True)
+        for path in paths:
+            inotify.add_watch(str(path), _CHANGES)
+    except OSError as error:
+        logger.warning("files_not_watched", extra={"error": str(error)})
+        if inotify is not None:
+            inotify.close()
+        return None
+    return inotify
+
+
+class FolderWatch:
+    """Calls back when something in one of many folders changes, with one inotify instance.
+
+    It has no thread of its own: an event loop waits for `fileno` to become readable and then calls `deliver`.
+    """
+
+    def __init__(self) -> None:
+        self._inotify = INotify(nonblocking=True)
+        self._lock = threading.Lock()
+        self._called: dict[int, list[Callable[[], None]]] = {}
+
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable after a change."""
+        return int(self._inotify.fileno())
+
+    @contextmanager
+    def watching(self, folder: Path, callback: Callable[[], None]) -> Iterator[None]:
+        """Let `deliver` call `callback` after changes, while the block lasts.
+
+        Raises:
+            OSError: The folder does not exist, or the host's limit of watches is reached.
+        """
+        with self._lock:
+            # The same folder gets the same descriptor each time it is added.
+            descriptor = self._inotify.add_watch(str(folder), _WRITES)
+            self._called.setdefault(descriptor, []).append(callback)
+        try:
+            yield
+        finally:
+            self._leave(descriptor, callback)
+
+    def deliver(self) -> None:
+        """Call the callbacks of the folders that changed; never blocks."""
+        changed = {event.wd for event in self._inotify.read(timeout=0)}
+        with self._lock:
+            callbacks = [callback for descriptor in changed for callback in self._called.get(descriptor, ())]
+        for callback in callbacks:
+            callback()
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._inotify.close()
+
+    def _leave(self, descriptor: int, callback: Callable[[], None]) -> None:
+        with self._lock:
+            # One entry per watcher: two watchers with equal callbacks have two entries.
+            callbacks = self._called.get(descriptor, [])
+            if callback in callbacks:
+                callbacks.remove(callback)
+            if callbacks or self._called.pop(descriptor, None) is None:
+                return
+            try:
+                self._inotify.rm_watch(descriptor)
+            except (OSError, ValueError):  # the folder was deleted, or this object is closed
+                return
