@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import groupby
 
 from core.artifact_mirror import STOPPED, Stopped, never
-from core.artifact_paths import OPEN_FILE, open_beneath, present
+from core.artifact_paths import OPEN_FILE, opened_beneath, present
 from core.artifact_survey import Skips, Survey
 from core.manifests import ArtifactFile
 
@@ -47,12 +47,9 @@ def hash_files(folder: int, stored: Survey, skips: Skips, stopped: Stopped = nev
     with ThreadPoolExecutor(1, thread_name_prefix="flush") as pool:
         flushed = pool.submit(_flush, folder)
         for parent, paths in groupby(stored.files, key=_parent):
-            inside = open_beneath(folder, parent.split("/") if parent else ())
-            try:
+            with opened_beneath(folder, parent.split("/") if parent else ()) as inside:
                 hashed = (_hash_patiently(inside, path, block, skips, stopped) for path in paths)
                 found += [file for file in hashed if file]
-            finally:
-                os.close(inside)
         flushed.result()
     return sorted(found)
 

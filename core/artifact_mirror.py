@@ -8,11 +8,11 @@ import os
 import shutil
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_folder
+from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder
 from core.artifact_survey import (
     ArtifactLimits,
     Seen,
@@ -91,7 +91,7 @@ class Mirror:
         for path in stored.files.keys() - wanted.files.keys():
             self.changed = True
             parent, _, name = path.rpartition("/")
-            with _opened(self._store, parent) as folder:
+            with opened_beneath(self._store, _parts(parent)) as folder:
                 os.unlink(name, dir_fd=folder)
         kept: set[str] = set()
         for path in wanted.files:
@@ -102,20 +102,20 @@ class Mirror:
         for path in reversed(stored.folders):
             if path not in kept:
                 parent, _, name = path.rpartition("/")
-                with _opened(self._store, parent) as folder:
+                with opened_beneath(self._store, _parts(parent)) as folder:
                     os.rmdir(name, dir_fd=folder)
 
     def _bring(self, parent: str, names: list[str], wanted: Survey, stored: Survey) -> None:
         prefix = f"{parent}/" if parent else ""
         try:
-            source = open_beneath(self._source, parent.split("/") if parent else ())
+            source = open_beneath(self._source, _parts(parent))
         except OSError as error:
             if error.errno not in NOT_A_FOLDER:
                 raise
             self.unsettled += [prefix + name for name in names]
             return
         try:
-            with _opened(self._store, parent, create=True) as folder:
+            with opened_beneath(self._store, _parts(parent), create=True) as folder:
                 for name in names:
                     path = prefix + name
                     if self._take(source, name, path, wanted.files[path], stored.files.get(path)):
@@ -190,13 +190,8 @@ class Mirror:
             os.close(copy)
 
 
-@contextmanager
-def _opened(folder: int, path: str, *, create: bool = False) -> Iterator[int]:
-    opened = open_beneath(folder, path.split("/") if path else (), create=create)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
+def _parts(path: str) -> list[str]:
+    return path.split("/") if path else []
 
 
 def bring_in(

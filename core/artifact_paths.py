@@ -80,6 +80,23 @@ def open_beneath(folder: int, parts: Sequence[str], *, create: bool = False) -> 
     return opened
 
 
+@contextmanager
+def opened_beneath(folder: int, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
+    """Open a folder as `open_beneath` does, for the duration of a `with`; yields its descriptor."""
+    opened = open_beneath(folder, parts, create=create)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def open_file_beneath(folder: int, parts: Sequence[str]) -> int:
+    """Open a file below a folder for reading, as `open_beneath` opens folders; returns its descriptor."""
+    *parents, name = parts
+    with opened_beneath(folder, parents) as parent:
+        return os.open(name, OPEN_FILE, dir_fd=parent)
+
+
 def _open_folder(name: str, parent: int, *, create: bool) -> int:
     try:
         return os.open(name, OPEN_FOLDER, dir_fd=parent)

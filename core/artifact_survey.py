@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, Self
 
-from core.artifact_paths import MAX_DEPTH, OPEN_FILE, open_beneath, present
+from core.artifact_paths import MAX_DEPTH, open_file_beneath, present
 from core.filesystem import OPEN_FOLDER
 
 _MAX_REPORTED = 1_000
@@ -176,13 +176,8 @@ def drop_sparse(found: Survey, folder: int, max_hole_bytes: int, skips: Skips) -
 
 def _hole_bytes(folder: int, path: str) -> int:
     """Return the bytes of a file's holes as the file system reports them; 0 if it cannot be opened any more."""
-    *parents, name = path.split("/")
     try:
-        inside = open_beneath(folder, parents)
-        try:
-            descriptor = os.open(name, OPEN_FILE, dir_fd=inside)
-        finally:
-            os.close(inside)
+        descriptor = open_file_beneath(folder, path.split("/"))
     except OSError:
         return 0
     try:

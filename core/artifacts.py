@@ -16,7 +16,15 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from core.artifact_hash import hash_files
 from core.artifact_mirror import Stopped, bring_in, never
-from core.artifact_paths import NOT_A_FOLDER, OPEN_FILE, not_found, open_beneath, opened_folder, present, resolve
+from core.artifact_paths import (
+    NOT_A_FOLDER,
+    not_found,
+    open_file_beneath,
+    opened_beneath,
+    opened_folder,
+    present,
+    resolve,
+)
 from core.artifact_survey import ArtifactLimits, Skipped, Skips
 from core.filesystem import remove_tree
 from core.ids import checked_job_id
@@ -202,7 +210,7 @@ class DirectoryStore:
         Raises:
             ArtifactNotFound: There is no such file, or the path is not a valid public path.
         """
-        *parents, name = resolve(path)
+        parts = resolve(path)
         opened = self._files(job_id, attempt)
         if opened is None:
             raise not_found(path)
@@ -212,11 +220,7 @@ class DirectoryStore:
             raise not_found(path)
         try:
             with opened_folder(self._directory(job_id, attempt) / "files") as root:
-                folder = open_beneath(root, parents)
-                try:
-                    descriptor = os.open(name, OPEN_FILE, dir_fd=folder)
-                finally:
-                    os.close(folder)
+                descriptor = open_file_beneath(root, parts)
         except OSError as error:
             if error.errno not in NOT_A_FOLDER:
                 raise
@@ -260,12 +264,8 @@ class DirectoryStore:
 
     def _unlink(self, root: int, path: str) -> None:
         *parents, name = resolve(path)
-        with suppress(FileNotFoundError):
-            folder = open_beneath(root, parents)
-            try:
-                os.unlink(name, dir_fd=folder)
-            finally:
-                os.close(folder)
+        with suppress(FileNotFoundError), opened_beneath(root, parents) as folder:
+            os.unlink(name, dir_fd=folder)
 
     def remove(self, job_id: str) -> None:
         """Delete the artifacts of all attempts of a job; it is not an error if there are none."""

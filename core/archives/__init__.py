@@ -1,8 +1,8 @@
 """Reads workspace archives, which are untrusted input.
 
-The standard library's unpackers write outside their folder, lose Unix modes or unpack bombs, depending on the format
-and the Python release, so both formats are read here by hand: names are made safe, every byte is counted as it comes
-out, checksums are verified, and links may only point inside.
+Both formats are read here by hand, because the standard library accepts truncated and ambiguous archives and reads
+some headers without a limit (`docs/decisions/0019-our-own-archive-readers.md`). Names are made safe, every byte is
+counted as it comes out, checksums are verified, and links may only point inside.
 """
 
 import io

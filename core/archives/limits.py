@@ -1,10 +1,16 @@
 """Limits on archives, the summary of one that was read, and the error for one that is refused."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import BinaryIO
 
 from core.errors import WorkspaceInvalid
 from core.formatting import GIB, MIB
+
+READ_BYTES = 256 * 1024
+"""Bytes that are read at once."""
+DAMAGED = "the archive is damaged or was cut short; pack the folder and send it again"
 
 _SHOWN_CHARACTERS = 60
 # Real archives have three to six for each file.
@@ -70,6 +76,26 @@ def shown(name: str) -> str:
         half = _SHOWN_CHARACTERS // 2
         name = f"{name[:half]}…{name[-half:]}"
     return repr(name)
+
+
+def read_exactly(file: BinaryIO, size: int) -> bytes:
+    """Read this number of bytes.
+
+    Raises:
+        WorkspaceInvalid: The file ends before.
+    """
+    data = file.read(size)
+    if len(data) != size:
+        raise invalid(DAMAGED)
+    return data
+
+
+def read_blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield this number of bytes in blocks, as `read_exactly`."""
+    while size:
+        block = read_exactly(file, min(size, READ_BYTES))
+        size -= len(block)
+        yield block
 
 
 class Budget:

@@ -6,14 +6,13 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
-from core.archives.limits import ArchiveLimits, Budget, invalid, shown
+from core.archives.limits import DAMAGED, READ_BYTES, ArchiveLimits, Budget, invalid, read_blocks, read_exactly, shown
 from core.archives.tree import Entry, EntryKind
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _BLOCK = 512
-_READ = 256 * 1024
 # Small, because the rest of the buffer is copied at the end of each gzip member: many empty members must stay cheap.
 _READ_PACKED = 16 * 1024
 _MAX_MEMBERS = 100_000
@@ -39,7 +38,6 @@ _CHECKSUM = slice(148, 156)
 _BASE_256 = 0x80
 _NEGATIVE = 0xC0
 
-_DAMAGED = "the tar archive is damaged or was cut short; pack the folder and send it again"
 _NO_TAR = "it is a compressed file without a tar archive in it; send a zip or a tar.gz of the folder"
 
 
@@ -133,26 +131,19 @@ def _has_checksum(block: bytes) -> bool:
     return claimed == sum(block) - sum(block[_CHECKSUM]) + 8 * ord(" ")
 
 
-def _read_exactly(stream: BinaryIO, size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        raise invalid(_DAMAGED)
-    return data
-
-
 def _next_header(stream: BinaryIO, *, first: bool) -> bytes | None:
     """Read the next header block; None at the end mark."""
     block = stream.read(_BLOCK)
     if len(block) == _BLOCK and not any(block):
         return None
     if len(block) < _BLOCK or not _has_checksum(block):
-        raise invalid(_NO_TAR if first else _DAMAGED)
+        raise invalid(_NO_TAR if first else DAMAGED)
     return block
 
 
 def _check_end(stream: BinaryIO) -> None:
     """Read to the end of the stream, so that gzip's checksum is verified and no data hides after the end mark."""
-    while rest := stream.read(_READ):
+    while rest := stream.read(READ_BYTES):
         if rest.strip(b"\0"):
             raise invalid("the tar archive goes on after its end mark; pack the folder into one archive")
 
@@ -181,11 +172,11 @@ def _size(block: bytes) -> int:
     try:
         return _number(block[124:136])
     except ValueError:
-        raise invalid(_DAMAGED) from None
+        raise invalid(DAMAGED) from None
 
 
 def _skip_padding(stream: BinaryIO, size: int) -> None:
-    _read_exactly(stream, -size % _BLOCK)
+    read_exactly(stream, -size % _BLOCK)
 
 
 def _extended(stream: BinaryIO, block: bytes, kind: bytes, budget: Budget) -> dict[str, str]:
@@ -193,7 +184,7 @@ def _extended(stream: BinaryIO, block: bytes, kind: bytes, budget: Budget) -> di
     size = _size(block)
     if size > _MAX_EXTENDED:
         raise invalid(f"the tar archive has an extended header of {size} bytes; pack without extended attributes")
-    data = _read_exactly(stream, size)
+    data = read_exactly(stream, size)
     _skip_padding(stream, size)
     if kind == _GNU_NAME:
         return {"path": _text(data)}
@@ -217,7 +208,7 @@ def _pax_records(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bytes]]:
         head = _PAX_RECORD.match(data, at)
         end = at + int(head[1]) if head else 0
         if not head or not head.end() < end <= len(data) or data[end - 1 : end] != b"\n":
-            raise invalid(_DAMAGED)
+            raise invalid(DAMAGED)
         budget.add_attribute()
         yield head[2], data[head.end() : end - 1]
         at = end
@@ -229,7 +220,7 @@ def _entry(stream: BinaryIO, block: bytes, extended: dict[str, str], budget: Bud
     size = _size(block)
     if digits := extended.get("size"):
         if not digits.isdecimal() or len(digits) > _MAX_SIZE_DIGITS:
-            raise invalid(_DAMAGED)
+            raise invalid(DAMAGED)
         size = int(digits)
     kind = _kind(block[156:157], name, what)
     mode, mtime_ns = _mode(block), _mtime_ns(block, extended)
@@ -277,9 +268,5 @@ def _mtime_ns(block: bytes, extended: dict[str, str]) -> int | None:
 
 
 def _contents(stream: BinaryIO, size: int) -> Iterator[bytes]:
-    left = size
-    while left:
-        chunk = _read_exactly(stream, min(left, _READ))
-        left -= len(chunk)
-        yield chunk
+    yield from read_blocks(stream, size)
     _skip_padding(stream, size)

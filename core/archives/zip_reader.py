@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import BinaryIO, NamedTuple
 
-from core.archives.limits import ArchiveLimits, Budget, invalid, shown
+from core.archives.limits import DAMAGED, READ_BYTES, ArchiveLimits, Budget, invalid, read_blocks, read_exactly, shown
 from core.archives.tree import Entry, EntryKind
 
 _END = struct.Struct("<4s4H2LH")
@@ -34,10 +34,6 @@ _STORED, _DEFLATED = 0, 8
 _EXTRA_ZIP64, _EXTRA_TIMESTAMP, _EXTRA_UNICODE_PATH = 0x0001, 0x5455, 0x7075
 _TIMESTAMP_HAS_MTIME = 1
 _UNICODE_PATH_HEAD = struct.Struct("<BL")
-
-_BLOCK = 256 * 1024
-
-_DAMAGED = "the zip archive is damaged or was cut short; pack the folder and send it again"
 
 
 class _Member(NamedTuple):
@@ -83,17 +79,10 @@ def read_zip(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[
         yield _entry(file, member, end, limits)
 
 
-def _read_exactly(file: BinaryIO, size: int) -> bytes:
-    data = file.read(size)
-    if len(data) != size:
-        raise invalid(_DAMAGED)
-    return data
-
-
 def _unpack(layout: struct.Struct, file: BinaryIO, magic: bytes) -> tuple[int, ...]:
-    fields = layout.unpack(_read_exactly(file, layout.size))
+    fields = layout.unpack(read_exactly(file, layout.size))
     if fields[0] != magic:
-        raise invalid(_DAMAGED)
+        raise invalid(DAMAGED)
     return fields[1:]
 
 
@@ -108,7 +97,7 @@ def _find_directory(file: BinaryIO) -> _Directory:
     while at >= 0 and not _ends_file(tail, at):
         at = tail.rfind(_END_MAGIC, 0, at)
     if at < 0:
-        raise invalid(_DAMAGED)
+        raise invalid(DAMAGED)
     _, disk, first_disk, here, entries, length, offset, _ = _END.unpack_from(tail, at)
     end = tail_at + at
     if disk != first_disk or here != entries:
@@ -118,7 +107,7 @@ def _find_directory(file: BinaryIO) -> _Directory:
     if file.read(len(_LOCATOR_64_MAGIC)) == _LOCATOR_64_MAGIC:
         end, entries, length, offset = _find_directory_64(file, locator_at)
     if offset + length != end:
-        raise invalid(_DAMAGED)
+        raise invalid(DAMAGED)
     return _Directory(entries, offset, length)
 
 
@@ -130,7 +119,7 @@ def _find_directory_64(file: BinaryIO, locator_at: int) -> tuple[int, int, int, 
     file.seek(locator_at)
     _, at, _ = _unpack(_LOCATOR_64, file, _LOCATOR_64_MAGIC)
     if at > locator_at:
-        raise invalid(_DAMAGED)
+        raise invalid(DAMAGED)
     file.seek(at)
     *_, entries, length, offset = _unpack(_END_64, file, _END_64_MAGIC)
     return at, entries, length, offset
@@ -144,13 +133,13 @@ def _members(file: BinaryIO, directory: _Directory) -> Iterator[_Member]:
         lengths = fields[9:12]
         left -= _CENTRAL.size + sum(lengths)
         if left < 0:
-            raise invalid(_DAMAGED)
-        raw_name = _read_exactly(file, lengths[0])
-        extra = _read_exactly(file, lengths[1])
-        _read_exactly(file, lengths[2])
+            raise invalid(DAMAGED)
+        raw_name = read_exactly(file, lengths[0])
+        extra = read_exactly(file, lengths[1])
+        read_exactly(file, lengths[2])
         yield _member(fields, raw_name, _extra_fields(extra))
     if left:
-        raise invalid(_DAMAGED)
+        raise invalid(DAMAGED)
 
 
 def _extra_fields(extra: bytes) -> dict[int, bytes]:
@@ -177,7 +166,7 @@ def _wide(field: bytes, narrow: tuple[int, int, int]) -> tuple[int, int, int]:
     """Take from the ZIP64 field the sizes that did not fit in 32 bits; it holds only those, in this order."""
     missing = narrow.count(_IN_ZIP64)
     if len(field) < 8 * missing:
-        raise invalid(_DAMAGED)
+        raise invalid(DAMAGED)
     wide = iter(struct.unpack_from(f"<{missing}Q", field))
     size, packed, offset = (next(wide) if value == _IN_ZIP64 else value for value in narrow)
     return size, packed, offset
@@ -263,8 +252,8 @@ def _check_local_header(file: BinaryIO, member: _Member, what: str) -> None:
     """
     file.seek(member.offset)
     _, flags, method, _, _, crc, packed, size, name_size, extra_size = _unpack(_LOCAL, file, _LOCAL_MAGIC)
-    raw_name = _read_exactly(file, name_size)
-    _read_exactly(file, extra_size)
+    raw_name = read_exactly(file, name_size)
+    read_exactly(file, extra_size)
     same = raw_name == member.raw_name and method == member.method and not flags & _FLAG_ENCRYPTED
     if same and not flags & _FLAG_SIZES_FOLLOW:
         same = crc == member.crc and packed in (member.packed, _IN_ZIP64) and size in (member.size, _IN_ZIP64)
@@ -276,7 +265,7 @@ def _check_local_header(file: BinaryIO, member: _Member, what: str) -> None:
 
 def _contents(file: BinaryIO, member: _Member, what: str) -> Iterator[bytes]:
     crc = size = 0
-    for chunk in _inflate(file, member, what) if member.method == _DEFLATED else _stored(file, member):
+    for chunk in _inflate(file, member, what) if member.method == _DEFLATED else read_blocks(file, member.packed):
         crc = zlib.crc32(chunk, crc)
         size += len(chunk)
         if size > member.size:
@@ -286,23 +275,15 @@ def _contents(file: BinaryIO, member: _Member, what: str) -> Iterator[bytes]:
         raise invalid(f"{what} does not match its checksum; the archive is damaged, pack and send it again")
 
 
-def _stored(file: BinaryIO, member: _Member) -> Iterator[bytes]:
-    left = member.packed
-    while left:
-        chunk = _read_exactly(file, min(left, _BLOCK))
-        left -= len(chunk)
-        yield chunk
-
-
 def _inflate(file: BinaryIO, member: _Member, what: str) -> Iterator[bytes]:
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
-        for packed in _stored(file, member):
+        for packed in read_blocks(file, member.packed):
             rest = packed
             while rest:
-                yield inflater.decompress(rest, _BLOCK)
+                yield inflater.decompress(rest, READ_BYTES)
                 rest = inflater.unconsumed_tail
-        while not inflater.eof and (chunk := inflater.decompress(b"", _BLOCK)):
+        while not inflater.eof and (chunk := inflater.decompress(b"", READ_BYTES)):
             yield chunk
     except zlib.error:
         raise invalid(f"{what} cannot be unpacked; the archive is damaged, pack and send it again") from None
