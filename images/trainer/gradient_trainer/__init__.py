@@ -1,6 +1,6 @@
 """A TensorFlow training program: `python -m gradient_trainer`, or `train()` from Python."""
 
-from .entry import train
+from .api import train
 from .errors import TrainerError, TrainingStopped
 from .options import TrainOptions
 from .result import TrainResult

@@ -15,14 +15,14 @@ from .errors import OptionsError
 Indices = npt.NDArray[np.intp]
 
 
-def hold_out(examples: int, share: float) -> tuple[Indices, Indices]:
+def split_validation(examples: int, share: float) -> tuple[Indices, Indices]:
     """Divide example numbers into those to train on and those to validate on.
 
     The division does not depend on a training's seed, so that seeds can be compared.
     """
     shuffled = np.random.default_rng(0).permutation(examples)
-    held_out = max(1, round(examples * share))
-    return np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])
+    count = max(1, round(examples * share))
+    return np.sort(shuffled[count:]), np.sort(shuffled[:count])
 
 
 @dataclass

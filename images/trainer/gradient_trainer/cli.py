@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from .entry import run
+from .api import run
 from .errors import TrainerError
 from .options import TrainOptions
 from .registry import DATASETS, MODELS, Registry

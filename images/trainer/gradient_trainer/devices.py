@@ -18,12 +18,10 @@ class Devices:
     Attributes:
         strategy: The strategy by which TensorFlow distributes a step over them.
         name: Name for the user.
-        kind: `tpu`, `simulated-tpu`, `gpus`, `gpu` or `cpu`.
     """
 
     strategy: tf.distribute.Strategy
     name: str
-    kind: str
 
     @property
     def replicas(self) -> int:
@@ -35,7 +33,7 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     """Find the TPU that the environment names; else all GPUs of this machine; else its CPU.
 
     Args:
-        environ: `TPU_GRPC_URL` names a TPU on the network, which is known to listen (`reach.py`); `TPU_NAME=local` says
+        environ: `TPU_GRPC_URL` names a TPU on the network, which is known to listen; `TPU_NAME=local` says
             that this machine is a TPU VM.
 
     Raises:
@@ -45,16 +43,16 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
         return _tpu(environ["TPU_GRPC_URL"], environ["TPU_GRPC_URL"])
     if environ.get("TPU_NAME") == "local":
         return _tpu("local", "this machine")
-    cards = tf.config.list_physical_devices("GPU")
-    for card in cards:
-        tf.config.experimental.set_memory_growth(card, enable=True)
-    if len(cards) > 1:
-        return Devices(tf.distribute.MirroredStrategy(), f"{len(cards)} x {_card_name(cards[0])}", "gpus")
-    if cards:
-        return Devices(tf.distribute.get_strategy(), _card_name(cards[0]), "gpu")
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, enable=True)
+    if len(gpus) > 1:
+        return Devices(tf.distribute.MirroredStrategy(), f"{len(gpus)} x {_gpu_name(gpus[0])}")
+    if gpus:
+        return Devices(tf.distribute.get_strategy(), _gpu_name(gpus[0]))
     # Not every system can tell which cores this process may run on.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Devices(tf.distribute.get_strategy(), f"{cores} CPU cores", "cpu")
+    return Devices(tf.distribute.get_strategy(), f"{cores} CPU cores")
 
 
 def _tpu(address: str, shown: str) -> Devices:
@@ -63,7 +61,7 @@ def _tpu(address: str, shown: str) -> Devices:
         if address != "local":
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-        return Devices(tf.distribute.TPUStrategy(resolver), f"TPU at {shown}", "tpu")
+        return Devices(tf.distribute.TPUStrategy(resolver), f"TPU at {shown}")
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         simulated = _simulated()
         if simulated is None:
@@ -73,7 +71,7 @@ def _tpu(address: str, shown: str) -> Devices:
             ) from error
         names = [device.name for device in simulated]
         strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
-        return Devices(strategy, f"simulated TPU at {shown}: {len(names)} CPU devices", "simulated-tpu")
+        return Devices(strategy, f"simulated TPU at {shown}: {len(names)} CPU devices")
 
 
 def _simulated() -> list[tf.config.LogicalDevice] | None:
@@ -81,9 +79,9 @@ def _simulated() -> list[tf.config.LogicalDevice] | None:
 
     A real host has one CPU device; several mean a simulated TPU.
     """
-    there = [device for device in tf.config.list_logical_devices("CPU") if f"/job:{_WORKER}/" in device.name]
-    return there if len(there) > 1 else None
+    devices = [device for device in tf.config.list_logical_devices("CPU") if f"/job:{_WORKER}/" in device.name]
+    return devices if len(devices) > 1 else None
 
 
-def _card_name(card: tf.config.PhysicalDevice) -> str:
-    return str(tf.config.experimental.get_device_details(card).get("device_name", card.name))
+def _gpu_name(gpu: tf.config.PhysicalDevice) -> str:
+    return str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))

@@ -1,7 +1,8 @@
-"""Tests a model that another process trained."""
+"""Test a trained model and write the result."""
 
 import os
 import time
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,36 +11,39 @@ import keras
 import numpy as np
 
 from .datasets import DataSet
-from .destination import Destination
 from .devices import find_devices
+from .gcs_sync import GcsSync
 from .learner import Learner
-from .metrics import MetricsFile
-from .records import Records
-from .report import summarize, write_result
+from .metrics import MetricsWriter
 from .result import TrainResult
-from .terminal import say
 
 
-def evaluate(trained: TrainResult, data: DataSet, output: Path, destination: Destination, began: float) -> TrainResult:
-    """Test the model in `output`, write the result and print it.
+def evaluate(
+    learner: Learner, trained: TrainResult, data: DataSet, metrics: MetricsWriter, sync: GcsSync, began: float
+) -> TrainResult:
+    """Test a model; record, write, upload and print the result.
+
+    Raises:
+        BucketError: Outputs cannot be copied to Cloud Storage.
+    """
+    examples = np.arange(len(data.x_test))
+    loss, accuracy = learner.evaluate(data.x_test, data.y_test, examples, trained.batch_size)
+    metrics.write(trained.steps, {"test_loss": loss, "test_accuracy": accuracy})
+    result = replace(trained, test_loss=loss, test_accuracy=accuracy, seconds=time.perf_counter() - began)
+    result.write(sync.folder)
+    sync.upload()
+    result.print()
+    return result
+
+
+def evaluate_saved(trained: TrainResult, data: DataSet, output: Path, url: str | None, began: float) -> TrainResult:
+    """Test the model that another process trained and wrote to `output`.
 
     Raises:
         TrainerError: No device answers, or outputs cannot be copied to Cloud Storage.
     """
-    say("testing   in a fresh process, when the training has given its memory back")
-    devices = find_devices()
+    print("testing   in a new process, when the training has given its memory back", flush=True)
     load = partial(keras.models.load_model, output / "model.keras", compile=False)
-    learner = Learner(load, devices.strategy, trained.learning_rate, trained.steps)
-    everyone = np.arange(len(data.x_test))
-    loss, accuracy = learner.evaluate(data.x_test, data.y_test, everyone, trained.batch_size)
-    records = Records(MetricsFile.from_environment(os.environ), output / "tensorboard")
-    try:
-        records.write(trained.steps, {"test_loss": loss, "test_accuracy": accuracy})
-    finally:
-        records.close()
-    seconds = time.perf_counter() - began
-    result = replace(trained, test_loss=loss, test_accuracy=accuracy, test_examples=len(everyone), seconds=seconds)
-    write_result(result, output)
-    destination.publish()
-    summarize(result)
-    return result
+    learner = Learner(load, find_devices().strategy, trained.learning_rate, trained.steps)
+    with closing(MetricsWriter(output / "tensorboard", os.environ)) as metrics:
+        return evaluate(learner, trained, data, metrics, GcsSync(output, url), began)

@@ -94,7 +94,7 @@ class Learner:
         if shapes != {name: array.shape for name, array in arrays.items()}:
             raise OtherTrainingError(
                 "the checkpoint's variables are not those of the model, which has changed since; "
-                "choose another --output, or begin anew with --restart"
+                "choose another --output, or start from the beginning with --restart"
             )
         for name, variable in variables.items():
             variable.assign(arrays[name])

@@ -3,36 +3,47 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+
+import tensorflow as tf
 
 
-class MetricsFile:
-    """Appends metrics as JSON lines; without a path it does nothing.
+class MetricsWriter:
+    """Writes every metric twice, under the same name: as TensorBoard events and as JSON lines.
 
-    Each line holds `step`, `time` (unix seconds) and the values by name. A line is written with one call, so that a
-    reader of the file never sees half a line.
+    Each line of JSON holds `step`, `time` (unix seconds) and the values by name. A line is written with one call, so
+    that a reader of the file never sees half a line.
+
+    Args:
+        tensorboard: The folder of the events.
+        environ: `GRADIENT_METRICS_FILE` names the file of JSON lines; without it there is none.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, tensorboard: Path, environ: Mapping[str, str]) -> None:
+        self._events = tf.summary.create_file_writer(str(tensorboard))
+        name = environ.get("GRADIENT_METRICS_FILE")
+        path = Path(name) if name else None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0) if path is not None else None
 
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """Open the file that GRADIENT_METRICS_FILE names, if it is set."""
-        path = environ.get("GRADIENT_METRICS_FILE")
-        return cls(Path(path) if path else None)
+    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Record the values of a step.
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append a line; values that JSON cannot express (infinite, not a number) are left out."""
-        if self._file is None:
-            return
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        line = json.dumps({"step": step, "time": round(time.time(), 3), **finite})
-        self._file.write(line.encode() + b"\n")
+        None values are left out, and from JSON those that it cannot express (infinite, not a number).
+        """
+        known = {name: value for name, value in values.items() if value is not None}
+        if self._file is not None:
+            finite = {name: value for name, value in known.items() if math.isfinite(value)}
+            line = json.dumps({"step": step, "time": round(time.time(), 3), **finite})
+            self._file.write(line.encode() + b"\n")
+        with self._events.as_default(step):
+            for name, value in known.items():
+                tf.summary.scalar(name, value)
+        # Users who watch a running training should see this point now, not with the last one.
+        self._events.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file and the events."""
         if self._file is not None:
             self._file.close()
+        self._events.close()

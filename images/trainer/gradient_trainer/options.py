@@ -40,7 +40,7 @@ class TrainOptions:
     )
     validation_split: float = field(
         default=0.05,
-        metadata=_flag("how", "SHARE", "share of the training examples kept aside to validate on after each epoch"),
+        metadata=_flag("how", "SHARE", "share of the training examples used for validation after each epoch"),
     )
     seed: int = field(default=1, metadata=_flag("how", "N", "fixes weights, dropout and the order of the examples"))
     deterministic: bool = field(
@@ -51,11 +51,9 @@ class TrainOptions:
         default=False,
         metadata=_flag("how", "", "multiply batch size and learning rate by the number of devices in use"),
     )
-    evaluate_apart: bool = field(
+    evaluate_in_subprocess: bool = field(
         default=False,
-        metadata=_flag(
-            "how", "", "test the trained model in a fresh process, when the training's memory is free again"
-        ),
+        metadata=_flag("how", "", "train in a subprocess, and test the model in a second one: memory is free between"),
     )
     connect_timeout: float = field(
         default=60.0, metadata=_flag("how", "SECONDS", "how long the TPU of $TPU_GRPC_URL may take to answer")
@@ -70,24 +68,25 @@ class TrainOptions:
         ),
     )
     restart: bool = field(
-        default=False, metadata=_flag("where", "", "begin anew, even if the output folder holds checkpoints")
+        default=False,
+        metadata=_flag("where", "", "start from the beginning, even if the output folder has checkpoints"),
     )
     log_steps: int = field(default=50, metadata=_flag("where", "N", "print and record progress every N steps"))
     checkpoint_steps: int = field(
-        default=200, metadata=_flag("where", "N", "save a checkpoint every N steps, besides each epoch's")
+        default=200, metadata=_flag("where", "N", "save a checkpoint every N steps, in addition to each epoch's")
     )
 
     def __post_init__(self) -> None:
         counts = ("batch_size", "log_steps", "checkpoint_steps") + (("epochs",) if self.epochs is not None else ())
         for name in counts:
-            self._require(name, "must be 1 or more", holds=getattr(self, name) >= 1)
-        self._require("learning_rate", "must be above 0, such as 0.001", holds=0 < self.learning_rate < math.inf)
-        self._require("connect_timeout", "must be above 0", holds=0 < self.connect_timeout < math.inf)
-        self._require("validation_split", "must lie between 0 and 1, such as 0.05", holds=0 < self.validation_split < 1)
-        self._require("seed", f"must lie between 0 and {MAX_SEED}", holds=0 <= self.seed <= MAX_SEED)
+            self._require(name, "must be 1 or more", valid=getattr(self, name) >= 1)
+        self._require("learning_rate", "must be above 0, such as 0.001", valid=0 < self.learning_rate < math.inf)
+        self._require("connect_timeout", "must be above 0", valid=0 < self.connect_timeout < math.inf)
+        self._require("validation_split", "must lie between 0 and 1, such as 0.05", valid=0 < self.validation_split < 1)
+        self._require("seed", f"must lie between 0 and {MAX_SEED}", valid=0 <= self.seed <= MAX_SEED)
 
-    def _require(self, name: str, rule: str, *, holds: bool) -> None:
-        if not holds:
+    def _require(self, name: str, rule: str, *, valid: bool) -> None:
+        if not valid:
             raise OptionsError(f"--{name.replace('_', '-')} {rule}; it is {getattr(self, name)}")
 
     def as_json(self) -> dict[str, Any]:
@@ -130,13 +129,13 @@ class TrainOptions:
             raise OptionsError(f"--output {folder} cannot be written to; choose another folder")
         return folder.absolute()
 
-    def data_places(self, environ: Mapping[str, str] = os.environ) -> list[Path]:
+    def data_folders(self, environ: Mapping[str, str] = os.environ) -> list[Path]:
         """Return the folders that are searched for data sets, in order."""
         storage = environ.get("GRADIENT_STORAGE_DIR")
-        places = [
+        folders = [
             Path(self.data_dir) if self.data_dir else None,
             Path(storage) / "datasets" if storage else None,
             Path("/storage/datasets"),
             Path("~/.keras/datasets").expanduser(),
         ]
-        return list(dict.fromkeys(place.absolute() for place in places if place is not None))
+        return list(dict.fromkeys(folder.absolute() for folder in folders if folder is not None))

@@ -1,6 +1,9 @@
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from .throughput import WARM_UP_STEPS, format_throughput
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,9 @@ class TrainResult:
         test_loss: Mean cross-entropy on the test examples; None if they are still to be tested.
         test_accuracy: Share of the test examples that were recognized, 0..1.
         test_examples: Number of test examples.
-        val_loss: Mean cross-entropy on the examples kept aside, after the last step.
+        val_loss: Mean cross-entropy on the validation examples, after the last step.
         val_accuracy: Share of those that were recognized, 0..1.
-        steps_per_second: Pace of this process without its first steps, checkpoints and evaluation;
+        steps_per_second: Throughput of this process without its first steps, checkpoints and evaluation;
             None if it did too few steps to tell.
         examples_per_second: The same in examples.
         seconds: Time from the call to the result, everything included.
@@ -53,3 +56,26 @@ class TrainResult:
     def as_json(self) -> str:
         """Return one line of JSON with every attribute."""
         return json.dumps(asdict(self))
+
+    def write(self, folder: Path) -> None:
+        """Write `result.json`, atomically."""
+        partial = folder / "result.json.partial"
+        partial.write_text(self.as_json() + "\n", encoding="utf-8")
+        partial.replace(folder / "result.json")
+
+    def print(self) -> None:
+        """Print a summary, the last line as JSON."""
+        if self.steps_per_second is None:
+            pace = f"not measured: no step after the first {WARM_UP_STEPS} of this run"
+        else:
+            pace = format_throughput(self.steps_per_second, self.examples_per_second)
+            pace += f", without the first {WARM_UP_STEPS} steps, checkpoints and evaluation"
+        print(
+            f"\ntest accuracy  {self.test_accuracy:.2%} of {self.test_examples:,} images\n"
+            f"test loss      {self.test_loss:.4f}\n"
+            f"pace           {pace}\n"
+            f"time           {self.seconds:.1f} s\n"
+            f"outputs        {self.output}: model.keras, result.json, checkpoints/, tensorboard/\n"
+            f"RESULT {self.as_json()}",
+            flush=True,
+        )

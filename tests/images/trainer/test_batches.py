@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gradient_trainer.batches import Batches, hold_out, padded
+from gradient_trainer.batches import Batches, padded, split_validation
 from gradient_trainer.errors import OptionsError
 
 
@@ -27,10 +27,10 @@ def test_a_batch_larger_than_the_data_is_refused():
         Batches(np.arange(10), batch_size=11, seed=1)
 
 
-def test_held_out_examples_are_not_trained_on():
-    kept, held_out = hold_out(200, 0.05)
-    assert len(held_out) == 10
-    assert sorted([*kept, *held_out]) == list(range(200))
+def test_validation_examples_are_not_trained_on():
+    training, validation = split_validation(200, 0.05)
+    assert len(validation) == 10
+    assert sorted([*training, *validation]) == list(range(200))
 
 
 def test_padding_keeps_the_batch_size_and_weighs_nothing():

@@ -2,29 +2,30 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from trainer_process import SMALL_MODEL, fork_trainer
 
 pytestmark = pytest.mark.tensorflow
 
 RESUMING = re.compile(r"^resuming from step (\d+)$", re.MULTILINE)
-DIGITS = ("--data", "digits", "--seed", "1", "--log-steps", "5", "--checkpoint-steps", "7")
+DIGITS = ("--data", "digits", "--batch-size", "32", "--seed", "1", "--log-steps", "5", "--checkpoint-steps", "7")
+STEPS, SMALL_STEPS = 84, 126
 
 
 @dataclass
 class Ended:
     exit_code: int
-    lines: list[str]
+    text: str
     output: Path
 
     @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
 
     @property
     def result(self) -> dict:
@@ -34,35 +35,49 @@ class Ended:
         return [json.loads(line) for line in (self.output / "metrics.jsonl").read_text().splitlines()]
 
 
-def run_trainer(output: Path, *flags: str, stop_at: str | None = None) -> Ended:
-    """Run the program as a user would; send SIGTERM once a line starts with `stop_at`."""
+def run_trainer(output: Path, *flags: str) -> Ended:
+    """Run the program as a user would."""
     command = [sys.executable, "-m", "gradient_trainer", "--output", str(output), *flags]
-    environ = os.environ | {"GRADIENT_METRICS_FILE": str(output / "metrics.jsonl")}
-    lines = []
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        for line in process.stdout:
-            lines.append(line.rstrip("\n"))
-            if stop_at is not None and line.startswith(stop_at):
-                process.send_signal(signal.SIGTERM)
-                stop_at = None
-    return Ended(process.returncode, lines, output)
+    env = os.environ | {"GRADIENT_METRICS_FILE": str(output / "metrics.jsonl")}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return Ended(done.returncode, done.stdout, output)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Ended:
-    return run_trainer(tmp_path_factory.mktemp("whole") / "outputs", *DIGITS)
+    return run_trainer(tmp_path_factory.mktemp("whole") / "outputs", *DIGITS, "--epochs", "2")
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory) -> Ended:
-    return run_trainer(tmp_path_factory.mktemp("stopped") / "outputs", *DIGITS, stop_at="step 20/")
+def train_small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "small.py").write_text(SMALL_MODEL)
+
+    def train(
+        output: Path, *flags: str, model: Path = folder / "small.py", stop_at: str | None = None, **environ: str
+    ) -> Ended:
+        every = ["--model", str(model), "--output", str(output), *DIGITS, "--epochs", "3", *flags]
+        done = fork_trainer(every, folder, environ, stop_at)
+        return Ended(done.returncode, done.stdout, output)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def small(train_small, tmp_path_factory) -> Ended:
+    return train_small(tmp_path_factory.mktemp("small_whole") / "outputs")
+
+
+@pytest.fixture(scope="module")
+def stopped(train_small, tmp_path_factory) -> Ended:
+    return train_small(tmp_path_factory.mktemp("stopped") / "outputs", stop_at="step 10/")
 
 
 def test_digits_are_learned(uninterrupted):
     assert uninterrupted.exit_code == 0, uninterrupted.text
     assert uninterrupted.result["test_accuracy"] >= 0.97
     assert uninterrupted.result["steps_per_second"] > 0
-    assert uninterrupted.result["examples_per_second"] == pytest.approx(128 * uninterrupted.result["steps_per_second"])
+    assert uninterrupted.result["examples_per_second"] == pytest.approx(32 * uninterrupted.result["steps_per_second"])
 
 
 def test_the_terminal_shows_only_our_own_lines(uninterrupted):
@@ -75,83 +90,81 @@ def test_outputs_agree_with_the_result_line(uninterrupted):
     assert json.loads((output / "result.json").read_text()) == uninterrupted.result
     assert (output / "model.keras").stat().st_size > 100_000
     assert list((output / "tensorboard").glob("events.out.tfevents.*"))
-    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == [
-        "step-00000147.npz",
-        "step-00000150.npz",
-    ]
+    names = sorted(path.name for path in (output / "checkpoints").iterdir())
+    assert names == [f"step-{step:08d}.npz" for step in (STEPS - 7, STEPS)]
 
 
 def test_metrics_tell_the_whole_training(uninterrupted):
     metrics = uninterrupted.metrics()
     losses = {row["step"]: row["loss"] for row in metrics if "loss" in row}
-    assert set(range(5, 151, 5)) <= losses.keys()
-    assert losses[150] < 0.1 < losses[1]
-    assert sum("val_accuracy" in row for row in metrics) == 15
+    assert set(range(5, STEPS + 1, 5)) <= losses.keys()
+    assert losses[STEPS] < 0.2 < losses[1]
+    assert sum("val_accuracy" in row for row in metrics) == 2
     assert metrics[-1]["test_accuracy"] == uninterrupted.result["test_accuracy"]
     last = next(row for row in reversed(metrics) if "loss" in row)
     assert {"accuracy", "learning_rate", "steps_per_second", "examples_per_second", "time"} <= last.keys()
+
+
+def test_a_model_file_of_the_user_is_trained(small):
+    assert small.exit_code == 0, small.text
+    assert "5,066 parameters" in small.text
+    assert small.result["steps"] == SMALL_STEPS
+
+
+def test_without_a_metrics_file_there_are_only_events(small):
+    names = {path.name for path in small.output.iterdir()}
+    assert names == {"checkpoints", "model.keras", "result.json", "tensorboard"}
 
 
 def test_sigterm_saves_and_exits_143(stopped):
     assert stopped.exit_code == 143, stopped.text
     saved = re.fullmatch(r"stopped by SIGTERM: checkpoint saved at step (\d+); .*", stopped.lines[-1])
     assert saved is not None
-    assert 20 <= int(saved[1]) < 150
+    assert 10 <= int(saved[1]) < SMALL_STEPS
     assert (stopped.output / "checkpoints" / f"step-{int(saved[1]):08d}.npz").is_file()
     assert not (stopped.output / "result.json").exists()
 
 
-def test_a_stopped_training_resumes_and_ends_as_if_never_stopped(stopped, uninterrupted, tmp_path):
+def test_a_stopped_training_resumes_and_ends_as_if_never_stopped(stopped, small, train_small, tmp_path):
     output = tmp_path / "outputs"
     shutil.copytree(stopped.output, output)
     newest = max((output / "checkpoints").glob("step-*.npz"))
+    metrics_file = output / "metrics.jsonl"
+    metrics_file.write_text('{"step": 1}\n')
 
-    resumed = run_trainer(output, *DIGITS)
+    resumed = train_small(output, GRADIENT_METRICS_FILE=str(metrics_file))
 
     assert resumed.exit_code == 0, resumed.text
     assert int(RESUMING.search(resumed.text)[1]) == int(newest.stem.removeprefix("step-"))
     for name in ("steps", "test_loss", "test_accuracy", "val_loss"):
-        assert resumed.result[name] == uninterrupted.result[name]
+        assert resumed.result[name] == small.result[name]
+    assert resumed.metrics()[0] == {"step": 1}, "metrics are appended"
+    assert resumed.metrics()[-1]["step"] == SMALL_STEPS
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(stopped, uninterrupted, tmp_path):
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(stopped, small, train_small, tmp_path):
     output = tmp_path / "outputs"
     shutil.copytree(stopped.output, output)
     before, newest = sorted((output / "checkpoints").glob("step-*.npz"))
     newest.write_bytes(newest.read_bytes()[:-1000])
 
-    resumed = run_trainer(output, *DIGITS)
+    resumed = train_small(output)
 
     assert resumed.exit_code == 0, resumed.text
     assert f"set aside as {newest.with_suffix('.damaged')}" in resumed.text
     assert int(RESUMING.search(resumed.text)[1]) == int(before.stem.removeprefix("step-"))
-    assert resumed.result["test_loss"] == uninterrupted.result["test_loss"]
+    assert resumed.result["test_loss"] == small.result["test_loss"]
 
 
-def test_checkpoints_of_another_training_are_refused(stopped):
-    refused = run_trainer(stopped.output, *DIGITS, "--batch-size", "64")
+def test_checkpoints_of_another_training_are_refused(stopped, train_small):
+    refused = train_small(stopped.output, "--batch-size", "64")
 
     assert refused.exit_code == 2
-    assert "batch-size 128 there, 64 here" in refused.lines[-1]
+    assert "batch-size 32 there, 64 here" in refused.lines[-1]
     assert "--restart" in refused.lines[-1]
 
 
-def test_a_model_file_of_the_user_is_trained(tmp_path):
-    model = tmp_path / "linear.py"
-    model.write_text(
-        "import keras\n"
-        "def build(image_shape, classes):\n"
-        "    layers = [keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(classes)]\n"
-        "    return keras.Sequential(layers)\n"
-    )
-    ended = run_trainer(tmp_path / "outputs", "--model", str(model), "--data", "digits", "--epochs", "1")
-
-    assert ended.exit_code == 0, ended.text
-    assert "7,850 parameters" in ended.text
-    assert ended.result["steps"] == 10
-
-
-def test_a_loss_that_is_no_number_ends_the_training_with_advice(tmp_path):
+def test_a_loss_that_is_no_number_ends_the_training_with_advice(train_small, tmp_path):
     model = tmp_path / "overflowing.py"
     model.write_text(
         "import keras\n"
@@ -159,8 +172,34 @@ def test_a_loss_that_is_no_number_ends_the_training_with_advice(tmp_path):
         "    layers = [keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(classes)]\n"
         "    return keras.Sequential([*layers, keras.layers.Rescaling(float('inf'))])\n"
     )
-    ended = run_trainer(tmp_path / "outputs", "--model", str(model), "--data", "digits")
+    ended = train_small(tmp_path / "outputs", model=model)
 
     assert ended.exit_code == 1, ended.text
     assert "the loss became nan at step 1; try a lower --learning-rate" in ended.lines[-1]
     assert list((ended.output / "checkpoints").iterdir()) == []
+
+
+def test_metrics_leave_out_numbers_that_json_does_not_have(train_small, tmp_path):
+    model = tmp_path / "half.py"
+    model.write_text(
+        "import keras\n"
+        "class Half(keras.layers.Layer):\n"
+        "    def call(self, inputs, training=None):\n"
+        "        return inputs if training else inputs * float('inf')\n"
+        "def build(image_shape, classes):\n"
+        "    layers = [keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(classes)]\n"
+        "    return keras.Sequential([*layers, Half()])\n"
+    )
+    metrics_file = tmp_path / "outputs" / "new" / "metrics.jsonl"
+    ended = train_small(tmp_path / "outputs", "--epochs", "1", model=model, GRADIENT_METRICS_FILE=str(metrics_file))
+    assert ended.exit_code == 0, ended.text
+    rows = [json.loads(line) for line in metrics_file.read_text().splitlines()]
+    assert [sorted(row) for row in rows if "val_accuracy" in row] == [["step", "time", "val_accuracy"]]
+
+
+def test_training_and_test_in_subprocesses_give_the_same_result(small, train_small, tmp_path):
+    ended = train_small(tmp_path / "outputs", "--evaluate-in-subprocess")
+
+    assert ended.exit_code == 0, ended.text
+    assert ended.result["test_loss"] == pytest.approx(small.result["test_loss"])
+    assert json.loads((ended.output / "result.json").read_text()) == ended.result

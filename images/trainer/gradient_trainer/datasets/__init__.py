@@ -1,8 +1,40 @@
-"""The data sets. Each file defines `load(places)`, which returns a DataSet.
+"""The data sets. Each file defines `load(folders)`, which returns a DataSet.
 
-`places` are the folders to look in, in order; a data set that needs no files ignores them.
+`folders` are searched in order; a data set that needs no files ignores them.
 """
 
-from ._shape import DataSet
+from dataclasses import dataclass
 
-__all__ = ["DataSet"]
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Labelled images, divided into training and test examples.
+
+    Attributes:
+        name: The name chosen with `--data`.
+        origin: Source of the examples, in words for the user.
+        x_train: Images, uint8 in 0..255, shape (examples, height, width, channels).
+        y_train: Labels in 0..classes-1, int32, shape (examples,).
+        x_test: As x_train.
+        y_test: As y_train.
+        classes: Number of labels.
+        epochs: Default number of epochs, used without `--epochs`.
+    """
+
+    name: str
+    origin: str
+    x_train: npt.NDArray[np.uint8]
+    y_train: npt.NDArray[np.int32]
+    x_test: npt.NDArray[np.uint8]
+    y_test: npt.NDArray[np.int32]
+    classes: int
+    epochs: int
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of one image."""
+        _, height, width, channels = self.x_train.shape
+        return height, width, channels

@@ -14,7 +14,7 @@ MARGIN = 2
 BRIGHTEST = 16
 
 
-def load(places: Sequence[Path]) -> DataSet:  # noqa: ARG001 - it comes with a library, no folder is needed
+def load(folders: Sequence[Path]) -> DataSet:  # noqa: ARG001 - it comes with a library, no folder is needed
     """Return scikit-learn's digits in the shape and range of MNIST, with a fifth of them to test on.
 
     The test examples are always the same, whatever the seed of a training.

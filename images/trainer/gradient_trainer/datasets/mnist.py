@@ -14,22 +14,22 @@ IMAGE_DIMENSIONS = 3
 CLASSES = 10
 
 
-def find(places: Sequence[Path]) -> Path | None:
-    """Return the first mnist.npz in `places`, or None."""
-    return next((place / FILE_NAME for place in places if (place / FILE_NAME).is_file()), None)
+def find(folders: Sequence[Path]) -> Path | None:
+    """Return the first mnist.npz in `folders`, or None."""
+    return next((folder / FILE_NAME for folder in folders if (folder / FILE_NAME).is_file()), None)
 
 
-def load(places: Sequence[Path]) -> DataSet:
-    """Read MNIST from the first of `places` that has it.
+def load(folders: Sequence[Path]) -> DataSet:
+    """Read MNIST from the first of `folders` that has it.
 
     Raises:
-        DataSetError: No place has it, or the file is not a readable mnist.npz.
+        DataSetError: No folder has it, or the file is not a readable mnist.npz.
     """
-    path = find(places)
+    path = find(folders)
     if path is None:
-        looked = "\n".join(f"  {place / FILE_NAME}" for place in places)
+        searched = "\n".join(f"  {folder / FILE_NAME}" for folder in folders)
         raise DataSetError(
-            f"data set 'mnist' was not found; looked for\n{looked}\n"
+            f"data set 'mnist' was not found; searched for\n{searched}\n"
             f"Put {FILE_NAME} into one of these folders, name its folder with --data-dir, or use --data digits."
         )
     try:

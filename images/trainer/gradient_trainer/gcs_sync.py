@@ -1,0 +1,81 @@
+"""Copy outputs to Cloud Storage as they are written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tensorflow as tf
+
+from .errors import BucketError
+
+
+class GcsSync:
+    """A folder of outputs, and a prefix in a bucket that mirrors it.
+
+    An object appears whole or not at all, so that readers of the bucket never see half a checkpoint.
+
+    Args:
+        folder: The folder that outputs are written to.
+        url: `gs://…` that they are copied to; None: they stay in the folder.
+    """
+
+    def __init__(self, folder: Path, url: str | None) -> None:
+        self.folder = folder
+        self._url = url.rstrip("/") if url is not None else None
+        self._sent: dict[str, tuple[int, int]] = {}
+
+    @property
+    def location(self) -> str:
+        """The place of outputs, for the user."""
+        return self._url or str(self.folder)
+
+    def download(self, name: str) -> None:
+        """Download an earlier run's outputs from a folder of the bucket.
+
+        Raises:
+            BucketError: Cloud Storage does not return them.
+        """
+        if self._url is None:
+            return
+        with self._bucket_errors():
+            if not tf.io.gfile.isdir(f"{self._url}/{name}"):
+                return
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            for found in tf.io.gfile.listdir(f"{self._url}/{name}"):
+                # A folder's name ends with a slash, and the trainer has no folders here.
+                if "/" not in found:
+                    local = self.folder / name / found
+                    tf.io.gfile.copy(f"{self._url}/{name}/{found}", str(local), overwrite=True)
+                    self._sent[f"{name}/{found}"] = _state(local)
+
+    def upload(self) -> None:
+        """Copy new and changed files, and remove deleted ones.
+
+        Raises:
+            BucketError: Cloud Storage does not accept them.
+        """
+        if self._url is None:
+            return
+        files = {str(path.relative_to(self.folder)): path for path in self.folder.rglob("*") if path.is_file()}
+        with self._bucket_errors():
+            for name, path in sorted(files.items()):
+                state = _state(path)
+                if self._sent.get(name) != state:
+                    tf.io.gfile.makedirs(f"{self._url}/{name}".rpartition("/")[0])
+                    tf.io.gfile.copy(str(path), f"{self._url}/{name}", overwrite=True)
+                    self._sent[name] = state
+            for name in self._sent.keys() - files.keys():
+                tf.io.gfile.remove(f"{self._url}/{name}")
+                del self._sent[name]
+
+    @contextmanager
+    def _bucket_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise BucketError(f"Cloud Storage at {self.location}: {error.message}") from error
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
