@@ -6,8 +6,8 @@ import fnmatch
 
 from gradient_cli import terminal
 from gradient_cli.errors import FAILED, OK, ClientError
+from gradient_cli.formatting import ago, count, print_json, print_table, removed_line, size
 from gradient_cli.options import add_connection, add_job_id, add_json, add_positional, chosen_job, is_job_id
-from gradient_cli.output import ago, count, print_json, print_table, removed_line, size
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

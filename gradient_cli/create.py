@@ -9,8 +9,9 @@ import sys
 from gradient_cli import spec as specs
 from gradient_cli import terminal
 from gradient_cli.errors import INTERRUPTED, OK, RefusedError, UsageError
+from gradient_cli.formatting import count, port_words, price, print_fields, print_json, size
 from gradient_cli.options import add_connection, add_job_id, add_json, add_option, chosen_job, this_folder
-from gradient_cli.output import count, port_words, price, print_fields, print_json, size
+from gradient_cli.progress import Progress
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _archive(path: str, folder: Folder | None) -> Archive:
 
     if folder is None:
         return packing.existing(path)
-    progress = terminal.Progress("packing", folder.size)
+    progress = Progress("packing", folder.size)
     try:
         return packing.pack(folder, progress.update)
     finally:
@@ -140,7 +141,7 @@ def _submit(api: Api, spec: dict[str, Any], archive: Archive) -> dict[str, Any]:
             terminal.note(f"workspace unchanged, not uploaded ({size(archive.size)})")
             return job
     api.resolve_job(spec)  # an invalid spec is refused now rather than after the upload
-    progress = terminal.Progress("uploading", archive.size)
+    progress = Progress("uploading", archive.size)
     try:
         job = api.create_job_with(spec, archive.path, progress.update)
     finally:

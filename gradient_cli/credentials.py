@@ -6,8 +6,8 @@ import sys
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
+from gradient_cli.formatting import ago, print_json, print_table
 from gradient_cli.options import add_connection, add_json, add_positional
-from gradient_cli.output import ago, print_json, print_table
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

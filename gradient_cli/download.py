@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from gradient_cli import terminal
 from gradient_cli.errors import ClientError
+from gradient_cli.progress import Progress
 from gradient_cli.transport import retrying
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from gradient_cli.api import Api
 
-_PIECE = 1 << 18
 _DELAYS = (0.3, 1.0, 2.0, 4.0)
 _PART_OF_FILE = 206
 
@@ -78,7 +78,7 @@ class _Download:
         self._digest = file.get("sha256")
         self._part = part
         self._size = int(file["size"])
-        self._progress = terminal.Progress(terminal.plain(self._path), self._size, quiet=True)
+        self._progress = Progress(terminal.plain(self._path), self._size, quiet=True)
 
     def run(self) -> None:
         """Download and verify the file, resuming what a broken connection left."""
@@ -132,11 +132,8 @@ class _Download:
 
 
 def _digest(path: str) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _leaving(path: str) -> ClientError:

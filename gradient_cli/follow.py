@@ -9,7 +9,7 @@ import time
 
 from gradient_cli import terminal
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError
-from gradient_cli.output import count, duration, money, price, removed_line, size, starting
+from gradient_cli.formatting import count, duration, money, price, removed_line, size, starting
 from gradient_cli.transport import jittered
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start

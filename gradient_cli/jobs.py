@@ -6,18 +6,12 @@ import sys
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.options import (
-    add_connection,
-    add_job_id,
-    add_json,
-    add_option,
-    add_positional,
-    chosen_job,
-    this_folder,
-)
-from gradient_cli.output import (
+from gradient_cli.formatting import (
     ago,
     ahead,
+    describe_gpus,
+    describe_tpu,
+    describe_usage,
     duration,
     money,
     ordinal,
@@ -27,6 +21,15 @@ from gradient_cli.output import (
     print_json,
     print_table,
     starting,
+)
+from gradient_cli.options import (
+    add_connection,
+    add_job_id,
+    add_json,
+    add_option,
+    add_positional,
+    chosen_job,
+    this_folder,
 )
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -224,15 +227,13 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
 
 
 def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
-    from gradient_cli.usage import cards, tpu, used
-
     return {
         "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
         "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
         "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
-        "cards": cards(job),
-        "TPU": tpu(job),
-        "used": used(job),
+        "cards": describe_gpus(job),
+        "TPU": describe_tpu(job),
+        "used": describe_usage(job),
     }
 
 

@@ -7,8 +7,8 @@ import sys
 
 from gradient_cli import config, terminal
 from gradient_cli.errors import OK, ClientError, UsageError
+from gradient_cli.formatting import print_json
 from gradient_cli.options import add_connection, add_json
-from gradient_cli.output import print_json
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

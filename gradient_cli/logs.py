@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK, UsageError
+from gradient_cli.formatting import removed_line
 from gradient_cli.options import add_connection, add_job_id, chosen_job
-from gradient_cli.output import removed_line
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gradient_cli import terminal
 from gradient_cli.errors import OK
+from gradient_cli.formatting import price, print_json, print_table
 from gradient_cli.options import add_connection, add_json
-from gradient_cli.output import price, print_json, print_table
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import tarfile
 import tempfile
 
 from gradient_cli.errors import ClientError
+from gradient_cli.formatting import count
 from gradient_cli.ignore import Rules
-from gradient_cli.output import count
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _LEVEL = 3
 # The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
 _MTIME = 315532800
-_PIECE = 1 << 18
 _NAMED = 10
 
 
@@ -149,7 +148,6 @@ def existing(path: str) -> Archive:
     Raises:
         ClientError: The archive cannot be read, or is neither a zip nor a gzip file.
     """
-    digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
             if file.read(2) not in {b"PK", b"\x1f\x8b"}:
@@ -157,8 +155,7 @@ def existing(path: str) -> Archive:
                     f"workspace: {path} is neither a zip nor a tar.gz file", hint="Give the folder itself instead."
                 )
             file.seek(0)
-            while piece := file.read(_PIECE):
-                digest.update(piece)
+            digest = hashlib.file_digest(file, "sha256")
             return Archive(path, digest.hexdigest(), file.tell(), temporary=False)
     except OSError as error:
         raise ClientError(f"workspace: cannot read {path}: {error.strerror}", hint="Check the file.") from None

@@ -6,8 +6,8 @@ import os
 
 from gradient_cli import project_file, terminal
 from gradient_cli.errors import OK, REFUSED, ClientError, UsageError
+from gradient_cli.formatting import ago, count, print_fields, print_json, print_table
 from gradient_cli.options import add_connection, add_json, add_option, add_positional
-from gradient_cli.output import ago, count, print_fields, print_json, print_table
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

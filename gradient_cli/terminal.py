@@ -1,20 +1,16 @@
-"""Terminal output: width, colours, escaping of untrusted text, and lines redrawn in place."""
+"""Terminal output: width, colours and escaping of untrusted text."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-import time
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from typing import TextIO
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
-_REDRAW_SECONDS = 0.1
-_PLAIN_SECONDS = 10.0
-_BAR_CELLS = 24
 _ASCII_END = 128
 
 # Sequences that a job could use to control a terminal, such as its title, size or clipboard.
@@ -113,50 +109,3 @@ def fit(text: str, columns: int) -> str:
 def note(text: str) -> None:
     """Print a message to stderr: it is not part of the command's result."""
     print(text, file=sys.stderr, flush=True)
-
-
-class Progress:
-    """Progress of a transfer: a bar redrawn in place on a terminal, else a plain line now and then.
-
-    Args:
-        label: The activity, such as "uploading".
-        total: Its size in bytes.
-        quiet: Print nothing unless on a terminal.
-    """
-
-    def __init__(self, label: str, total: int, *, quiet: bool = False) -> None:
-        self._label = label
-        self._total = total
-        self._quiet = quiet
-        self._tty = is_tty(sys.stderr)
-        self._began = time.monotonic()
-        self._next = self._began + (0 if self._tty else _PLAIN_SECONDS)
-
-    def update(self, done: int) -> None:
-        """Show that this many bytes have been transferred."""
-        now = time.monotonic()
-        if now < self._next or (self._quiet and not self._tty):
-            return
-        self._next = now + (_REDRAW_SECONDS if self._tty else _PLAIN_SECONDS)
-        if self._tty:
-            sys.stderr.write(f"\r\x1b[K{fit(self._bar(done, now), width(sys.stderr) - 1)}")
-            sys.stderr.flush()
-        else:
-            note(self._words(done, now))
-
-    def close(self) -> None:
-        """Erase the bar, so that later output starts on a clean line."""
-        if self._tty:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-    def _words(self, done: int, now: float) -> str:
-        from gradient_cli.output import size
-
-        share = f"{done * 100 // self._total}%" if self._total else ""
-        rate = done / max(now - self._began, 1e-3)
-        return f"{self._label} {size(done)} of {size(self._total)} {share} {size(int(rate))}/s"
-
-    def _bar(self, done: int, now: float) -> str:
-        filled = _BAR_CELLS * done // self._total if self._total else _BAR_CELLS
-        return f"{'█' * filled}{'░' * (_BAR_CELLS - filled)} {self._words(done, now)}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
+import ssl
 import time
 from contextlib import suppress
 from urllib.parse import urlencode, urlsplit
 
 from gradient_cli.errors import ClientError, LinkError, RefusedError
-from gradient_cli.failures import explain
 from gradient_cli.terminal import note, plain
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
@@ -30,6 +31,34 @@ CHUNK = 65536
 _ERROR_BYTES = 1_000_000
 _LIMITED = 429
 _PAGE_BYTES = 256_000_000
+
+# The first matching row is used: a subclass stands before its base classes.
+# Columns: error types, message, hint, transient.
+_FAILURES: tuple[tuple[tuple[type[Exception], ...], str, str, bool], ...] = (
+    (
+        (ConnectionRefusedError,),
+        "nothing answers at {url}",
+        "Is the server running? `gradient-server up` starts one here; --url names another.",
+        True,
+    ),
+    ((socket.gaierror,), "the name {host} cannot be resolved", "Check the address and the network.", True),
+    ((TimeoutError,), "{url} did not answer in time", "Check the network, or try again later.", True),
+    (
+        (ssl.SSLCertVerificationError,),
+        "the certificate of {url} is not trusted: {detail}",
+        "Check the address; for a certificate of your own, set SSL_CERT_FILE to its authority.",
+        False,
+    ),
+    ((ssl.SSLError,), "no TLS connection to {url}: {detail}", "Is it http:// there, not https://?", True),
+    ((http.client.RemoteDisconnected,), "{url} closed the connection without an answer", "Try again.", True),
+    (
+        (http.client.BadStatusLine, http.client.LineTooLong),
+        "what answers at {url} does not speak HTTP",
+        "Check scheme, host and port of the address.",
+        False,
+    ),
+    ((OSError, http.client.HTTPException), "connection to {url} lost: {detail}", "Try again.", True),
+)
 
 
 class Transport:
@@ -253,7 +282,20 @@ class Transport:
         )
 
     def _explain(self, error: Exception) -> LinkError:
-        return explain(error, self.url, self._parts.hostname or "")
+        """Convert a connection failure to the error shown to the user.
+
+        Raises:
+            Exception: The error itself, if it is not a connection failure.
+        """
+        if isinstance(error, LinkError):
+            return error
+        texts = (getattr(error, name, "") for name in ("verify_message", "reason", "strerror"))
+        detail = next((text for text in texts if text), "it broke off")
+        for kinds, sentence, hint, transient in _FAILURES:
+            if isinstance(error, kinds):
+                message = sentence.format(url=self.url, host=self._parts.hostname or "", detail=detail)
+                return LinkError(message, hint=hint, transient=transient)
+        raise error
 
 
 _HINTS = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gradient_cli.errors import OK, ClientError
+from gradient_cli.formatting import print_fields, print_json
 from gradient_cli.options import add_connection, add_json
-from gradient_cli.output import print_fields, print_json
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:

@@ -2,8 +2,9 @@ import io
 
 import pytest
 
-from gradient_cli import config, output, spec, terminal
+from gradient_cli import config, formatting, spec, terminal
 from gradient_cli.errors import UsageError
+from gradient_cli.progress import Progress
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_what_is_no_length_of_time(value):
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (12_300_000, "12.3 MB"), (5 * 10**12, "5.0 TB")]
 )
 def test_sizes(count, text):
-    assert output.size(count) == text
+    assert formatting.size(count) == text
 
 
 @pytest.mark.parametrize(
@@ -50,12 +51,12 @@ def test_sizes(count, text):
     ],
 )
 def test_durations(seconds, text):
-    assert output.duration(seconds) == text
+    assert formatting.duration(seconds) == text
 
 
 @pytest.mark.parametrize(("dollars", "text"), [(None, ""), (0, "$0.00"), (0.00123, "$0.0012"), (3.061, "$3.06")])
 def test_money(dollars, text):
-    assert output.money(dollars) == text
+    assert formatting.money(dollars) == text
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_tables_fit_a_terminal_and_are_whole_in_a_pipe(monkeypatch):
     rows = [["jabcdefgh12345", "n" * 50, "Running"]]
     for stream, longest in ((Terminal(), 40), (io.StringIO(), 14 + 2 + 50 + 2 + 7)):
         monkeypatch.setattr("sys.stdout", stream)
-        output.print_table(("ID", "NAME", "STATE"), rows)
+        formatting.print_table(("ID", "NAME", "STATE"), rows)
         lines = stream.getvalue().splitlines()
         assert max(map(len, lines)) == longest
         assert lines[1].startswith("jabcdefgh12345")
@@ -114,7 +115,7 @@ def test_the_memory_of_folders_stays_small(tmp_path, monkeypatch):
 def test_progress_in_a_pipe_is_lines_now_and_then(monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    progress = terminal.Progress("uploading", 1000)
+    progress = Progress("uploading", 1000)
     progress.update(10)
     clock[0] = 11.0
     progress.update(500)

@@ -1,4 +1,4 @@
-"""Formatting of results: tables, JSON, sizes, times and money."""
+"""Formatting of results: tables, JSON, sizes, times, money, and a job's hardware and usage."""
 
 from __future__ import annotations
 
@@ -179,3 +179,48 @@ def removed_line(removed: Mapping[str, Any]) -> str:
 def count(number: int, noun: str) -> str:
     """Format a number with its noun: `1 file`, `3 files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def describe_gpus(job: Mapping[str, Any]) -> str:
+    """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), cards 0 and 3 there`."""
+    number = job.get("gpuCount")
+    if not number:
+        return ""
+    name, memory, driver, cuda = (job.get(f"gpu{what}") for what in ("Name", "Mem", "Driver", "Cuda"))
+    indexes = " and ".join(str(card.get("index")) for card in job.get("gpus") or [])
+    parts = [
+        f"{number} x {name}" if name else f"{number} of unknown model",
+        f"{size(memory)}{' each' * (number > 1)}" if memory else "",
+        f"driver {driver}" + (f" (CUDA {cuda})" if cuda else "") if driver else "",
+        f"card{'s' * (number > 1)} {indexes} there" if indexes else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def describe_tpu(job: Mapping[str, Any]) -> str:
+    """Describe the TPU: `us-central1-b/gj-jabc-1, v2-8, grpc://10.0.0.2:8470`."""
+    found = job.get("tpu")
+    if not found:
+        return ""
+    parts = [f"{found.get('zone')}/{found.get('name')}", found.get("type"), found.get("grpcUrl")]
+    return ", ".join(part for part in parts if part)
+
+
+def describe_usage(job: Mapping[str, Any]) -> str:
+    """Describe the peak usage: `memory 1.2 GB; CPU 180%, 95% on average; card 100%, 71% on average, …`."""
+    usage = job.get("usage") or {}
+    memory, gpu_memory = usage.get("peakMemoryBytes"), usage.get("peakGpuMemoryBytes")
+    gpu = [_percent(usage, "Gpu"), f"{size(gpu_memory)} of its memory" if gpu_memory is not None else ""]
+    parts = {
+        "memory": size(memory) if memory is not None else "",
+        "CPU": _percent(usage, "Cpu"),
+        "card": ", ".join(part for part in gpu if part),
+    }
+    return "; ".join(f"{what} {words}" for what, words in parts.items() if words)
+
+
+def _percent(usage: Mapping[str, Any], what: str) -> str:
+    peak, mean = usage.get(f"peak{what}Percent"), usage.get(f"mean{what}Percent")
+    if peak is None:
+        return ""
+    return f"{peak:.0f}%" + (f", {mean:.0f}% on average" if mean is not None else "")
