@@ -46,7 +46,7 @@ def _tpus(settings: Settings) -> Iterator[Finding]:
     # Only on demand: it queries a cloud, and its library takes seconds to import.
     try:
         from gradient_server.checks import tpus
-        from worker.tpu_buckets import buckets_of
+        from worker.backends.tpu.buckets import buckets_of
     except ModuleNotFoundError as error:
         return iter(
             [problem("tpu", f"{error.name} is not installed.", "Run `pip install 'gradient-jobs[server,tpu]'`.")]

@@ -8,7 +8,7 @@ from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time_ms
 from core.settings import Settings
 from worker.backends import BACKENDS, make_backend
-from worker.backends.base import BackendError, ImageKeeper, Unused
+from worker.backends.base import ImageKeeper, LaunchError, Unused
 
 _ROW = "{:52} {:>10}  {:16} {}"
 
@@ -35,7 +35,7 @@ def _keepers(settings: Settings) -> list[ImageKeeper]:
 def _prune(keeper: ImageKeeper, *, dry_run: bool) -> list[Unused]:
     try:
         return keeper.prune_images(everything=True, dry_run=dry_run)
-    except BackendError as error:
+    except LaunchError as error:
         raise StoreUnavailable(
             f"The container engine does not answer ({error.detail}). Run this where the worker runs; "
             "GRADIENT_DOCKER__URL names the engine."

@@ -8,7 +8,7 @@ import pytest
 
 from gradient_server.simulator.cloud import Cloud
 from gradient_server.simulator.tpu import TpuSimulator
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.backends.tpu.ledger import Entry
 
 ZONES = ["us-central1-b", "us-west4-a"]
@@ -126,6 +126,6 @@ class MemoryLedger:
 
 def refused(place, spec=None, confirm=lambda: None):
     """Return the reason and detail of a launch that must fail."""
-    with pytest.raises(BackendError) as raised:
+    with pytest.raises(LaunchError) as raised:
         place.backend.launch(spec or place.spec("true"), confirm, lambda *_: None)
     return raised.value.reason, raised.value.detail

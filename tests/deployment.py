@@ -54,7 +54,7 @@ class Process:
         self.log = log
         self._code: int | None = None
         self._popen: subprocess.Popen[bytes] | None = None
-        if "LD_PRELOAD" not in env and not inside:
+        if not inside and not {"LD_PRELOAD", "FAKE_GPUS"} & env.keys():
             self.pid = _NURSERY.start(arguments, env, log)
             return
         with log.open("ab") as output:

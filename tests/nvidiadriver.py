@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's driver, at the two places where it is asked: its library's calls, and its program.
+"""A substitute for NVIDIA's driver, at its library's calls: in this process, and in others.
 
 And one for its container toolkit: an engine that finds the toolkit's hook when it starts takes requests for cards, and
 calls the hook for each container that has some.
@@ -12,6 +12,7 @@ import pynvml
 import pytest
 
 MIB = 1024**2
+_LIBRARY = Path(__file__).with_name("fakedriver")
 HOOK = """#!/bin/sh
 # What the engine tells the toolkit: the container's own process has the request in its environment.
 cat >>"{folder}/hooked"
@@ -68,16 +69,13 @@ class Driver:
         raise pynvml.NVMLError(number)
 
 
-class SmiDriver:
-    """A host whose `nvidia-smi` tells of some cards, for processes that find it on their PATH."""
+class DriverOfProcesses:
+    """A driver with some GPUs, for processes that are started with its `environment`."""
 
     def __init__(self, folder: Path, cards: int) -> None:
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
+        self._told = folder / "gpus.json"
         self._use: list[tuple[int, list[int]]] = [(0, [])] * cards
-        program = folder / "nvidia-smi"
-        program.write_text(f'#!/bin/sh\n[ "$*" = "-q -x" ] || exit 2\ncat "{folder}/told.xml"\n')
-        program.chmod(0o755)
+        self.environment = {"PYTHONPATH": str(_LIBRARY), "FAKE_GPUS": str(self._told)}
         self._tell()
 
     def use(self, card: int, memory_mib: int, *pids: int) -> None:
@@ -86,10 +84,9 @@ class SmiDriver:
         self._tell()
 
     def _tell(self) -> None:
-        cards = "".join(_gpu(index, *use) for index, use in enumerate(self._use))
-        told = self.folder / "told.new"
-        told.write_text(_LOG.format(count=len(self._use), cards=cards))
-        told.rename(self.folder / "told.xml")
+        new = self._told.with_suffix(".new")
+        new.write_text(json.dumps(self._use))
+        new.rename(self._told)
 
 
 def install_toolkit(folder: Path) -> None:
@@ -110,35 +107,3 @@ def hooked(folder: Path) -> list[str]:
         found.append(state["id"])
         text = text[end:].strip()
     return found
-
-
-_LOG = """<?xml version="1.0" ?>
-<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
-<nvidia_smi_log>
-  <timestamp>Sat Nov 21 09:00:00 2026</timestamp>
-  <driver_version>550.54.15</driver_version>
-  <cuda_version>12.4</cuda_version>
-  <attached_gpus>{count}</attached_gpus>
-{cards}</nvidia_smi_log>
-"""
-
-
-def _gpu(index: int, memory_mib: int, pids: list[int]) -> str:
-    processes = "".join(
-        f"<process_info><pid>{pid}</pid><type>C</type><process_name>x</process_name>"
-        "<used_memory>10 MiB</used_memory></process_info>"
-        for pid in pids
-    )
-    return f"""  <gpu id="00000000:0{index}:00.0">
-    <product_name>NVIDIA Test Card</product_name>
-    <serial>N/A</serial>
-    <uuid>GPU-{index}{index}{index}</uuid>
-    <fb_memory_usage>
-      <total>16384 MiB</total><reserved>300 MiB</reserved><used>{memory_mib} MiB</used><free>1 MiB</free>
-    </fb_memory_usage>
-    <utilization><gpu_util>0 %</gpu_util><memory_util>0 %</memory_util></utilization>
-    <temperature><gpu_temp>41 C</gpu_temp></temperature>
-    <gpu_power_readings><power_draw>65.20 W</power_draw></gpu_power_readings>
-    <processes>{processes}</processes>
-  </gpu>
-"""

@@ -25,7 +25,7 @@ from core.jobs.moves import note_sizes
 from core.jobs.options import is_in_workspace
 from core.jobs.states import JobState
 from worker.backends import base
-from worker.backends.base import BackendError, Build, Handle, ImageKeeper, LaunchSpec, PortMap
+from worker.backends.base import Build, Exit, Handle, ImageKeeper, LaunchError, LaunchSpec, PortMap
 from worker.building import BuildLog
 from worker.collecting import Bounds
 from worker.disk import DiskQuota
@@ -34,7 +34,7 @@ from worker.host import Host
 from worker.lost import lost
 from worker.signals import Detached, Signals
 from worker.tracing import AttemptSpans
-from worker.watch import ArtifactSync, MetricsSync, Outcome, Recorder, Watch, opened_log
+from worker.watch import ArtifactSync, MetricsSync, Recorder, Watch, opened_log
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class AttemptRun:
             LeaseLost: Another worker holds the job now.
         """
         if self.job.state is not JobState.FINISHING:
-            self._end(Outcome("internal_error", why))
+            self._end(Exit(None, "internal_error", why))
         self._tear_down()
         try:
             kept = self._store(Bounds(self._host, self.job))
@@ -120,15 +120,15 @@ class AttemptRun:
                 self._prepare()
             with self._spans.step("launch"):
                 handle = self._launch()
-        except BackendError as error:
-            self._end(Outcome(error.reason, error.detail))
+        except LaunchError as error:
+            self._end(Exit(None, error.reason, error.detail))
             return
         except OSError as error:
             full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            self._end(Outcome("disk_full" if full else "launch_failed", str(error)))
+            self._end(Exit(None, "disk_full" if full else "launch_failed", str(error)))
             return
         if handle is None:
-            self._end(Outcome("built", self.job.image_digest, 0))
+            self._end(Exit(0, "built", self.job.image_digest))
             return
         self._move(lambda session: lifecycle.started(session, self.job, handle))
         failpoint("running")
@@ -139,7 +139,7 @@ class AttemptRun:
         if spec.build is None:
             return self._backend.launch(spec, self._confirm, self._progress)
         if not isinstance(self._backend, ImageKeeper):
-            raise BackendError("image_build", "this machine has no engine that builds images")
+            raise LaunchError("image_build", "this machine has no engine that builds images")
         with BuildLog(self._host, self.job, self._scratch):
             if not self.job.spec.build_only:
                 return self._backend.launch(spec, self._confirm, self._progress)
@@ -167,7 +167,7 @@ class AttemptRun:
         """Raise if the start must be aborted."""
         self._signals.check()
         if self._signals.stop_requested:
-            raise BackendError("stopped_by_user", "before it was started")
+            raise LaunchError("stopped_by_user", "before it was started")
 
     def _confirm(self) -> None:
         self._check()
@@ -186,19 +186,16 @@ class AttemptRun:
             for sync in syncs:
                 sync.start()
             try:
-                outcome = watch.run()
+                end = watch.run()
             finally:
                 for sync in syncs:
                     sync.end()
         failpoint("exited")
-        self._end(outcome)
+        self._end(end)
 
-    def _end(self, outcome: Outcome) -> None:
-        self._move(
-            lambda session: lifecycle.ended(
-                session, self.job, outcome.reason, detail=outcome.detail, exit_code=outcome.exit_code
-            )
-        )
+    def _end(self, end: Exit) -> None:
+        reason = end.reason or "vanished"
+        self._move(lambda session: lifecycle.ended(session, self.job, reason, detail=end.detail, exit_code=end.code))
 
     def _close(self, kept: _Kept) -> None:
         over = self.job
@@ -221,7 +218,7 @@ class AttemptRun:
                 handle = self.job.handle or self._found()
                 if handle is not None:
                     self._backend.destroy(handle)
-            except BackendError as error:
+            except LaunchError as error:
                 logger.warning("teardown_failed", extra={"error": str(error)})
                 self._phase("tearing down", error.detail)
                 self._signals.pause(_TEARDOWN_PAUSE_SECONDS)

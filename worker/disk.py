@@ -10,7 +10,7 @@ from pathlib import Path
 from core.formatting import MIB
 from core.jobs.models import Job
 from core.logging import bind
-from worker.backends.base import BackendError, Handle, note_control, read_control
+from worker.backends.base import Handle, LaunchError, note_control, read_control
 from worker.host import Host
 from worker.workspace import Scratch
 
@@ -91,7 +91,7 @@ class DiskQuota(threading.Thread):
             return None
         try:
             layer = self._host.backend(self._job.backend).layer_bytes(self._handle)
-        except BackendError as error:
+        except LaunchError as error:
             logger.info("layer_not_measured", extra={"error": str(error)})
             layer = 0
         return used + layer + self._host.logs.reader(self._job.id).size

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 
 from core.jobs.models import Job
-from worker.backends.base import Backend, BackendError, Handle
+from worker.backends.base import Backend, Handle, LaunchError
 from worker.host import Host
 from worker.signals import Signals
 
@@ -52,7 +52,7 @@ class Fence:
             for handle in backend.list_owned():
                 if (handle["job_id"], handle["attempt"]) == (job.id, job.attempt):
                     self._end_one(backend, handle, job)
-        except BackendError as error:
+        except LaunchError as error:
             logger.warning("cut_off_not_ended", extra=job.log_context() | {"error": str(error)})
 
     def _end_one(self, backend: Backend, handle: Handle, job: Job) -> None:

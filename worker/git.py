@@ -13,7 +13,7 @@ from core.errors import SpecInvalid
 from core.formatting import MIB
 from core.jobs.spec import split_login
 from core.settings import Settings
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.sandbox import FolderFull, Limits, Sandbox, SandboxError
 from worker.tunnel import Tunnel
 
@@ -96,11 +96,11 @@ class Fetcher:
             The commit.
 
         Raises:
-            BackendError: The repository cannot be fetched.
+            LaunchError: The repository cannot be fetched.
         """
         address, _, ref = url.removeprefix("git+").partition("#")
         if ref.startswith("-"):
-            raise BackendError("workspace_fetch", f"{ref!r} is not the name of a branch, tag or commit")
+            raise LaunchError("workspace_fetch", f"{ref!r} is not the name of a branch, tag or commit")
         address, inside = split_login(address)  # older jobs have the login in the URL
         try:
             addresses = self._egress.resolve(*self._egress.check_url(address, "workspace"), "workspace")
@@ -109,16 +109,16 @@ class Fetcher:
                 env = _environment(login or inside)
                 done = self._sandbox.run(command, folder, self._limits, env=env, tunnel=tunnel, check=check)
         except SpecInvalid as error:
-            raise BackendError("workspace_fetch", error.message) from error
+            raise LaunchError("workspace_fetch", error.message) from error
         except FolderFull as error:
             setting = f"GRADIENT_API__MAX_UNPACKED_BYTES={self._limits.folder_bytes}"
-            raise BackendError("workspace_fetch", f"{address}: {error}, which is the limit ({setting})") from error
+            raise LaunchError("workspace_fetch", f"{address}: {error}, which is the limit ({setting})") from error
         except SandboxError as error:
-            raise BackendError("workspace_fetch", f"{address}: {error}") from error
+            raise LaunchError("workspace_fetch", f"{address}: {error}") from error
         commit = (done.output.split() or [""])[-1]
         if done.code or not _COMMIT.match(commit):
             why = tunnel.problem or _meaning(done.output, done.code)
-            raise BackendError("workspace_fetch", f"{address}: {why}")
+            raise LaunchError("workspace_fetch", f"{address}: {why}")
         return commit
 
 

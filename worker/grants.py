@@ -13,7 +13,7 @@ from core.jobs import holds
 from core.jobs.models import Job
 from core.settings import Settings
 from core.vault import Vault
-from worker.backends.base import BackendError, PortMap
+from worker.backends.base import LaunchError, PortMap
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Grants:
         """Return the user's environment with the values of the secrets it names.
 
         Raises:
-            BackendError: A secret is missing or cannot be decrypted.
+            LaunchError: A secret is missing or cannot be decrypted.
         """
         return self._read(lambda session: credentials.with_values(session, self._vault, self._job))
 
@@ -38,7 +38,7 @@ class Grants:
         """Return the login for an image's registry, to pull or to push.
 
         Raises:
-            BackendError: The stored login is missing or cannot be decrypted.
+            LaunchError: The stored login is missing or cannot be decrypted.
         """
         return self._read(lambda session: credentials.login_for(session, self._vault, self._job, image, push=push))
 
@@ -46,7 +46,7 @@ class Grants:
         """Return `user:password` for the git server of the job's workspace, if it needs one.
 
         Raises:
-            BackendError: The login cannot be decrypted.
+            LaunchError: The login cannot be decrypted.
         """
         return self._read(lambda session: credentials.git_login(session, self._vault, self._job))
 
@@ -60,6 +60,6 @@ class Grants:
             with self._database.read() as session:
                 return look(session)
         except CredentialNotFound as error:
-            raise BackendError("secret_missing", error.message) from error
+            raise LaunchError("secret_missing", error.message) from error
         except SecretUnreadable as error:
-            raise BackendError("secret_unreadable", error.message) from error
+            raise LaunchError("secret_unreadable", error.message) from error

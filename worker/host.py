@@ -27,10 +27,10 @@ from core.workspaces import WorkspaceStore
 from stores import open_artifacts
 from worker.backends import make_backend, offered
 from worker.backends.base import Backend, ImageKeeper
+from worker.backends.tpu.buckets import buckets_of
 from worker.git import Fetcher
 from worker.ledger import DatabaseLedger
 from worker.storage import Storage
-from worker.tpu_buckets import buckets_of
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)

@@ -1,18 +1,23 @@
-"""Records cloud resources that cost money, in the database."""
+"""The record of billed cloud resources in the database."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import TypeVar
+from datetime import UTC
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db import Database, now
-from core.jobs import resources
+from core.ids import new_id
+from core.jobs.models import Job
+from core.jobs.moves import insert_once
 from core.jobs.resources import Resource
+from core.jobs.states import OWNED
+from core.schema import SchemaInfo
 from worker.backends.tpu.ledger import Entry
 
-T = TypeVar("T")
+_INSTALLATION = "installation"
+_THERE = Resource.gone_at.is_(None)
+_IN_USE = _THERE & Resource.deleting_at.is_(None)
 
 
 class DatabaseLedger:
@@ -29,19 +34,30 @@ class DatabaseLedger:
         self._installation: str | None = None
 
     def installation(self) -> str:
-        """See `Ledger.installation`."""
+        """See `Ledger.installation`: it tells this database's resources from others' in the same cloud project."""
         if self._installation is None:
-            self._installation = self._write(resources.installation)
+            with self._database.write() as session:
+                made = insert_once(session.get_bind().dialect.name, SchemaInfo)
+                session.execute(made.values(name=_INSTALLATION, value=new_id("g")))
+                named = select(SchemaInfo.value).where(SchemaInfo.name == _INSTALLATION)
+                self._installation = session.scalars(named).one()
         return self._installation
 
     def intend(self, kind: str, name: str, *, job_id: str, attempt: int) -> Entry | None:
         """See `Ledger.intend`."""
-
-        def write(session: Session) -> Entry | None:
-            row = resources.intend(session, kind, name, job_id=job_id, attempt=attempt, host=self._host)
-            return None if row is None else entry_of(row, _current(session))
-
-        return self._write(write)
+        with self._database.write() as session:
+            made = insert_once(session.get_bind().dialect.name, Resource).values(
+                kind=kind,
+                name=name,
+                job_id=job_id,
+                attempt=attempt,
+                host=self._host,
+                state="intended",
+                intended_at=now(),
+            )
+            session.execute(made)
+            held = _entries(session, _THERE, Resource.name == name)
+        return next((one for one in held if (one.job_id, one.attempt) == (job_id, attempt)), None)
 
     def note(
         self,
@@ -54,62 +70,60 @@ class DatabaseLedger:
         bills: bool = False,
     ) -> None:
         """See `Ledger.note`."""
-        known = {"health": health, "detail": detail, "operation": operation}
-        values = {"state": state} | {name: value for name, value in known.items() if value is not None}
-
-        def write(session: Session) -> None:
-            resources.note(session, entry.id, **values)
+        with self._database.write() as session:
+            _update(
+                session, entry, _IN_USE, seen_at=now(), state=state, health=health, detail=detail, operation=operation
+            )
             if bills:
-                resources.billing(session, entry.id)
-
-        self._write(write)
+                _update(session, entry, Resource.billed_at.is_(None), billed_at=now())
 
     def close(self, entry: Entry, *, gone: bool, detail: str | None = None) -> None:
         """See `Ledger.close`."""
-
-        def write(session: Session) -> None:
-            if not gone:
-                resources.deleting(session, entry.id, detail)
+        with self._database.write() as session:
+            if gone:
+                _update(session, entry, _THERE, gone_at=now(), state="gone", detail=detail)
             else:
-                resources.gone(session, entry.id, detail)
-
-        self._write(write)
+                _update(
+                    session, entry, Resource.deleting_at.is_(None), deleting_at=now(), state="deleting", detail=detail
+                )
 
     def of_attempt(self, job_id: str, attempt: int) -> list[Entry]:
         """See `Ledger.of_attempt`."""
-        return self._read(lambda session: resources.of_attempt(session, job_id, attempt))
+        return self._list(Resource.job_id == job_id, Resource.attempt == attempt)
 
     def here(self) -> list[Entry]:
         """See `Ledger.here`."""
-        return self._read(lambda session: resources.open_on(session, self._host))
+        return self._list(Resource.host == self._host, _IN_USE)
 
     def unowned(self) -> list[Entry]:
         """See `Ledger.unowned`."""
-        return self._read(resources.unowned)
+        owned = exists().where(Job.id == Resource.job_id, Job.attempt == Resource.attempt, Job.state.in_(OWNED))
+        return self._list(_THERE, or_(~owned, Resource.deleting_at.is_not(None)))
 
-    def _write(self, action: Callable[[Session], T]) -> T:
-        with self._database.write() as session:
-            return action(session)
-
-    def _read(self, look: Callable[[Session], list[Resource]]) -> list[Entry]:
+    def _list(self, *conditions: ColumnElement[bool]) -> list[Entry]:
         with self._database.read() as session:
-            current = _current(session)
-            return [entry_of(row, current) for row in look(session)]
+            return _entries(session, *conditions)
 
 
-def _current(session: Session) -> datetime:
-    return session.scalars(select(now())).one().astimezone(UTC)
+def _update(session: Session, entry: Entry, condition: ColumnElement[bool], **values: Any) -> None:  # noqa: ANN401 - column values
+    """Write these values to the entry's row if it meets the condition; None leaves a column as it is."""
+    known = {name: value for name, value in values.items() if value is not None}
+    session.execute(update(Resource).where(Resource.id == entry.id, condition).values(**known))
 
 
-def entry_of(row: Resource, current: datetime) -> Entry:
-    """Convert a row to the entry that backends use."""
-    return Entry(
-        id=row.id,
-        kind=row.kind,
-        name=row.name,
-        job_id=row.job_id,
-        attempt=row.attempt,
-        operation=row.operation,
-        age=(current - row.intended_at).total_seconds(),
-        over=row.gone_at is not None or row.deleting_at is not None,
-    )
+def _entries(session: Session, *conditions: ColumnElement[bool]) -> list[Entry]:
+    """Return the entries that meet all conditions, oldest first."""
+    current = session.scalars(select(now())).one().astimezone(UTC)
+    return [
+        Entry(
+            id=row.id,
+            kind=row.kind,
+            name=row.name,
+            job_id=row.job_id,
+            attempt=row.attempt,
+            operation=row.operation,
+            age=(current - row.intended_at).total_seconds(),
+            over=row.gone_at is not None or row.deleting_at is not None,
+        )
+        for row in session.scalars(select(Resource).where(*conditions).order_by(Resource.id))
+    ]

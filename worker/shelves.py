@@ -4,7 +4,7 @@ import logging
 from itertools import chain
 
 from core.jobs import held_images
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.host import Host
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,6 @@ class Shelves:
         """Remove images by disk usage and age; return how many."""
         try:
             return sum(len(keeper.prune_images(everything=False)) for keeper in self._host.image_keepers())
-        except BackendError as error:
+        except LaunchError as error:
             logger.warning("images_not_pruned", extra={"error": str(error)})
             return 0

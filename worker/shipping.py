@@ -1,5 +1,6 @@
 """Copies a job's output and metrics from its host to the stores."""
 
+import ctypes
 import errno
 import json
 import math
@@ -15,7 +16,6 @@ from typing import Any
 from core.joblogs import LogWriter
 from core.jobs.measured import Stored
 from core.settings.api import MetricSettings
-from worker.holes import punch
 
 BLOCK_BYTES = 1024**2
 FREE_BYTES = 16 * 1024**2
@@ -29,6 +29,12 @@ _SPREAD = 2_654_435_761  # 2**32 over the golden ratio: its multiples are spread
 _LARGEST = 10**300
 _LATEST = 2**33  # in the year 2242; a time near year 9999 leaves the calendar in other time zones
 _STEP_NAMES = frozenset({"step", "time"})
+_KEEP_SIZE = 0x01
+_PUNCH_HOLE = 0x02
+_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EPERM}
+
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 class SourceFile:
@@ -74,7 +80,7 @@ class SourceFile:
         if end - self._freed < FREE_BYTES or self._descriptor is None:
             return
         sync()
-        if punch(self._descriptor, self._freed, end):
+        if _punch(self._descriptor, self._freed, end):
             self._freed = end
 
     def close(self) -> None:
@@ -295,3 +301,20 @@ def _time(seconds: float | None) -> datetime:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _punch(descriptor: int, start: int, end: int) -> bool:
+    """Free the blocks of a file from `start` to `end`; it keeps its size and offsets (Linux's FALLOC_FL_PUNCH_HOLE).
+
+    Returns:
+        Whether the file system supports it; if not, the space stays taken until the file is deleted.
+
+    Raises:
+        OSError: It is supported, but failed.
+    """
+    if _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number))

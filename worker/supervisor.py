@@ -15,9 +15,9 @@ from core.jobs import claims, lifecycle, workers
 from core.jobs.models import Job
 from core.logging import bind
 from worker.attempt import run_attempt
+from worker.backends.processes import boot_id
 from worker.fence import Fence
 from worker.host import Host
-from worker.machine import boot_id
 from worker.signals import Signals
 from worker.statsd.listener import Listener
 from worker.sweep import Sweep

@@ -15,11 +15,11 @@ from core.errors import LeaseLost
 from core.jobs import holds, lifecycle, measured, queries, repairs
 from core.jobs.models import Job
 from core.jobs.states import OWNED, TERMINAL
-from worker.backends.base import Backend, BackendError, Handle
+from core.prune import prune
+from worker.backends.base import Backend, Handle, LaunchError
 from worker.cloudsweep import CloudSweep
 from worker.disk import used_bytes
 from worker.host import Host
-from worker.keeping import Keeping
 from worker.shelves import Shelves
 from worker.tracing import AttemptSpans
 from worker.workspace import Scratch, scratches
@@ -31,6 +31,9 @@ _TURN_SWEEPS = 3
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
 HOST_GONE_SECONDS = 24 * 3600
 """A host silent for this long is not expected to return and clean up its attempts."""
+PRUNE_EVERY_SECONDS = 3600.0
+PRUNE_SECONDS = 20.0
+"""Longest time that deletions by retention policy delay the other repairs; the next sweep continues."""
 
 
 class Sweep:
@@ -42,12 +45,12 @@ class Sweep:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._keeping = Keeping(host)
         self._strays_in_clouds = CloudSweep(host)
         self._shelves = Shelves(host)
         self._lost_after = host.settings.worker.lost_after_seconds
         self._rung_again = host.settings.worker.rung_again_seconds
         self._trusted_at = time.monotonic() + self._lost_after
+        self._prune_at = 0.0
 
     def database_was_away(self) -> None:
         """Wait again before declaring hosts lost: they could not send heartbeats."""
@@ -78,7 +81,7 @@ class Sweep:
                 "rung_again": self._host.write(partial(repairs.ring_again, seconds=self._rung_again)),
                 "cards": self._host.write(repairs.free_cards),
                 "ports": self._host.write(holds.free_ports),
-                "retention": self._keeping.run(),
+                "retention": self._prune(),
             }
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
@@ -164,14 +167,14 @@ class Sweep:
         try:
             backends = [self._host.backend(name) for name in self._host.offered]
             return [(backend, handle) for backend in backends for handle in backend.list_owned()]
-        except BackendError as error:
+        except LaunchError as error:
             logger.warning("strays_not_listed", extra={"error": str(error)})
             return None
 
     def _end(self, backend: Backend, handle: Handle) -> bool:
         try:
             backend.destroy(handle)
-        except BackendError:
+        except LaunchError:
             logger.warning("stray_not_destroyed", exc_info=True)
             return False
         return True
@@ -187,6 +190,15 @@ class Sweep:
             measured.remove(self._host.database, job.id)
             self._host.write(partial(lifecycle.mark_emptied, job_id=job.id))
         return len(jobs)
+
+    def _prune(self) -> int:
+        """Delete expired logs, artifacts and archives, once an hour; return how many."""
+        if time.monotonic() < self._prune_at:
+            return 0
+        report = prune(self._host, seconds=PRUNE_SECONDS)
+        if not report.more:
+            self._prune_at = time.monotonic() + PRUNE_EVERY_SECONDS
+        return report.total.count
 
 
 def _removed(scratch: Scratch) -> bool:

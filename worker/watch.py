@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -42,15 +42,6 @@ _SAMPLED_AT_MOST_EVERY_SECONDS = 1.0
 _PEAKS_SECONDS = 30.0
 _SHORT_GRACE = frozenset({"cut_off", "disk_quota"})
 _WAITING_VALUES = 5 * BATCH_VALUES
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of a watch: a reason, details, and the exit code if there is one."""
-
-    reason: str
-    detail: str | None = None
-    exit_code: int | None = None
 
 
 @contextlib.contextmanager
@@ -274,7 +265,7 @@ class Watch:
         self._sample_at = time.monotonic() + self._every / 4  # not during its start
         self._sampling = Sampling(peaks, self._every, ran)
 
-    def run(self) -> Outcome:
+    def run(self) -> Exit:
         """Watch until the job has ended.
 
         Raises:
@@ -291,7 +282,7 @@ class Watch:
                     busy = busy + 1 if shipped else 0
                     if ended is not None:
                         self._record(time.monotonic() - self._began, self._sampling.rest())
-                        return self._outcome(ended)
+                        return self._explained(ended)
                     self._sample()
                     self._end_if_due()
                     # Small writes are shipped together: a wake-up costs more than a line.
@@ -301,15 +292,13 @@ class Watch:
             finally:
                 self._signals.wakes(None)
 
-    def _outcome(self, ended: Exit) -> Outcome:
+    def _explained(self, ended: Exit) -> Exit:
+        """Return the end with its reason; the worker's own reason to end the job takes precedence."""
         if self._ending is not None:
-            return Outcome(self._ending.reason, self._ending.detail, ended.code)
-        if ended.reason is not None:
-            return Outcome(ended.reason, ended.detail, ended.code)
-        if ended.code is None:
-            return Outcome("vanished")
-        reason, detail = reason_of_exit(ended.code)
-        return Outcome(reason, detail, ended.code)
+            return replace(self._ending, code=ended.code)
+        if ended.reason is None and ended.code is not None:
+            return Exit(ended.code, *reason_of_exit(ended.code))
+        return ended
 
     def _end_if_due(self) -> None:
         """Ask the job to end on a request or at a limit; kill it when its grace period is over."""
@@ -325,16 +314,16 @@ class Watch:
             self._backend.stop(self._handle, grace=False)
             self._kill_at = now + _KILL_AGAIN_SECONDS
 
-    def _wished(self) -> Outcome | None:
+    def _wished(self) -> Exit | None:
         """Return the reason to end the job now; None if it may keep running."""
         if self._signals.stop_requested:
-            return Outcome("stopped_by_user")
+            return Exit(None, "stopped_by_user")
         if self._signals.cut_off:
-            return Outcome("cut_off", f"{self._host.settings.worker.cut_off_seconds / 60:.0f} minutes")
+            return Exit(None, "cut_off", f"{self._host.settings.worker.cut_off_seconds / 60:.0f} minutes")
         if self._quota.over is not None:
-            return Outcome("disk_quota", self._quota.over)
+            return Exit(None, "disk_quota", self._quota.over)
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            return Outcome("time_limit", f"{self._job.spec.time_limit} seconds")
+            return Exit(None, "time_limit", f"{self._job.spec.time_limit} seconds")
         return None
 
     def _sample(self) -> None:

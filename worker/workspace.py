@@ -14,7 +14,7 @@ from core.errors import ArtifactNotFound, WorkspaceInvalid
 from core.filesystem import flatten
 from core.jobs.spec import JobSpec
 from core.workspaces import WorkspaceStore
-from worker.backends.base import RESERVED, BackendError
+from worker.backends.base import RESERVED, LaunchError
 
 _COPY_BYTES = 1024**2
 _BLOCK_BYTES = 4096
@@ -107,7 +107,7 @@ class Scratch:
             The commit that was fetched, for a workspace from git.
 
         Raises:
-            BackendError: The workspace cannot be filled.
+            LaunchError: The workspace cannot be filled.
         """
         if self.workspace.is_dir():
             return None
@@ -128,14 +128,14 @@ class Scratch:
         """Return a folder of the workspace, with links resolved.
 
         Raises:
-            BackendError: The folder is missing or outside the workspace.
+            LaunchError: The folder is missing or outside the workspace.
         """
         inside = self.workspace.resolve()
         found = (inside / path).resolve()
         if not found.is_relative_to(inside):
-            raise BackendError("no_working_dir", f"{path} leads out of the workspace")
+            raise LaunchError("no_working_dir", f"{path} leads out of the workspace")
         if not found.is_dir():
-            raise BackendError("no_working_dir", f"the workspace has no folder {path}")
+            raise LaunchError("no_working_dir", f"the workspace has no folder {path}")
         return found
 
     def remove(self) -> None:
@@ -172,10 +172,10 @@ def _make_removable(function: object, path: str, error: tuple[type[BaseException
 
 def _unpack(sha256: str, store: WorkspaceStore, target: Path, limits: ArchiveLimits) -> None:
     if not store.has(sha256):
-        raise BackendError("workspace_missing", sha256)
+        raise LaunchError("workspace_missing", sha256)
     try:
         extract(store.path(sha256), target, limits)
     except WorkspaceInvalid as error:
-        raise BackendError("workspace_invalid", error.message) from error
+        raise LaunchError("workspace_invalid", error.message) from error
     except OSError as error:
-        raise BackendError("disk_full", str(error)) from error
+        raise LaunchError("disk_full", str(error)) from error

@@ -5,19 +5,13 @@ Only one attempt at a time may hold a name; the database enforces it, so two job
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, Text, exists, or_, select, text, update
+from sqlalchemy import ForeignKey, Index, String, Text, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from core.db import Base, UtcDateTime, now
-from core.ids import new_id
 from core.jobs.models import BigId, Job
-from core.jobs.moves import insert_once
-from core.jobs.states import OWNED
-from core.schema import SchemaInfo
 
-_INSTALLATION = "installation"
 _OPEN = text("gone_at IS NULL")
 
 
@@ -56,78 +50,9 @@ class Resource(Base):
     )
 
 
-def installation(session: Session) -> str:
-    """Return an id that tells this database's resources from those of others in the same cloud project."""
-    first = insert_once(session.get_bind().dialect.name, SchemaInfo)
-    session.execute(first.values(name=_INSTALLATION, value=new_id("g")))
-    return session.scalars(select(SchemaInfo.value).where(SchemaInfo.name == _INSTALLATION)).one()
-
-
-def intend(session: Session, kind: str, name: str, *, job_id: str, attempt: int, host: str) -> Resource | None:
-    """Record a resource before it is requested; a repeat for the same attempt returns the same row.
-
-    Returns:
-        The row; None if another attempt holds the name.
-    """
-    made = insert_once(session.get_bind().dialect.name, Resource).values(
-        kind=kind, name=name, job_id=job_id, attempt=attempt, host=host, state="intended", intended_at=now()
-    )
-    session.execute(made)
-    held = session.scalars(select(Resource).where(Resource.name == name, Resource.gone_at.is_(None))).one_or_none()
-    return held if held is not None and (held.job_id, held.attempt) == (job_id, attempt) else None
-
-
-def note(session: Session, resource_id: int, **values: Any) -> None:  # noqa: ANN401 - column values
-    """Record the cloud's status of a resource."""
-    there = Resource.gone_at.is_(None) & Resource.deleting_at.is_(None)
-    noted = update(Resource).where(Resource.id == resource_id, there)
-    session.execute(noted.values(seen_at=now(), **values))
-
-
-def billing(session: Session, resource_id: int) -> None:
-    """Record the start of billing, once."""
-    first = update(Resource).where(Resource.id == resource_id, Resource.billed_at.is_(None))
-    session.execute(first.values(billed_at=now()))
-
-
-def deleting(session: Session, resource_id: int, detail: str | None = None) -> None:
-    """Mark as deleting: the cloud accepted the request."""
-    first = update(Resource).where(Resource.id == resource_id, Resource.deleting_at.is_(None))
-    session.execute(first.values(deleting_at=now(), state="deleting", **_known(detail)))
-
-
-def gone(session: Session, resource_id: int, detail: str | None = None) -> None:
-    """Mark as gone: it no longer exists, or is free for others."""
-    over = update(Resource).where(Resource.id == resource_id, Resource.gone_at.is_(None))
-    session.execute(over.values(gone_at=now(), state="gone", **_known(detail)))
-
-
-def _known(detail: str | None) -> dict[str, str]:
-    return {} if detail is None else {"detail": detail}
-
-
-def of_attempt(session: Session, job_id: str, attempt: int) -> list[Resource]:
-    """Return all resources of an attempt, oldest first."""
-    asked = select(Resource).where(Resource.job_id == job_id, Resource.attempt == attempt)
-    return list(session.scalars(asked.order_by(Resource.id)))
-
-
-def open_on(session: Session, host: str) -> list[Resource]:
-    """Return resources requested by workers of this machine, without those being deleted."""
-    there = select(Resource).where(Resource.host == host, Resource.gone_at.is_(None), Resource.deleting_at.is_(None))
-    return list(session.scalars(there.order_by(Resource.id)))
-
-
 def all_open(session: Session) -> list[Resource]:
     """Return all resources that are not known to be gone."""
     return list(session.scalars(select(Resource).where(Resource.gone_at.is_(None)).order_by(Resource.id)))
-
-
-def unowned(session: Session) -> list[Resource]:
-    """Return resources that should be gone but may not be: no worker runs their attempt, or deletion was requested."""
-    owned = exists().where(Job.id == Resource.job_id, Job.attempt == Resource.attempt, Job.state.in_(OWNED))
-    left = select(Resource).where(Resource.gone_at.is_(None), or_(~owned, Resource.deleting_at.is_not(None)))
-    return list(session.scalars(left.order_by(Resource.id)))
 
 
 def billed_seconds(session: Session, jobs: Sequence[Job]) -> dict[str, float]:

@@ -9,9 +9,9 @@ from core.errors import SpecInvalid
 from core.machines import Catalogue
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from worker.backends.docker import handover, nvidia
-from worker.backends.docker.cards import Seen
+from worker.backends.docker import handover, nvml
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.backends.docker.nvml import Seen
 from worker.backends.docker.opened import mistakes
 
 _TIMEOUT_SECONDS = 5.0
@@ -36,7 +36,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield engine_found(info)
     yield walls(settings, info)
     yield firewall(settings)
-    found = nvidia.look()
+    found = nvml.look()
     yield cards(found, info)
     if found:
         yield from toolkit()

@@ -1,6 +1,6 @@
 """Checks of Google Cloud for TPU jobs: credentials, permissions, zones with the wanted types, buckets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from core.errors import GradientError
 from core.machines import Catalogue, MachineType
@@ -8,7 +8,7 @@ from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from worker.backends.tpu import verdict
 from worker.backends.tpu.api import ApiAway, ApiRefused, TpuApi
-from worker.backends.tpu.buckets import JobBucket, region_of
+from worker.backends.tpu.buckets import OpenBucket, region_of
 from worker.backends.tpu.starting import runtime_of
 
 _ROLES = "roles/tpu.admin, and roles/iam.serviceAccountUser on the account that nodes act as"
@@ -16,7 +16,7 @@ _NOBODY = "doctor"
 """A made-up job id, for the test of a bucket."""
 
 
-def check(settings: Settings, open_bucket: Callable[[str], JobBucket] | None = None) -> Iterator[Finding]:
+def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator[Finding]:
     """Check everything, in the order in which to fix it. Creates no TPU, but missing buckets, and writes to buckets.
 
     Args:
@@ -152,7 +152,7 @@ def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
     return ok("tpu-pool", f"{name} is {node.state}.")
 
 
-def _buckets(settings: Settings, open_bucket: Callable[[str], JobBucket] | None) -> Iterator[Finding]:
+def _buckets(settings: Settings, open_bucket: OpenBucket | None) -> Iterator[Finding]:
     """Check that each region's bucket is usable, also by the service account of the TPUs."""
     if open_bucket is None:
         return
@@ -171,11 +171,9 @@ def _buckets(settings: Settings, open_bucket: Callable[[str], JobBucket] | None)
                 "account is given roles/storage.objectUser by the worker.",
             )
         else:
-            said = getattr(found, "statement", "")
-            proved = bool(getattr(found, "proved", True))
             fix = "Set GRADIENT_TPU__SERVICE_ACCOUNT, and give the worker roles/iam.serviceAccountTokenCreator on it."
-            text = f"The bucket for {region} can be used. {said}"
-            yield ok("tpu-bucket", text) if proved else warning("tpu-bucket", text, fix)
+            text = f"The bucket for {region} can be used. {found.statement}"
+            yield ok("tpu-bucket", text) if found.proved else warning("tpu-bucket", text, fix)
 
 
 def _types(settings: Settings) -> list[MachineType]:

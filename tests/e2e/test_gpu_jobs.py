@@ -1,4 +1,4 @@
-"""Jobs on fake GPUs: everything is real but the driver's program and the toolkit's hook."""
+"""Jobs on fake GPUs: everything is real but the driver's library and the toolkit's hook."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from deployment import CLI, Deployment, wait_until
 from dockerserver import SHELL, running_engine
-from nvidiadriver import MIB, SmiDriver, hooked, install_toolkit
+from nvidiadriver import MIB, DriverOfProcesses, hooked, install_toolkit
 
 GPU = "P4000"
 HOLD = """
@@ -32,14 +32,15 @@ def card_server(docker_server, programs):
 
 @pytest.fixture
 def driver(programs):
-    return SmiDriver(programs, 1)
+    return DriverOfProcesses(programs, 1)
 
 
 @pytest.fixture
-def service(card_server, driver, tmp_path):
+def service(card_server, driver, programs, tmp_path):
     deployment = Deployment(
         tmp_path / "home",
-        PATH=f"{driver.folder}:{os.environ['PATH']}",
+        PATH=f"{programs}:{os.environ['PATH']}",
+        **driver.environment,
         GRADIENT_MACHINES__SIMULATE="false",
         GRADIENT_DOCKER__URL=card_server.url,
         GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL,
@@ -72,7 +73,7 @@ def go(service):
     (service.storage / "go").touch()
 
 
-def test_two_jobs_for_one_card_take_turns(service, card_server, driver, programs):
+def test_two_jobs_for_one_card_take_turns(service, card_server, programs):
     first = service.submit(HOLD, machineType=GPU)
     wait_until(lambda: service.job(first)["state"] == "Running", "the first to run")
     second = service.submit("echo second", machineType=GPU)
@@ -90,7 +91,6 @@ def test_two_jobs_for_one_card_take_turns(service, card_server, driver, programs
         assert [(card["index"], card["uuid"]) for card in job["gpus"]] == [("0", "GPU-000")]
     assert service.raw_log(first) == b"cards 0 0\n", "the engine took the request"
     assert len(hooked(programs)) >= 2, "and gave it to the toolkit"
-    assert driver.folder == programs
     with card_server.client() as client:
         assert client.containers(all=True) == []
 

@@ -10,7 +10,7 @@ from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from gradient_server.checks import containers
 from gradient_server.checks.finding import Status
-from worker.backends.docker import nvidia
+from worker.backends.docker import nvml
 
 
 def settings(tmp_path, url, *, simulate=False):
@@ -42,7 +42,7 @@ def test_an_engine_whose_restart_ends_jobs_is_a_problem():
 def test_cards_that_cannot_be_handed_over_are_a_problem(monkeypatch):
     Driver(monkeypatch, 2)
     monkeypatch.setenv("PATH", "/nowhere")
-    seen = nvidia.look()
+    seen = nvml.look()
     assert containers.cards(seen, {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
     found = containers.cards(seen, {"Runtimes": {"nvidia": {}}})
     assert found.message.startswith("2 NVIDIA cards (NVIDIA Test Card; driver 550.54.15), and Docker can")

@@ -9,7 +9,7 @@ import pytest
 from gitserver import GitServer, commit, run_git
 
 from core.settings import Settings
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.git import Fetcher
 
 PASSWORD = "s3cret-in-the-mine"
@@ -85,11 +85,11 @@ def test_a_stop_ends_a_fetch_that_hangs(fetcher, tmp_path):
     def check():
         looks.append(1)
         if len(looks) > 5:
-            raise BackendError("stopped_by_user", "before it was started")
+            raise LaunchError("stopped_by_user", "before it was started")
 
     folder = tmp_path / "workspace"
     folder.mkdir()
-    with pytest.raises(BackendError, match="stopped_by_user"):
+    with pytest.raises(LaunchError, match="stopped_by_user"):
         fetcher.fetch(f"http://127.0.0.1:{hanging.server_port}/repo.git", None, folder, check)
     silent.set()
     hanging.shutdown()

@@ -12,7 +12,7 @@ from hostile_hosts import LITERALS, answers
 from core import egress
 from core.settings import Settings
 from worker import git
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.git import Fetcher
 
 OPEN = {"schemes": ["https", "http"], "allowed": ["127.0.0.1"]}
@@ -172,7 +172,7 @@ def respond(status, body=b"", **headers):
 def test_git_reaches_no_address_that_is_not_public(fetch, answering, host):
     """The service on this machine is really there, on the port that the address names."""
     address, requests = answering(respond(200))
-    with pytest.raises(BackendError, match="workspace_fetch"):
+    with pytest.raises(LaunchError, match="workspace_fetch"):
         fetch(f"http://{host}:{address.rpartition(':')[2]}/any/path?x=", allowed=[])
     assert requests == []
 
@@ -180,7 +180,7 @@ def test_git_reaches_no_address_that_is_not_public(fetch, answering, host):
 def test_git_reaches_no_such_address_by_a_name(fetch, answering, monkeypatch):
     address, requests = answering(respond(200))
     monkeypatch.setattr(egress.socket, "getaddrinfo", answers("127.0.0.1"))
-    with pytest.raises(BackendError, match="not public"):
+    with pytest.raises(LaunchError, match="not public"):
         fetch(f"http://innocent.example:{address.rpartition(':')[2]}/repo.git", allowed=[])
     assert requests == []
 
@@ -200,7 +200,7 @@ def test_a_redirect_is_not_followed(fetch, answering, status):
     """Neither to an address that is refused, nor to one that would not be."""
     victim, requests = answering(respond(200))
     address, asked = answering(respond(status, Location=f"http://{victim}/info/refs?service=git-upload-pack"))
-    with pytest.raises(BackendError, match="sends on to another address"):
+    with pytest.raises(LaunchError, match="sends on to another address"):
         fetch(f"http://{address}/repo.git")
     assert asked
     assert requests == []
@@ -211,7 +211,7 @@ def test_an_answer_of_a_server_is_not_repeated(fetch, answering, status):
     """Else a job could read what services answer that only this machine reaches."""
     body = b"INTERNAL-TOKEN=abc123\nfatal: INTERNAL-TOKEN\r\nerror: INTERNAL-TOKEN"
     address, requests = answering(respond(status, body, Content_Type="text/plain; charset=utf-8"))
-    with pytest.raises(BackendError) as caught:
+    with pytest.raises(LaunchError) as caught:
         fetch(f"http://{address}/repo.git")
     assert requests
     assert "INTERNAL" not in str(caught.value)
@@ -233,7 +233,7 @@ def test_alternates_of_a_plain_server_are_not_followed(fetch, answering):
             respond(404)(handler)
 
     address, asked = answering(answer)
-    with pytest.raises(BackendError):
+    with pytest.raises(LaunchError):
         fetch(f"http://{address}/repo.git")
     assert asked
     assert requests == []
@@ -244,7 +244,7 @@ def test_a_server_that_never_answers_is_given_up(answering, tmp_path, released):
     folder = tmp_path / "workspace"
     folder.mkdir()
     settings = Settings(worker={"fetch_silent_seconds": 0.5}, egress=OPEN)
-    with pytest.raises(BackendError, match=r"said nothing for 0\.5 seconds"):
+    with pytest.raises(LaunchError, match=r"said nothing for 0\.5 seconds"):
         Fetcher(settings).fetch(f"http://{address}/repo.git", None, folder, lambda: None)
 
 
@@ -262,7 +262,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(answering, tmp_path
     folder = tmp_path / "workspace"
     folder.mkdir()
     settings = Settings(worker={"fetch_seconds": 1, "sandbox": mode}, egress=OPEN)
-    with pytest.raises(BackendError, match="not done within 1 seconds"):
+    with pytest.raises(LaunchError, match="not done within 1 seconds"):
         Fetcher(settings).fetch(f"http://{address}/repo.git", None, folder, lambda: None)
 
 
@@ -273,20 +273,20 @@ def test_a_repository_that_fills_the_disk_is_refused(served, tmp_path, mode):
     folder = tmp_path / "workspace"
     folder.mkdir()
     settings = Settings(worker={"sandbox": mode}, egress=OPEN, api={"max_unpacked_bytes": 5_000_000})
-    with pytest.raises(BackendError, match="GRADIENT_API__MAX_UNPACKED_BYTES"):
+    with pytest.raises(LaunchError, match="GRADIENT_API__MAX_UNPACKED_BYTES"):
         Fetcher(settings).fetch(address, None, folder, lambda: None)
 
 
 def test_a_repository_of_countless_empty_files_is_refused(served_tree, fetch, monkeypatch):
     """One tree that is named again and again: a kilobyte that is sent becomes as many files as there are inodes."""
     monkeypatch.setattr(git, "_MOST_FILES", 500)
-    with pytest.raises(BackendError, match="more than 500 files and folders"):
+    with pytest.raises(LaunchError, match="more than 500 files and folders"):
         fetch(served_tree(3, [f"entry-{number}" for number in range(10)]))
 
 
 def test_a_path_that_this_system_does_not_take_is_refused_by_name(served_tree, fetch, tmp_path):
     """Git writes it from within the folder; from outside it cannot be measured. The host's own folders are not told."""
     length = (4096 - len(str(tmp_path / "workspace")) // 2) // 19
-    with pytest.raises(BackendError, match="longer than this system takes") as caught:
+    with pytest.raises(LaunchError, match="longer than this system takes") as caught:
         fetch(served_tree(19, ["d" * (length - 1)]))
     assert str(tmp_path) not in str(caught.value)

@@ -5,7 +5,7 @@ from sqlalchemy import select
 
 from core.jobs.models import HeldImage
 from core.settings import Settings
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.host import Host
 from worker.shelves import Shelves
 
@@ -67,7 +67,7 @@ def test_an_engine_that_does_not_tell_leaves_the_report_as_it_was(host, keeper):
 
 def test_an_engine_that_is_away_is_no_failure_of_the_sweep(host, keeper):
     assert Shelves(host).prune() == 2
-    keeper.error = BackendError("engine_away", "gone")
+    keeper.error = LaunchError("engine_away", "gone")
     assert Shelves(host).prune() == 0
 
 

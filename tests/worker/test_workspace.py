@@ -12,7 +12,7 @@ from core.artifacts import DirectoryStore
 from core.jobs.spec import JobSpec
 from core.settings import Settings
 from core.workspaces import WorkspaceStore
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.git import Fetcher
 from worker.workspace import Scratch
 
@@ -50,7 +50,7 @@ def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, for
     def fetch(folder):
         return fetcher.fetch(spec.workspace, None, folder, lambda: None)
 
-    with pytest.raises(BackendError) as caught:
+    with pytest.raises(LaunchError) as caught:
         scratch.fill(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), fetch)
     assert caught.value.reason == "workspace_fetch"
     assert forbidding in caught.value.detail

@@ -52,7 +52,7 @@ _MAX_CONTROL_BYTES = 64
 class FindLogin(Protocol):
     """Finds the login for an image's registry; returns None if there is none.
 
-    Raises BackendError if the stored login cannot be read.
+    Raises LaunchError if the stored login cannot be read.
     """
 
     def __call__(self, image: str, *, push: bool = False) -> Login | None:
@@ -164,7 +164,7 @@ class Capabilities:
     """The job's folders are at WORKSPACE, ARTIFACTS, STORAGE and CONTROL; else only its environment names them."""
 
 
-class BackendError(Exception):
+class LaunchError(Exception):
     """A backend failed to do something.
 
     Args:
@@ -204,7 +204,7 @@ class Backend(Protocol):
             progress: Called with what is being done until then.
 
         Raises:
-            BackendError: The attempt cannot be started.
+            LaunchError: The attempt cannot be started.
         """
 
     def poll(self, handle: Handle) -> Exit | None:
@@ -223,7 +223,7 @@ class Backend(Protocol):
         """Return the bytes on disk that the job has written outside of its folders.
 
         Raises:
-            BackendError: The size cannot be determined now.
+            LaunchError: The size cannot be determined now.
         """
 
     def destroy(self, handle: Handle) -> None:
@@ -258,7 +258,7 @@ class ImageKeeper(Protocol):
         """Build the attempt's image, push it if it has a target, and run nothing; return the image's digest.
 
         Raises:
-            BackendError: The image cannot be built or pushed.
+            LaunchError: The image cannot be built or pushed.
         """
 
     def images(self) -> tuple[str, ...] | None:
@@ -276,7 +276,7 @@ class ImageKeeper(Protocol):
                 returned.
 
         Raises:
-            BackendError: The engine does not answer.
+            LaunchError: The engine does not answer.
         """
 
 
@@ -343,14 +343,14 @@ def write_command(spec: LaunchSpec) -> None:
     A link that an earlier start left in its place is replaced, not followed.
 
     Raises:
-        BackendError: The file cannot be written.
+        LaunchError: The file cannot be written.
     """
     command = f"{spec.command}\n".encode()
     try:
         # The folder is closed to others; the job may run as another user.
         write_atomically(spec.control / "command", command, durable=False, mode=0o644)
     except OSError as error:
-        raise BackendError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
+        raise LaunchError("disk_full" if error.errno == errno.ENOSPC else "launch_failed", str(error)) from error
 
 
 def read_exit_code(control: Path) -> int | None:

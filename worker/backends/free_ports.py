@@ -4,14 +4,14 @@ import errno
 import socket
 from collections.abc import Iterable
 
-from worker.backends.base import BackendError, PortMap
+from worker.backends.base import LaunchError, PortMap
 
 
 def require_free(address: str, ports: Iterable[PortMap]) -> None:
     """Check that nothing listens on any of these ports of an address.
 
     Raises:
-        BackendError: A port is in use.
+        LaunchError: A port is in use.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
@@ -23,7 +23,7 @@ def require_free(address: str, ports: Iterable[PortMap]) -> None:
                 probe.listen(1)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise BackendError(
+                    raise LaunchError(
                         "launch_failed", f"port {port.external} of {address} cannot be opened: {error}"
                     ) from error
-                raise BackendError("port_taken", f"port {port.external}") from error
+                raise LaunchError("port_taken", f"port {port.external}") from error

@@ -30,10 +30,10 @@ from worker.backends.base import (
     STOPPING,
     WRAPPER,
     Backend,
-    BackendError,
     Capabilities,
     Exit,
     Handle,
+    LaunchError,
     LaunchSpec,
     Progress,
     handle_of,
@@ -43,8 +43,7 @@ from worker.backends.base import (
     write_command,
 )
 from worker.backends.free_ports import require_free
-from worker.backends.processes import Members
-from worker.machine import boot_id
+from worker.backends.processes import Members, boot_id
 
 REFUSED = 97
 """Exit code of a wrapper that found the attempt already started, or gone."""
@@ -92,7 +91,7 @@ class MockBackend(Backend):
         """Start the wrapper in a session of its own; see `Backend.launch`."""
         del progress  # the start takes no time
         if "MOCK_START_FAILURE" in spec.env:
-            raise BackendError("launch_failed", spec.env["MOCK_START_FAILURE"] or "as MOCK_START_FAILURE asks")
+            raise LaunchError("launch_failed", spec.env["MOCK_START_FAILURE"] or "as MOCK_START_FAILURE asks")
         _refuse_what_a_process_cannot_have(spec)
         failpoint("created")
         confirm()
@@ -207,7 +206,7 @@ class MockBackend(Backend):
                 start_new_session=True,
             )
         except OSError as error:
-            raise BackendError("launch_failed", str(error)) from error
+            raise LaunchError("launch_failed", str(error)) from error
         finally:
             os.sched_setaffinity(0, allowed)
         with self._lock:
@@ -253,12 +252,12 @@ class MockBackend(Backend):
 def _refuse_what_a_process_cannot_have(spec: LaunchSpec) -> None:
     """Refuse options that a process cannot have, for example those of a submission that did not know of simulation."""
     if spec.user is not None:
-        raise BackendError("option_refused", "machine types are simulated here, by processes of the worker's own user")
+        raise LaunchError("option_refused", "machine types are simulated here, by processes of the worker's own user")
     if spec.shared_mem_bytes is not None:
         here = os.statvfs(_SHARED_MEMORY)
         size = here.f_blocks * here.f_frsize
         if size < spec.shared_mem_bytes:
-            raise BackendError(
+            raise LaunchError(
                 "option_refused",
                 f"this computer has {size // MIB:,} MiB of shared memory ({_SHARED_MEMORY}), and the job asks for "
                 f"{spec.shared_mem_bytes // MIB:,}",
@@ -291,7 +290,7 @@ def _seconds(text: str | None) -> float | None:
     try:
         return float(text) if text else None
     except ValueError as error:
-        raise BackendError("launch_failed", f"MOCK_PREEMPT_AFTER={text}: not a number of seconds") from error
+        raise LaunchError("launch_failed", f"MOCK_PREEMPT_AFTER={text}: not a number of seconds") from error
 
 
 def _marked(control: Path) -> tuple[str | None, str | None]:

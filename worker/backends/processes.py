@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -85,3 +86,8 @@ class Members:
     def _marked(self, process: psutil.Process) -> bool:
         env = process.environ()
         return env.get("GRADIENT_JOB_ID") == self.job_id and env.get("GRADIENT_ATTEMPT") == str(self.attempt)
+
+
+def boot_id() -> str:
+    """Return the kernel's boot ID, which changes with every start of this machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

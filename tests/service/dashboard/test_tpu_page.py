@@ -3,15 +3,15 @@
 import pytest
 from serving import a_job
 
-from core.jobs import resources
+from worker.ledger import DatabaseLedger
 
 
 @pytest.fixture
 def tpu(client, database):
     job_id = client.post("/jobs", json=a_job(name="on <a> TPU", machineType="TPU")).json()["id"]
-    with database.write() as session:
-        name = f"us-central1-b/gj-{job_id}-1"
-        made = resources.intend(session, "tpu_queued", name, job_id=job_id, attempt=1, host="here").id
+    made = DatabaseLedger(database, "here").intend(
+        "tpu_queued", f"us-central1-b/gj-{job_id}-1", job_id=job_id, attempt=1
+    )
     return job_id, made
 
 
@@ -27,15 +27,12 @@ def test_a_tpu_is_shown_until_it_is_gone(person, tpu, database):
     assert "not yet" in asked
     assert "on &lt;a&gt; TPU" in asked
     assert f'href="/ui/jobs/{job_id}"' in asked
-    with database.write() as session:
-        resources.note(session, made, state="READY", health="HEALTHY")
-        resources.billing(session, made)
+    DatabaseLedger(database, "here").note(made, state="READY", health="HEALTHY", bills=True)
     billed = person.get("/ui/tpus").text
     assert "READY" in billed
     assert "HEALTHY" in billed
     assert "not yet" not in billed
-    with database.write() as session:
-        resources.gone(session, made)
+    DatabaseLedger(database, "here").close(made, gone=True)
     assert "nothing bills" in person.get("/ui/tpus").text
 
 

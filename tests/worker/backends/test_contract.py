@@ -14,7 +14,7 @@ from clouds import MemoryLedger, simulated, tpu_settings
 from deployment import wait_until
 
 from worker.backends import BACKENDS
-from worker.backends.base import CONTROL, STORAGE, WRAPPER, BackendError
+from worker.backends.base import CONTROL, STORAGE, WRAPPER, LaunchError
 from worker.workspace import Scratch
 
 
@@ -103,7 +103,7 @@ def test_a_start_after_the_attempt_is_over_runs_nothing(place):
     spec = place.spec('touch "$GRADIENT_TEST_FILE"')
     spec.env["GRADIENT_TEST_FILE"] = f"{place.inside(spec.storage, STORAGE)}/ran"
     scratch = Scratch(place.root / "attempts", spec.job_id, spec.attempt)
-    with contextlib.suppress(BackendError):
+    with contextlib.suppress(LaunchError):
         place.launch(spec, scratch.remove)
     assert place.backend.list_owned() == []
     assert not (spec.storage / "ran").exists()

@@ -20,10 +20,10 @@ from core.settings import Settings
 from worker.backends.base import (
     STOPPING,
     Backend,
-    BackendError,
     Capabilities,
     Exit,
     Handle,
+    LaunchError,
     LaunchSpec,
     Progress,
     Unused,
@@ -45,8 +45,7 @@ from worker.backends.docker.nvidia import Cards
 from worker.backends.docker.shelf import Shelf
 from worker.backends.docker.stats import Sampler
 from worker.backends.docker.verdict import verdict
-from worker.backends.processes import Members
-from worker.machine import boot_id
+from worker.backends.processes import Members, boot_id
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +147,7 @@ class DockerBackend(Backend):
         try:
             return self._shelf.prune(everything=everything, dry_run=dry_run)
         except (EngineAway, EngineRefused) as error:
-            raise BackendError("engine_away", str(error)) from error
+            raise LaunchError("engine_away", str(error)) from error
 
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`."""
@@ -196,7 +195,7 @@ class DockerBackend(Backend):
         try:
             found = self._engine.call(lambda api: api.containers(all=True, size=True, filters=filters))
         except (EngineAway, EngineRefused) as error:
-            raise BackendError("engine_away", str(error)) from error
+            raise LaunchError("engine_away", str(error)) from error
         return sum(one.get("SizeRw") or 0 for one in found)
 
     def data_folder(self) -> Path | None:
@@ -215,9 +214,9 @@ class DockerBackend(Backend):
             if state is not None:
                 self._engine.remove(name, force=True)
         except EngineAway as error:
-            raise BackendError("engine_away", str(error)) from error
+            raise LaunchError("engine_away", str(error)) from error
         except EngineRefused as error:
-            raise BackendError("launch_failed", f"the container could not be removed: {error.detail}") from error
+            raise LaunchError("launch_failed", f"the container could not be removed: {error.detail}") from error
         if state is not None and state.status == "created":
             _members(handle).kill(spare_leader=False)  # an engine killed at that moment forgets what it started
         self._sampler.forget(name)
@@ -228,13 +227,13 @@ class DockerBackend(Backend):
         """See `Backend.list_owned`.
 
         Raises:
-            BackendError: The engine does not answer.
+            LaunchError: The engine does not answer.
         """
         filters = {"label": [f"{LABEL_HOME}={self._root}"]}
         try:
             found = self._engine.call(lambda api: api.containers(all=True, filters=filters))
         except (EngineAway, EngineRefused) as error:
-            raise BackendError("engine_away", str(error)) from error
+            raise LaunchError("engine_away", str(error)) from error
         return [self._handle(container) for container in found]
 
     def _handle(self, listed: dict[str, Any]) -> Handle:

@@ -20,7 +20,7 @@ from docker.utils.build import tar
 from core.formatting import MIB
 from core.images import canonical
 from core.settings import Settings
-from worker.backends.base import BackendError, LaunchSpec, Progress
+from worker.backends.base import LaunchError, LaunchSpec, Progress
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
 from worker.backends.docker.images import Auth, Image, Images, Layers, Pace, auth_header, disk_percent
 from worker.backends.docker.ledger import Ledger
@@ -73,20 +73,20 @@ class Builds:
             push_auth: Credentials for the registry of its target.
 
         Raises:
-            BackendError: The image cannot be built or pushed.
+            LaunchError: The image cannot be built or pushed.
             EngineAway: The engine does not answer.
         """
         build, name = spec.build, built_name(spec)
         if build is None:
-            raise BackendError("image_build", "nothing is to be built")
+            raise LaunchError("image_build", "nothing is to be built")
         if not self._settings.images.builds:
-            raise BackendError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
+            raise LaunchError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
         ledger = self._images.ledger()
         if self._images.find(name) is None:
             self._build(spec, progress, ledger, self._params(spec, build.dockerfile, network, memory_bytes), auth)
         image = self._images.find(name)
         if image is None:
-            raise BackendError("image_build", "it was built and is not there")
+            raise LaunchError("image_build", "it was built and is not there")
         with ledger.open() as page:
             page.bring(image.id, name, built=True)
         if build.target is None:
@@ -110,7 +110,7 @@ class Builds:
         self, spec: LaunchSpec, progress: Progress, ledger: Ledger, params: dict[str, Any], auth: Auth | None
     ) -> None:
         seconds = self._settings.images.build_seconds
-        late = BackendError("image_build", f"it was not built within {seconds:.0f} seconds")
+        late = LaunchError("image_build", f"it was not built within {seconds:.0f} seconds")
         pace = Pace("building", progress, seconds, late)
         transcript = _Transcript(spec.control / "log", pace)
         try:
@@ -120,9 +120,9 @@ class Builds:
                 for message in messages(self._engine, work, watch):
                     transcript.note(message)
                     if "error" in message:
-                        raise BackendError("image_build", str(message["error"]).strip())
+                        raise LaunchError("image_build", str(message["error"]).strip())
         except EngineRefused as error:
-            raise BackendError("image_build", error.detail) from error
+            raise LaunchError("image_build", error.detail) from error
         finally:
             transcript.close()
             self._keep(ledger, transcript)
@@ -135,7 +135,7 @@ class Builds:
             pace.check()
             full = disk_percent(folder)
             if full is not None and most < full and most < 100:  # noqa: PLR2004 - percent
-                raise BackendError(
+                raise LaunchError(
                     "image_build",
                     f"the engine's disk is {full:.0f} % full, and a build ends at {most:.0f} % "
                     "(GRADIENT_IMAGES__BUILD_DISK_PERCENT)",
@@ -155,7 +155,7 @@ class Builds:
             if layer is not None:
                 with ledger.open() as page:
                     page.bring(layer.id, None, built=True)
-        except (EngineAway, BackendError):
+        except (EngineAway, LaunchError):
             logger.warning("build_not_noted", exc_info=True)
 
     def _push(self, target: str, image: Image, progress: Progress, ledger: Ledger, auth: Auth | None) -> str:
@@ -164,18 +164,18 @@ class Builds:
         name = canonical(target)
         repository, tag = parse_repository_tag(name)
         seconds = self._settings.docker.pull_seconds
-        late = BackendError("image_push", f"{target}: not pushed within {seconds:.0f} seconds")
+        late = LaunchError("image_push", f"{target}: not pushed within {seconds:.0f} seconds")
         pace = Pace("pushing", progress, seconds, late)
         pace.words = target
         with ledger.naming(name):
             there = self._images.find(name)
             if there is not None and there.id != image.id:
-                raise BackendError("image_push", f"{target} is the name of another image on this machine")
+                raise LaunchError("image_push", f"{target} is the name of another image on this machine")
             try:
                 self._engine.call(lambda api: api.tag(image.id, repository, tag, force=False))
                 return self._watch_push(repository, tag or "latest", pace, auth)
             except EngineRefused as error:
-                raise BackendError("image_push", f"{target}: {error.detail}") from error
+                raise LaunchError("image_push", f"{target}: {error.detail}") from error
             finally:
                 if there is None:
                     self._untag(name)
@@ -188,12 +188,12 @@ class Builds:
         layers, digest = Layers(), ""
         for message in messages(self._engine, work, pace.check):
             if "error" in message:
-                raise BackendError("image_push", f"{repository}:{tag}: {message['error']}")
+                raise LaunchError("image_push", f"{repository}:{tag}: {message['error']}")
             layers.note(message)
             pace.words = f"{repository}:{tag}: {layers}"
             digest = (message.get("aux") or {}).get("Digest") or digest
         if not digest:
-            raise BackendError("image_push", f"{repository}:{tag}: the registry gave it no digest")
+            raise LaunchError("image_push", f"{repository}:{tag}: the registry gave it no digest")
         return f"{repository}@{digest}"
 
     def _untag(self, name: str) -> None:
@@ -278,7 +278,7 @@ def _context(workspace: Path, dockerfile: str) -> IO[bytes]:
     """Return the workspace as the builder gets it, without what its .dockerignore excludes.
 
     Raises:
-        BackendError: There is no such Dockerfile in the workspace.
+        LaunchError: There is no such Dockerfile in the workspace.
     """
     _require_file(workspace, dockerfile)
     _make_readable(workspace)
@@ -304,9 +304,9 @@ def _require_file(workspace: Path, dockerfile: str) -> None:
         inside = path.resolve(strict=True).is_relative_to(workspace.resolve())
         regular = stat.S_ISREG(path.lstat().st_mode)
     except (OSError, RuntimeError):
-        raise BackendError("image_build", f"{dockerfile} is not in the workspace") from None
+        raise LaunchError("image_build", f"{dockerfile} is not in the workspace") from None
     if not inside or not regular:
-        raise BackendError("image_build", f"{dockerfile} is no file of the workspace itself")
+        raise LaunchError("image_build", f"{dockerfile} is no file of the workspace itself")
 
 
 def _ignored(workspace: Path) -> list[str]:

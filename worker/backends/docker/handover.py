@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 
 KIND = "nvidia.com/gpu"
 REFUSAL = "could not select device driver"
@@ -44,11 +44,11 @@ def require(cards: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = F
         old_toolkit: Whether to allow a toolkit that lets a container become root on the host.
 
     Raises:
-        BackendError: It cannot, or must not, hand them over.
+        LaunchError: It cannot, or must not, hand them over.
     """
     version = None if old_toolkit else toolkit_version()
     if version is not None and version < SAFE_TOOLKIT:
-        raise BackendError(
+        raise LaunchError(
             "no_gpu_runtime",
             f"NVIDIA Container Toolkit {'.'.join(map(str, version))} lets a container become root of this machine "
             f"(CVE-2025-23266), so no job gets a GPU here. Its administrator installs "
@@ -56,7 +56,7 @@ def require(cards: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = F
         )
     if not can_hand_over(cards, info):
         runtimes = ", ".join(sorted(info.get("Runtimes") or {})) or "none"
-        raise BackendError("no_gpu_runtime", f"its runtimes are {runtimes}")
+        raise LaunchError("no_gpu_runtime", f"its runtimes are {runtimes}")
 
 
 def toolkit_version() -> tuple[int, ...] | None:

@@ -14,7 +14,7 @@ from core.egress import Egress
 from core.errors import SpecInvalid
 from core.images import canonical, is_image_id
 from core.settings import Settings
-from worker.backends.base import BackendError, Progress
+from worker.backends.base import LaunchError, Progress
 from worker.backends.docker.engine import NOT_FOUND, Engine, EngineAway, EngineRefused
 from worker.backends.docker.ledger import Ledger, Pull
 from worker.backends.docker.streams import Work, messages
@@ -92,7 +92,7 @@ class Pace:
         late: Raised when the time limit is exceeded.
     """
 
-    def __init__(self, phase: str, progress: Progress, seconds: float, late: BackendError) -> None:
+    def __init__(self, phase: str, progress: Progress, seconds: float, late: LaunchError) -> None:
         self._phase = phase
         self._progress = progress
         self._deadline = time.monotonic() + seconds
@@ -123,12 +123,12 @@ class Images:
         """Raise if users may not make the engine connect to the registry of this image.
 
         Raises:
-            BackendError: The registry is refused; has this reason.
+            LaunchError: The registry is refused; has this reason.
         """
         try:
             self._egress.resolve_image(reference, "container")
         except SpecInvalid as error:
-            raise BackendError(reason, f"{reference}: {error.message}") from error
+            raise LaunchError(reason, f"{reference}: {error.message}") from error
 
     def ledger(self) -> Ledger:
         """Return the ledger of the current engine."""
@@ -144,7 +144,7 @@ class Images:
             auth: Credentials for its registry; None: those of the worker's own `docker login`.
 
         Raises:
-            BackendError: The image is missing or cannot be pulled.
+            LaunchError: The image is missing or cannot be pulled.
             EngineAway: The engine does not answer.
         """
         pull = "never" if is_image_id(reference) else POLICIES[policy] if policy else self._settings.pull
@@ -159,7 +159,7 @@ class Images:
             found = self.find(reference)
         found = self._used(reference, found, ledger)
         if found is None:
-            raise BackendError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
+            raise LaunchError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
         self._require_right(reference, found, ledger, auth)
         return found
 
@@ -171,7 +171,7 @@ class Images:
             name: The name that the job uses, if it is another one.
 
         Raises:
-            BackendError: The engine does not accept the name.
+            LaunchError: The engine does not accept the name.
             EngineAway: The engine does not answer.
         """
         try:
@@ -181,7 +181,7 @@ class Images:
                 return None
             if error.passing:
                 raise
-            raise BackendError("image_pull", f"{reference}: {error.detail}") from error
+            raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         return Image(str(inspected["Id"]), _digest(name or reference, inspected))
 
     def digest(self, image_id: str, reference: str | None) -> str:
@@ -205,7 +205,7 @@ class Images:
         A pull proves nothing: an engine that has the image does not ask for a reference by digest.
 
         Raises:
-            BackendError: The registry refuses the image to this job.
+            LaunchError: The registry refuses the image to this job.
         """
         with ledger.open() as page:
             given = page.private.get(found.id)
@@ -214,7 +214,7 @@ class Images:
         try:
             self._engine.call(lambda api: api.inspect_distribution(found.digest, auth_config=auth))
         except EngineRefused as error:
-            raise BackendError("image_pull", f"{reference}: {error.detail}") from error
+            raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         with ledger.open() as page:
             page.given(found.id, mark)
 
@@ -223,7 +223,7 @@ class Images:
     ) -> None:
         name = canonical(reference)
         late = f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
-        pace = Pace("pulling", progress, self._settings.pull_seconds, BackendError("image_pull", late))
+        pace = Pace("pulling", progress, self._settings.pull_seconds, LaunchError("image_pull", late))
         pace.words = reference
         with ledger.open() as page:
             page.pulls.setdefault(name, Pull(time.time(), before.id if before else None))
@@ -231,9 +231,9 @@ class Images:
         try:
             self._watch_pull(reference, pace, auth)
         except EngineRefused as error:
-            raise BackendError("image_pull", f"{reference}: {error.detail}") from error
+            raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         finally:
-            with contextlib.suppress(EngineAway, BackendError):  # then the next pull or prune settles it
+            with contextlib.suppress(EngineAway, LaunchError):  # then the next pull or prune settles it
                 found = self.find(reference)
                 with ledger.open() as page:
                     page.settle(name, found.id if found else None)
@@ -253,7 +253,7 @@ class Images:
         work = Work("/images/create", params, auth_header(self._engine, repository, auth))
         for message in messages(self._engine, work, pace.check):
             if "error" in message:
-                raise BackendError("image_pull", f"{reference}: {message['error']}")
+                raise LaunchError("image_pull", f"{reference}: {message['error']}")
             layers.note(message)
             pace.words = f"{reference}: {layers}"
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from core.failpoints import failpoint
 from core.formatting import MIB
 from core.settings import Settings
-from worker.backends.base import BackendError, LaunchSpec, Progress, read_control, write_command
+from worker.backends.base import LaunchError, LaunchSpec, Progress, read_control, write_command
 from worker.backends.docker import handover
 from worker.backends.docker.builds import Builds
 from worker.backends.docker.config import Options, container_config, container_name
@@ -81,7 +81,7 @@ class Launcher:
         """Start the attempt once.
 
         Raises:
-            BackendError: The attempt cannot be started.
+            LaunchError: The attempt cannot be started.
         """
         return self._patiently(lambda: self._launch(spec, confirm, progress), progress)
 
@@ -89,7 +89,7 @@ class Launcher:
         """Build the attempt's image, push it if it has a target, and start nothing.
 
         Raises:
-            BackendError: The image cannot be built or pushed.
+            LaunchError: The image cannot be built or pushed.
         """
         return self._patiently(lambda: self._image(spec, progress, self._look_over(spec)), progress)
 
@@ -102,14 +102,14 @@ class Launcher:
                 return action()
             except EngineAway as error:
                 if time.monotonic() >= give_up:
-                    raise BackendError("engine_away", str(error)) from error
+                    raise LaunchError("engine_away", str(error)) from error
                 progress("provisioning", "waiting for the container engine to answer")
                 time.sleep(_AWAY_PAUSE_SECONDS)
             except (EngineRefused, _MadeAgain) as error:
                 may_pass = error.passing and handover.REFUSAL not in error.detail
                 pause = next(pauses, None) if may_pass else None
                 if pause is None:
-                    raise BackendError(_reason(error.detail), error.detail) from error
+                    raise LaunchError(_reason(error.detail), error.detail) from error
                 logger.warning("launched_again", extra={"why": error.detail})
                 progress("provisioning", "the container is made anew")
                 time.sleep(pause)
@@ -129,7 +129,7 @@ class Launcher:
             known = image.digest if image is not None and image.id == state.image else None
             digest = known or self.images.digest(state.image, spec.container)
             confirm()
-        except BackendError:
+        except LaunchError:
             # Only on permanent failure. After losing the lease, leave the container to the new holder, who may be
             # starting it at this moment.
             self._discard(state)
@@ -215,16 +215,16 @@ class Launcher:
         taken = self._cards.taken(spec.cards) if spec.cards else {}
         if taken:
             words = "; ".join(f"card {card}: {why}" for card, why in taken.items())
-            raise BackendError("card_taken", words)
+            raise LaunchError("card_taken", words)
 
     def _require_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
         """Check the working folder: the engine would create a missing one as root, even in folders that jobs share."""
         if spec.working_dir is not None and not self._engine.has_file(state.id, spec.working_dir):
-            raise BackendError("no_working_dir", spec.working_dir)
+            raise LaunchError("no_working_dir", spec.working_dir)
 
     def _look_at_ports(self, spec: LaunchSpec) -> None:
         if spec.ports and self._settings.network == NONE:
-            raise BackendError(
+            raise LaunchError(
                 "launch_failed",
                 "this machine's jobs have no network (GRADIENT_DOCKER__NETWORK=none), so none of their ports can be "
                 "reached",
@@ -241,7 +241,7 @@ class Launcher:
                 if not self._engine.has_file(state.id, "/"):
                     raise _MadeAgain("the container was gone before it was started")
                 built = f"built from {spec.build.dockerfile}" if spec.build else None
-                raise BackendError("no_shell", built or spec.container or self._settings.default_image)
+                raise LaunchError("no_shell", built or spec.container or self._settings.default_image)
             self._with_shell.add(state.image)
 
     def _start(self, state: ContainerState, spec: LaunchSpec) -> None:

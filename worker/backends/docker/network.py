@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from core.settings import Settings
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.backends.docker.config import LABEL_HOME
 from worker.backends.docker.engine import NOT_FOUND, Engine, EngineRefused
 
@@ -160,7 +160,7 @@ class Network:
             opened: Another network than the jobs', granted to a machine type by an administrator.
 
         Raises:
-            BackendError: The firewall is required and cannot be set.
+            LaunchError: The firewall is required and cannot be set.
             EngineAway: The engine does not answer.
             EngineRefused: The engine cannot create the network.
         """
@@ -218,7 +218,7 @@ class Network:
             fence.set()
         except FenceMissing as error:
             if wanted == "require":
-                raise BackendError("launch_failed", f"the jobs' network could not be fenced: {error}") from error
+                raise LaunchError("launch_failed", f"the jobs' network could not be fenced: {error}") from error
             if not self._warned:
                 self._warned = True
                 logger.warning(

@@ -16,8 +16,8 @@ import psutil
 
 from core.formatting import MIB
 from core.settings.docker import DockerSettings
-from worker.backends.docker import nvml, smi
-from worker.backends.docker.cards import NoDriver, Seen
+from worker.backends.docker import nvml
+from worker.backends.docker.nvml import Seen
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +29,6 @@ _NAMED = 3
 
 class DriverSilent(Exception):
     """The driver does not answer."""
-
-
-def look() -> tuple[Seen, ...]:
-    """Query this host's GPUs and their use; empty if no driver reports any."""
-    for ask in (nvml.look, smi.look):
-        try:
-            return ask()
-        except NoDriver as error:
-            logger.debug("cards_not_told", extra={"source": ask.__module__, "error": str(error)})
-    return ()
 
 
 class Cards:
@@ -70,7 +60,7 @@ class Cards:
     def _ask(self, answer: Future[tuple[Seen, ...]]) -> None:
         began = time.monotonic()
         try:
-            found = look()
+            found = nvml.look()
         except BaseException as error:  # noqa: BLE001 - it belongs to who asked
             answer.set_exception(error)
             return

@@ -3,11 +3,10 @@
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import pynvml
-
-from worker.backends.docker.cards import Card, NoDriver, Seen, Use
 
 logger = logging.getLogger(__name__)
 
@@ -17,22 +16,75 @@ _CUDA_MAJOR, _CUDA_MINOR = 1000, 10
 _MILLI = 1000
 
 
-def look() -> tuple[Seen, ...]:
-    """Query every GPU that answers, in the driver's order.
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Properties of a GPU.
 
-    Raises:
-        NoDriver: There is no such library, or no driver.
+    Attributes:
+        index: Its number among the host's GPUs, in the driver's order.
+        memory: Bytes.
+        serial: None if the GPU has none (most consumer GPUs).
+        cuda: The newest CUDA version that the driver supports; None if unknown.
     """
+
+    index: str
+    uuid: str
+    name: str
+    memory: int
+    serial: str | None
+    driver: str
+    cuda: str | None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the properties as stored for an attempt."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Current use of a GPU.
+
+    Attributes:
+        memory: Bytes in use, without the driver's own.
+        percent: Utilization in the last moments; None if unknown.
+        watts: None if unknown.
+        celsius: None if unknown.
+        pids: Processes that use it, by their pids on this host.
+    """
+
+    memory: int
+    percent: float | None
+    watts: float | None
+    celsius: float | None
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A GPU and its use at one moment."""
+
+    card: Card
+    use: Use
+
+    def called(self, name: str) -> bool:
+        """Return whether this GPU has that index or UUID."""
+        return name in {self.card.index, self.card.uuid}
+
+
+def look() -> tuple[Seen, ...]:
+    """Query every GPU that answers, in the driver's order; empty if no driver reports any."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise NoDriver(str(error)) from error
+        logger.debug("no_gpu_driver", extra={"error": str(error)})
+        return ()
     try:
         driver, cuda = pynvml.nvmlSystemGetDriverVersion(), _or_none(_cuda)
         found = (_seen(index, driver, cuda) for index in range(pynvml.nvmlDeviceGetCount()))
         return tuple(one for one in found if one is not None)
     except pynvml.NVMLError as error:
-        raise NoDriver(str(error)) from error
+        logger.debug("no_gpu_driver", extra={"error": str(error)})
+        return ()
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()

@@ -12,7 +12,7 @@ from core.errors import MachineTypeUnknown
 from core.machines import Catalogue
 from core.opening import Opening, overlap
 from core.settings import Settings
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 
 
 class Openings:
@@ -30,7 +30,7 @@ class Openings:
         """Return the extra privileges of a machine type; a type that this host does not know gets the default.
 
         Raises:
-            BackendError: They cannot be granted on this host.
+            LaunchError: They cannot be granted on this host.
         """
         try:
             opening = self._catalogue.get(machine_type).docker
@@ -38,7 +38,7 @@ class Openings:
             return Opening()
         wrong = "; ".join(mistakes(opening, self._settings))
         if wrong:
-            raise BackendError("launch_failed", f"what is opened to {machine_type} cannot be: {wrong}")
+            raise LaunchError("launch_failed", f"what is opened to {machine_type} cannot be: {wrong}")
         return opening
 
 

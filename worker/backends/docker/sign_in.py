@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from core.image_registry import Login, registry_of
-from worker.backends.base import BackendError, FindLogin
+from worker.backends.base import FindLogin, LaunchError
 
 # Messages of registries and of the engine; a private image is often reported as missing.
 _UNWELCOME = re.compile(
@@ -19,22 +19,22 @@ def signed_in(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
     """Yield username and password for an image's registry in the engine's format; None: there is no login.
 
     Raises:
-        BackendError: The stored login cannot be read; or the error of the pull, with the login that was refused.
+        LaunchError: The stored login cannot be read; or the error of the pull, with the login that was refused.
     """
     login = find(image)
     try:
         yield _auth(login)
-    except BackendError as error:
+    except LaunchError as error:
         if error.reason != "image_pull" or not _UNWELCOME.search(error.detail):
             raise
-        raise BackendError(error.reason, _refused(image, error.detail, login)) from None
+        raise LaunchError(error.reason, _refused(image, error.detail, login)) from None
 
 
 def auth_for(find: FindLogin, target: str | None) -> dict[str, str] | None:
     """Return the login to push a built image, if it is pushed: an account that may only pull is not used.
 
     Raises:
-        BackendError: The stored login cannot be read.
+        LaunchError: The stored login cannot be read.
     """
     return _auth(find(target, push=True)) if target is not None else None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from core.jobs.options import uid_gid
 from core.opening import Opening
 from core.settings.docker import DockerSettings
-from worker.backends.base import BackendError, LaunchSpec
+from worker.backends.base import LaunchError, LaunchSpec
 
 _STORAGE_MODE = 0o2770  # access for the project's group, which new files belong to
 
@@ -58,7 +58,7 @@ def user_of(spec: LaunchSpec, opening: Opening, settings: DockerSettings) -> Use
     """Return the user that the job runs as.
 
     Raises:
-        BackendError: The job asks for a user that it cannot have here.
+        LaunchError: The job asks for a user that it cannot have here.
     """
     project = usual(settings, spec.project_id)
     asked = project
@@ -66,13 +66,13 @@ def user_of(spec: LaunchSpec, opening: Opening, settings: DockerSettings) -> Use
         uid, _, gid = uid_gid(spec.user).partition(":")
         asked = int(uid), int(gid)
     if asked != project and 0 in asked and not opening.root:
-        raise BackendError(
+        raise LaunchError(
             "option_refused",
             f"root is not opened to {spec.machine_type} on this host. Leave the user out, name another, or have "
             "the host's administrator open it (root = true)",
         )
     if asked[0] != os.getuid() != 0:
-        raise BackendError(
+        raise LaunchError(
             "option_refused",
             f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {asked[0]}. Leave the "
             "user out, or have it run as root",

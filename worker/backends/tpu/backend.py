@@ -17,11 +17,11 @@ from core.machines import Catalogue
 from core.settings import Settings
 from worker.backends.base import (
     Backend,
-    BackendError,
     Capabilities,
     CloudBackend,
     Exit,
     Handle,
+    LaunchError,
     LaunchSpec,
     Progress,
     handle_of,
@@ -126,7 +126,7 @@ class TpuBackend(CloudBackend):
             reachable(device.node, self._settings, say)
             env = _address(device) | places.environment(device.entry.zone)
             return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
-        except BackendError as error:
+        except LaunchError as error:
             confirm()  # only the holder of the job may remove its device
             self._give_back(device.entry, str(error))
             raise
@@ -199,16 +199,16 @@ class TpuBackend(CloudBackend):
         """Return the runner of this attempt on its TPU VM; None: it runs beside its TPU.
 
         Raises:
-            BackendError: It should run on a TPU VM, and cannot.
+            LaunchError: It should run on a TPU VM, and cannot.
         """
         if not self._settings.on_vm(spec.machine_type):
             return None
         if self._settings.way_of(spec.machine_type) == "pool":
-            raise BackendError("tpu_denied", "a job runs on a TPU VM that is made for it; nodes of a pool are not")
+            raise LaunchError("tpu_denied", "a job runs on a TPU VM that is made for it; nodes of a pool are not")
         if spec.ports:
-            raise BackendError("option_refused", "a job on a TPU VM cannot be reached at ports of the worker's host")
+            raise LaunchError("option_refused", "a job on a TPU VM cannot be reached at ports of the worker's host")
         if self._vms is None:
-            raise BackendError("bucket_missing", "a job on a TPU VM needs Cloud Storage, which is not set up here")
+            raise LaunchError("bucket_missing", "a job on a TPU VM needs Cloud Storage, which is not set up here")
         return self._vms
 
     def _artifacts(self, handle: Handle) -> Path:
@@ -225,7 +225,7 @@ class TpuBackend(CloudBackend):
             with self._lock:
                 since = self._refused_since.setdefault(entry.id, time.monotonic())
             if time.monotonic() - since < self._settings.patience_seconds:
-                raise BackendError("tpu_api_away", f"{entry.name} could not be deleted: {error}") from error
+                raise LaunchError("tpu_api_away", f"{entry.name} could not be deleted: {error}") from error
             logger.exception("tpu_left_to_the_sweep", extra={"resource": entry.name})
         with self._lock:
             self._refused_since.pop(entry.id, None)

@@ -4,18 +4,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from core.artifact_paths import OPEN_FILE, open_beneath, opened_folder
 from core.artifact_survey import Skipped
 from core.errors import GradientError, StoreUnavailable
 from core.settings import Settings
-from worker.backends.base import DATASETS, BackendError, LaunchSpec, Progress
+from worker.backends.base import DATASETS, LaunchError, LaunchSpec, Progress
 from worker.lost import note_lost
+
+if TYPE_CHECKING:
+    from worker.buckets import BucketPaths, JobBucket
 
 logger = logging.getLogger(__name__)
 
@@ -25,96 +30,19 @@ STAGE = "TPU_STAGE"
 _THREADS = 4
 
 
-class Paths(Protocol):
-    """Paths of a job's files in the bucket."""
-
-    @property
-    def model_dir(self) -> str:
-        """`gs://…` for the job's model."""
-
-    @property
-    def data_dir(self) -> str:
-        """`gs://…` of the job's data."""
-
-    @property
-    def credentials(self) -> Mapping[str, str] | None:
-        """Variables of the job's environment with short-lived access to this prefix; None: it needs none."""
-
-
-class Brought(Protocol):
-    """Result of downloading a job's outputs."""
-
-    @property
-    def skipped(self) -> Sequence[Skipped]:
-        """Files that could not be downloaded, and why."""
-
-
-class Relay(Protocol):
-    """Exchanges messages between a worker and an attempt's machine; raises the same errors as JobBucket."""
-
-    @property
-    def bucket(self) -> str:
-        """The bucket's name."""
-
-    @property
-    def prefix(self) -> str:
-        """The common prefix of its objects' names."""
-
-    def put(self, name: str, content: bytes | Path) -> None:
-        """Write an object, replacing any earlier one."""
-
-    def get(self, name: str, most: int = 1 << 16) -> bytes | None:
-        """Return at most `most` bytes of an object; None if there is no such object."""
-
-    def names(self, folder: str, start: str) -> list[str]:
-        """List the names in a folder from `start` on, in order."""
-
-    def clear(self) -> None:
-        """Remove all objects below the prefix."""
-
-
-class JobBucket(Protocol):
-    """The bucket of a region's jobs.
-
-    A permanent error is a GradientError with a `reason` from REASONS and a `detail`; StoreUnavailable may be temporary.
-    """
-
-    def prepare(self, job_id: str) -> Paths:
-        """Create the bucket, and the job's prefix in it, if missing."""
-
-    def probe(self, service_account: str | None) -> object:
-        """Check that the TPU's account can write, read and delete there; the result is in `statement`."""
-
-    def stage(self, job_id: str, name: str, source: int) -> object:
-        """Copy a data set, an open file or folder, to the job's data folder."""
-
-    def resume(self, job_id: str, artifacts: Path) -> object:
-        """Copy an earlier attempt's artifacts to the job's model folder."""
-
-    def mirror(self, job_id: str, into: Path) -> object:
-        """Download what is new in the model folder."""
-
-    def complete(self, job_id: str, into: Path) -> Brought:
-        """Download all that is missing of the model folder."""
-
-    def relay(self, job_id: str, attempt: int) -> Relay:
-        """Return the message exchange with this attempt's machine."""
-
-    def token_url(self, job_id: str, attempt: int) -> str:
-        """Sign the URL at which the attempt's TPU VM finds its token."""
-
-    def renew_token(self, job_id: str, attempt: int) -> None:
-        """Write a fresh token for the job's prefix at that URL."""
-
-    def remove(self, job_id: str) -> None:
-        """Delete the job's prefix, if that is the policy."""
-
-    def jobs(self) -> list[str]:
-        """List the ids of the jobs that have objects in the bucket, of this service or another one."""
-
-
-OpenBucket = Callable[[str], JobBucket]
+OpenBucket = Callable[[str], "JobBucket"]
 """Opens the bucket for jobs whose TPU is in this region (`us-central1`)."""
+
+
+def buckets_of(settings: Settings) -> OpenBucket | None:
+    """Return the function that opens a region's bucket, or None.
+
+    None without TPUs, or where TPUs are simulated and Cloud Storage is not.
+    """
+    if settings.tpu.backend is None or (settings.tpu.simulator is not None and settings.gcs.endpoint is None):
+        return None
+    # Loaded only where there are TPUs: Google's library takes a second, and need not be installed elsewhere.
+    return partial(import_module("worker.buckets").open_bucket, settings)
 
 
 def region_of(zone: str) -> str:
@@ -131,13 +59,13 @@ class Places:
         # A job on its VM has a token of its own: the VM's account has no access to the bucket.
         self._account = None if settings.tpu.on_vm(spec.machine_type) else settings.tpu.service_account
         self._progress = progress
-        self._paths: dict[str, Paths] = {}
+        self._paths: dict[str, BucketPaths] = {}
 
     def have(self, zone: str) -> None:
         """Prepare the job's folders in the bucket of a zone's region, and check that the TPU has access.
 
         Raises:
-            BackendError: They cannot be prepared.
+            LaunchError: They cannot be prepared.
         """
         region = region_of(zone)
         if self._open is None or region in self._paths:
@@ -146,13 +74,13 @@ class Places:
         with _data_set(self._spec) as source:
             self._paths[region] = self._prepared(self._open, region, source)
 
-    def _prepared(self, opened: OpenBucket, region: str, source: int | None) -> Paths:
+    def _prepared(self, opened: OpenBucket, region: str, source: int | None) -> "BucketPaths":
         bucket: JobBucket | None = None
         try:
             bucket = opened(region)
             paths = bucket.prepare(self._spec.job_id)
             proved = bucket.probe(self._account)
-            logger.info("bucket_probed", extra={"region": region, "found": getattr(proved, "statement", None)})
+            logger.info("bucket_probed", extra={"region": region, "found": proved.statement})
             if self._spec.attempt > 1:
                 self._progress("provisioning", f"copying what the attempt before left to the bucket in {region}")
                 bucket.resume(self._spec.job_id, self._spec.artifacts)
@@ -161,11 +89,11 @@ class Places:
                 self._progress("provisioning", f"copying {name} to the bucket in {region}")
                 bucket.stage(self._spec.job_id, name, source)
         except StoreUnavailable as error:
-            raise BackendError("tpu_api_away", error.message) from error
+            raise LaunchError("tpu_api_away", error.message) from error
         except GradientError as error:
             if bucket is not None:
                 _removed(bucket, self._spec.job_id)
-            raise BackendError(getattr(error, "reason", "bucket_refused"), error.message) from error
+            raise LaunchError(getattr(error, "reason", "bucket_refused"), error.message) from error
         return paths
 
     def folders(self, zone: str) -> dict[str, str]:
@@ -176,7 +104,7 @@ class Places:
     def environment(self, zone: str) -> dict[str, str]:
         """Add the credentials of a job that runs beside its TPU and has no account of its own to the folders."""
         paths = self._paths.get(region_of(zone))
-        return self.folders(zone) | dict(paths.credentials or {} if paths is not None else {})
+        return self.folders(zone) | (paths.credentials or {} if paths is not None else {})
 
 
 class Homecoming:
@@ -214,7 +142,7 @@ class Homecoming:
             artifacts: Folder for its outputs; a missing one is not created again.
 
         Raises:
-            BackendError: A retry may succeed in a moment.
+            LaunchError: A retry may succeed in a moment.
         """
         with self._lock:
             _, running = self._under_way.pop(job_id, (0.0, None))
@@ -228,7 +156,7 @@ class Homecoming:
             since = self._refused_since.setdefault(job_id, time.monotonic())
             passing = isinstance(error, StoreUnavailable | OSError)
             if passing and time.monotonic() - since < self._patience:
-                raise BackendError("tpu_api_away", f"outputs are still in the bucket: {error}") from error
+                raise LaunchError("tpu_api_away", f"outputs are still in the bucket: {error}") from error
             logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
             if artifacts.is_dir():
                 note_lost(artifacts, "", [Skipped(".", f"not all of it could be brought from the bucket: {error}")])
@@ -266,7 +194,7 @@ class Homecoming:
             logger.exception("bucket_mirror_failed", extra={"job_id": job_id})
 
 
-def _bring(buckets: Sequence[JobBucket], job_id: str, artifacts: Path) -> None:
+def _bring(buckets: "Sequence[JobBucket]", job_id: str, artifacts: Path) -> None:
     """Complete the artifacts, record what is missing from them, and only then remove the prefixes."""
     if artifacts.is_dir():
         skipped = [one for bucket in buckets for one in bucket.complete(job_id, artifacts).skipped]
@@ -283,7 +211,7 @@ def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
     Other jobs write to the shared storage: the descriptor ensures that what is copied is what was opened beneath it.
 
     Raises:
-        BackendError: The data set is missing, outside of the job's folders, or behind a link.
+        LaunchError: The data set is missing, outside of the job's folders, or behind a link.
     """
     named = spec.env.get(STAGE)
     if not named:
@@ -305,7 +233,7 @@ def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
             os.close(parent)
     except (OSError, ValueError) as error:
         where = "the shared storage" if shared else "the workspace"
-        raise BackendError(
+        raise LaunchError(
             "data_missing", f"{STAGE}={named}: there is no such file or folder in {where}; links are not followed"
         ) from error
     try:
@@ -314,7 +242,7 @@ def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
         os.close(source)
 
 
-def _removed(bucket: JobBucket, job_id: str) -> None:
+def _removed(bucket: "JobBucket", job_id: str) -> None:
     """Remove the job's folders from a bucket that turned out to be unusable."""
     try:
         bucket.remove(job_id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from core.settings.cloud import TpuSettings
-from worker.backends.base import BackendError, LaunchSpec
+from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu import verdict
 from worker.backends.tpu.api import CAPACITY, ApiAway, ApiRefused, Node, TpuApi, Wish
 from worker.backends.tpu.ledger import POOL, Entry, Ledger
@@ -55,7 +55,7 @@ class Patience:
         """Record that the API did not answer; raises after the time limit."""
         logger.info("tpu_api_away", extra={"error": str(error)})
         if time.monotonic() - self._answered >= self._seconds:
-            raise BackendError("tpu_api_away", str(error)) from error
+            raise LaunchError("tpu_api_away", str(error)) from error
 
 
 class Seeker:
@@ -65,7 +65,7 @@ class Seeker:
         api: Google's TPU API.
         ledger: The record of billed resources.
         settings: The TPU settings.
-        ready: Checks that a job can use a device in a zone, before one is requested; raises BackendError.
+        ready: Checks that a job can use a device in a zone, before one is requested; raises LaunchError.
     """
 
     def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings, ready: Callable[[str], None]) -> None:
@@ -84,7 +84,7 @@ class Seeker:
             say: Called with what is waited for.
 
         Raises:
-            BackendError: No device is available.
+            LaunchError: No device is available.
         """
         before = self._ledger.of_attempt(spec.job_id, spec.attempt)
         waited = max((entry.age for entry in before), default=0.0)
@@ -105,7 +105,7 @@ class Seeker:
                 return search.run(spec, wish, zone, share)
             except _NextZone as error:
                 tried.append(f"{zone}: {error}")
-        raise BackendError(CAPACITY, "; ".join(tried) or "every zone was tried")
+        raise LaunchError(CAPACITY, "; ".join(tried) or "every zone was tried")
 
 
 def _adding(say: Say, tried: list[str]) -> Say:
@@ -131,7 +131,7 @@ class _Search:
         name = f"{zone}/{wish.id}"
         entry = self._ledger.intend(self._way.kind, name, job_id=spec.job_id, attempt=spec.attempt)
         if entry is None:
-            raise BackendError("internal_error", f"{name} is another attempt's")
+            raise LaunchError("internal_error", f"{name} is another attempt's")
         patience = Patience(self._settings.patience_seconds)
         while True:
             self._report(entry)
@@ -143,7 +143,7 @@ class _Search:
                 self._give_back(entry, error.detail)
                 if error.reason == CAPACITY:
                     raise _NextZone(error.detail) from error
-                raise BackendError(error.reason, error.detail) from error
+                raise LaunchError(error.reason, error.detail) from error
             else:
                 patience.answered()
                 if node is not None:
@@ -163,7 +163,7 @@ class _Search:
         self._see(entry, look)
         if look.trouble is not None:
             self._give_back(entry, look.trouble.detail)
-            raise BackendError(look.trouble.reason, look.trouble.detail)
+            raise LaunchError(look.trouble.reason, look.trouble.detail)
         return entry, self._well(entry, look.node)
 
     def _well(self, entry: Entry, node: Node | None) -> Node | None:
@@ -177,7 +177,7 @@ class _Search:
         self._ill_since = self._ill_since or time.monotonic()
         if time.monotonic() - self._ill_since >= self._settings.unhealthy_seconds:
             self._give_back(entry, trouble.detail)
-            raise BackendError(trouble.reason, trouble.detail)
+            raise LaunchError(trouble.reason, trouble.detail)
         return None
 
     def _see(self, entry: Entry, look: Look) -> None:
@@ -210,7 +210,7 @@ class _Pool:
     def take(self, spec: LaunchSpec, until: float, say: Say) -> Device:
         names = self._settings.pool.get(spec.machine_type, [])
         if not names:
-            raise BackendError("tpu_denied", f"GRADIENT_TPU__POOL names no node for {spec.machine_type}")
+            raise LaunchError("tpu_denied", f"GRADIENT_TPU__POOL names no node for {spec.machine_type}")
         patience = Patience(self._settings.patience_seconds)
         troubles: dict[str, Trouble] = {}
         ask_again = 0.0
@@ -266,9 +266,9 @@ class _Pool:
         """Raise if waiting is useless, or has taken too long."""
         if len(troubles) == count:
             worst = next(iter(troubles.values()))
-            raise BackendError(worst.reason, "; ".join(one.detail for one in troubles.values()))
+            raise LaunchError(worst.reason, "; ".join(one.detail for one in troubles.values()))
         if time.monotonic() >= until:
-            raise BackendError(CAPACITY, f"{_waiting(troubles, count)}, for too long")
+            raise LaunchError(CAPACITY, f"{_waiting(troubles, count)}, for too long")
 
 
 def _waiting(troubles: dict[str, Trouble], count: int) -> str:

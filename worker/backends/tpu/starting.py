@@ -7,7 +7,7 @@ from pathlib import Path
 
 from core.machines import MachineType
 from core.settings.cloud import TpuSettings
-from worker.backends.base import BackendError, LaunchSpec
+from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu.api import Node, Wish
 
 LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
@@ -25,10 +25,10 @@ def wish_for(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, inst
     Its id is that of the attempt, so that it is created once, and found again.
 
     Raises:
-        BackendError: The machine type is not a TPU.
+        LaunchError: The machine type is not a TPU.
     """
     if machine.tpu_type is None:
-        raise BackendError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
+        raise LaunchError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
     return Wish(
         id=f"gj-{spec.name}",
         accelerator_type=machine.tpu_type,
@@ -48,13 +48,13 @@ def reachable(node: Node, settings: TpuSettings, say: Callable[[str], None]) -> 
     """Wait until the device's ports accept connections: TensorFlow would wait for a closed one for ever.
 
     Raises:
-        BackendError: A port stays closed.
+        LaunchError: A port stays closed.
     """
     until = time.monotonic() + settings.probe_seconds
     for address, port in node.endpoints:
         while (why := _refusal(address, port)) is not None:
             if time.monotonic() >= until:
-                raise BackendError("tpu_unreachable", f"grpc://{address}:{port}: {why}")
+                raise LaunchError("tpu_unreachable", f"grpc://{address}:{port}: {why}")
             say(f"{node.zone}/{node.id} is {node.state}; waiting for grpc://{address}:{port} to answer")
             time.sleep(settings.poll_seconds)
 

@@ -8,7 +8,7 @@ from deployment import wait_until
 from dockerserver import BARE, SHELL, layer
 
 from core.settings.docker import ImageSettings
-from worker.backends.base import BackendError, Build
+from worker.backends.base import Build, LaunchError
 from worker.backends.docker.backend import DockerBackend
 from worker.backends.docker.builds import build_params, built_name
 
@@ -48,7 +48,7 @@ def left(server):
 
 
 def refused(place, spec, reason="image_build"):
-    with pytest.raises(BackendError) as error:
+    with pytest.raises(LaunchError) as error:
         place.launch(spec)
     assert error.value.reason == reason
     return error.value.detail
@@ -284,7 +284,7 @@ def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, st
     ended = threading.Event()
 
     def have():
-        with pytest.raises(BackendError):
+        with pytest.raises(LaunchError):
             waiting.have(target, policy="Never")
         ended.set()
 

@@ -5,17 +5,17 @@ import threading
 
 import pynvml
 import pytest
-from nvidiadriver import MIB, Driver, SmiDriver
+from nvidiadriver import MIB, Driver
 
 from core.db import Database
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings, WorkerSettings
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.backends.docker import handover, nvidia
 from worker.backends.docker.backend import DockerBackend
-from worker.backends.docker.cards import Card
 from worker.backends.docker.nvidia import Cards
+from worker.backends.docker.nvml import Card
 from worker.host import Host
 
 FACTS = {
@@ -38,14 +38,6 @@ def driver(monkeypatch):
 def no_library(driver):
     driver.error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     return driver
-
-
-@pytest.fixture
-def program(no_library, tmp_path, monkeypatch):
-    assert no_library.error
-    found = SmiDriver(tmp_path / "smi", 2)
-    monkeypatch.setenv("PATH", str(found.folder), prepend=os.pathsep)
-    return found
 
 
 @pytest.fixture
@@ -84,20 +76,6 @@ def test_the_library_tells_what_a_card_is_and_does(driver, cards):
         "gpu1_celsius": 41,
     }
     assert driver.open == 0, "the library is let go of each time: a driver that is held cannot be upgraded"
-
-
-def test_the_program_tells_the_same_where_the_library_is_missing(program, cards):
-    program.use(1, 300, os.getpid())
-    assert cards.indices() == ("0", "1")
-    assert cards.facts(["1"]) == [FACTS]
-    assert cards.sample(["GPU-111"])["gpu0_memory_bytes"] == 300 * MIB
-    assert cards.taken(["0", "1"]).keys() == {"1"}
-
-
-@pytest.mark.parametrize("told", ["", "No devices were found", "<nvidia_smi_log><gpu></gpu></nvidia_smi_log>"])
-def test_a_program_that_says_nothing_of_use_means_no_cards(program, cards, told):
-    (program.folder / "told.xml").write_text(told)
-    assert cards.indices() == ()
 
 
 @pytest.mark.usefixtures("no_library")
@@ -189,7 +167,7 @@ def test_cards_go_by_their_cdi_names_where_the_engine_has_them(tmp_path):
 
 def test_an_engine_that_can_hand_over_nothing_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BackendError, match="no_gpu_runtime: its runtimes are runc"):
+    with pytest.raises(LaunchError, match="no_gpu_runtime: its runtimes are runc"):
         handover.require(["0"], {"Runtimes": {"runc": {}}})
     assert handover.can_hand_over(["0"], {"Runtimes": {"nvidia": {}}})
     assert handover.can_hand_over(["0"], {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]})

@@ -9,7 +9,7 @@ from docker.api.client import APIClient
 from docker.errors import APIError
 from dockerserver import BARE
 
-from worker.backends.base import ARTIFACTS, BackendError, Exit, read_control
+from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control
 from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
 from worker.workspace import Scratch
 
@@ -24,7 +24,7 @@ def left(server):
 
 def refused(place, spec):
     confirmed = []
-    with pytest.raises(BackendError) as error:
+    with pytest.raises(LaunchError) as error:
         place.launch(spec, lambda: confirmed.append(1))
     assert place.backend.list_owned() == []
     return error.value, confirmed
@@ -53,7 +53,7 @@ def test_a_job_that_ends_without_its_engine_is_told_by_its_files(make, mortal):
     mortal.kill()
     assert place.wait(handle) == Exit(5)
     assert place.output(spec) == b"up\ndone\n"
-    with pytest.raises(BackendError) as error:
+    with pytest.raises(LaunchError) as error:
         place.backend.destroy(handle)
     assert error.value.reason == "engine_away", "it is not gone before the engine says so"
     assert "does not answer" in place.backend.unready()
@@ -93,7 +93,7 @@ def test_a_start_waits_for_an_engine_that_restarts(make, mortal):
 def test_a_start_does_not_wait_for_ever(make, mortal):
     place = make(mortal, patience_seconds=0)
     mortal.kill()
-    with pytest.raises(BackendError) as error:
+    with pytest.raises(LaunchError) as error:
         place.launch(place.spec("exit 4"))
     assert error.value.reason == "engine_away"
     mortal.start()

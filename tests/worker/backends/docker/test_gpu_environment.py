@@ -7,7 +7,7 @@ from backendplace import Place
 from dockerserver import SHELL, running_engine
 from nvidiadriver import Driver, install_toolkit
 
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 
 HOSTILE = {
     "LD_PRELOAD": "/proc/self/cwd/evil.so",
@@ -69,7 +69,7 @@ def test_no_gpu_is_handed_over_by_a_toolkit_that_lets_containers_out(engine, pla
     try:
         program.write_text("#!/bin/sh\necho NVIDIA Container Toolkit CLI version 1.17.7\n")
         program.chmod(0o755)
-        with pytest.raises(BackendError) as error:
+        with pytest.raises(LaunchError) as error:
             place.launch(place.spec("true", cards=("0",)))
         assert (error.value.reason, "1.17.7 lets a container" in error.value.detail) == ("no_gpu_runtime", True)
         assert place.backend.list_owned() == []

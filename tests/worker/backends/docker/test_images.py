@@ -8,7 +8,7 @@ import pytest
 from deployment import wait_until
 from dockerserver import SHELL
 
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.backends.docker import images
 from worker.backends.docker.images import Layers
 
@@ -28,7 +28,7 @@ END = [
 
 
 def refused(store, reference, **how):
-    with pytest.raises(BackendError) as error:
+    with pytest.raises(LaunchError) as error:
         store.have(reference, **how)
     assert error.value.reason == "image_pull"
     assert reference in error.value.detail

@@ -12,7 +12,7 @@ from outside import FETCH, METADATA, OUTSIDE, PRIVATE, Outside
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.settings.database import DatabaseSettings, QueueSettings
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.backends.docker import network as module
 from worker.backends.docker.engine import Engine
 from worker.backends.docker.network import Fence, FenceMissing, Network, fence_of, resolvers, service_addresses
@@ -172,7 +172,7 @@ def test_a_fence_that_cannot_be_set_is_a_warning_or_an_error(docker_server, engi
     assert [attempt.have(), attempt.have()] == ["open", "open"]
     assert [record.message.split(":")[0] for record in caplog.records] == ["jobs_not_fenced"]
     strict = Network(engine, Settings(home=tmp_path, docker=docker_server.settings(network="open", fence="require")))
-    with pytest.raises(BackendError, match="Permission denied"):
+    with pytest.raises(LaunchError, match="Permission denied"):
         strict.have()
     with docker_server.client() as client:
         client.remove_network("open")

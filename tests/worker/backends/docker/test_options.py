@@ -15,7 +15,7 @@ from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from worker.backends import make_backend
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.backends.docker.opened import mistakes
 
 
@@ -47,7 +47,7 @@ def said(place, command, **options):
 
 
 def refusal(place, **options):
-    with pytest.raises(BackendError) as error:
+    with pytest.raises(LaunchError) as error:
         place.launch(place.spec("true", **options))
     assert place.backend.list_owned() == []
     return error.value.reason, error.value.detail

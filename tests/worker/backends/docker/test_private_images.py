@@ -6,7 +6,7 @@ import os
 import pytest
 from dockerserver import layer
 
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 
 ALICE = {"username": "alice", "password": "canary-of-alice"}
 MALLORY = {"username": "mallory", "password": "canary-of-mallory"}
@@ -30,7 +30,7 @@ def test_what_was_pulled_by_an_account_runs_for_nobody_else(private, store, auth
     found = host.have(private, auth=ALICE)
     for reference in (private, found.id, found.digest):
         for policy in (None, "IfNotPresent", "Never", "Always"):
-            with pytest.raises(BackendError) as error:
+            with pytest.raises(LaunchError) as error:
                 host.have(reference, policy=policy, auth=auth)
             assert error.value.reason == "image_pull"
     assert host.images.find(private) == found, "it is still there"
@@ -42,7 +42,7 @@ def test_who_pulled_it_runs_it_without_asking_again(private, store, registry):
     registry.behave(require="nothing that anybody has")
     assert host.have(private, auth=ALICE) == found
     assert host.have(found.id, auth=ALICE) == found
-    with pytest.raises(BackendError):
+    with pytest.raises(LaunchError):
         host.have(private, auth=ALICE | {"password": "changed"})
 
 

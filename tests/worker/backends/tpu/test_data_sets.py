@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from core.settings import Settings
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 from worker.backends.tpu.buckets import Places
 
 ZONE = "us-central1-b"
@@ -25,7 +25,7 @@ class Bucket:
         return SimpleNamespace(model_dir="gs://m", data_dir="gs://d", credentials=None)
 
     def probe(self, _account):
-        return None
+        return SimpleNamespace(statement="It was tried.")
 
     def stage(self, _job_id, name, source):
         if stat.S_ISREG(os.fstat(source).st_mode):
@@ -103,5 +103,5 @@ def test_a_link_that_is_swapped_in_leads_to_no_file_of_the_host(storage, named, 
 )
 def test_what_lies_outside_or_behind_a_link_is_not_staged(storage, named):
     (storage / "link").symlink_to("x")
-    with pytest.raises(BackendError, match="data_missing"):
+    with pytest.raises(LaunchError, match="data_missing"):
         staged(storage, named, lambda: None)

@@ -10,7 +10,7 @@ from deployment import wait_until
 
 from gradient_server.simulator.cloud import DENIED, Health, NodeState
 from gradient_server.simulator.faults import HANG, Fault
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 
 
 def running(place, command="echo up; sleep 600", **options):
@@ -105,9 +105,9 @@ def test_a_stop_while_it_waits_deletes_the_request(have, simulator, way):
 
     def progress(*_):
         if simulator.cloud.left() != NOTHING:
-            raise BackendError("stopped_by_user", "before it was started")
+            raise LaunchError("stopped_by_user", "before it was started")
 
-    with pytest.raises(BackendError, match="stopped_by_user"):
+    with pytest.raises(LaunchError, match="stopped_by_user"):
         place.backend.launch(place.spec("true"), lambda: None, progress)
     (owned,) = place.backend.list_owned()
     place.backend.destroy(owned)
@@ -217,7 +217,7 @@ def test_a_ready_node_that_stays_ill_is_given_back(have, simulator):
         if simulator.cloud.left() != NOTHING:
             simulator.cloud.set_health(node_id(place), Health.UNHEALTHY_MAINTENANCE, "in the shop")
 
-    with pytest.raises(BackendError) as raised:
+    with pytest.raises(LaunchError) as raised:
         place.backend.launch(place.spec("true"), lambda: None, progress)
     assert raised.value.reason == "tpu_unhealthy"
     assert "READY, but UNHEALTHY_MAINTENANCE: in the shop" in raised.value.detail
@@ -315,7 +315,7 @@ def test_a_teardown_is_repeated_until_the_cloud_takes_it(have, simulator):
     place = have(way="node")
     handle = place.launch(place.spec("true"))
     simulator.inject("DeleteNode", Fault(grpc.StatusCode.UNAVAILABLE, "not now"))
-    with pytest.raises(BackendError, match="tpu_api_away"):
+    with pytest.raises(LaunchError, match="tpu_api_away"):
         place.backend.destroy(handle)
     place.backend.destroy(handle)
     assert simulator.cloud.left() == NOTHING

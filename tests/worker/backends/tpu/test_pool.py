@@ -10,7 +10,7 @@ from clouds import ZONES, none_over, refused
 
 from gradient_server.simulator.cloud import Health, NodeState
 from gradient_server.simulator.faults import Fault
-from worker.backends.base import BackendError
+from worker.backends.base import LaunchError
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
         barrier.wait()
         try:
             taken.append((one, one.launch(spec)))
-        except BackendError:
+        except LaunchError:
             return
 
     threads = [threading.Thread(target=take, args=(number,)) for number in range(6)]

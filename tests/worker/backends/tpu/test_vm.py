@@ -10,7 +10,7 @@ from clouds import MemoryLedger, refused, tpu_settings
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
-from worker.backends.base import BackendError, PortMap, read_control
+from worker.backends.base import LaunchError, PortMap, read_control
 from worker.backends.tpu.vm.agent import PART_BYTES
 from worker.backends.tpu.vm.following import OnVm
 
@@ -120,7 +120,7 @@ def test_a_vm_that_tells_nothing_is_given_up(vms, handle):
 def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
     if told is not None:
         relay.objects["status"] = json.dumps(told).encode()
-    with pytest.raises(BackendError) as raised:
+    with pytest.raises(LaunchError) as raised:
         vms.started(SimpleNamespace(job_id="j1", attempt=1), "us-central1-b", lambda _: None, lambda: None)
     assert raised.value.reason == reason
 

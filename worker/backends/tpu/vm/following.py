@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from core.errors import GradientError, StoreUnavailable
 from core.settings import Settings
@@ -23,17 +24,20 @@ from worker.backends.base import (
     STOPPING,
     WORKSPACE,
     WRAPPER,
-    BackendError,
     Exit,
     Handle,
+    LaunchError,
     LaunchSpec,
     note_control,
     read_control,
     read_exit_code,
 )
-from worker.backends.tpu.buckets import JobBucket, OpenBucket, Relay, region_of
+from worker.backends.tpu.buckets import OpenBucket, region_of
 from worker.backends.tpu.verdict import Trouble
 from worker.backends.tpu.vm.agent import BEAT_STEPS, FOLLOWED, PART_BYTES
+
+if TYPE_CHECKING:
+    from worker.buckets import JobBucket, Relay
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +80,7 @@ class OnVm:
         """Return the start-up script of a VM in this zone; it contains the URL of the job's token.
 
         Raises:
-            BackendError: The URL cannot be signed.
+            LaunchError: The URL cannot be signed.
         """
         bucket = self._open(region_of(zone))
         relay = bucket.relay(spec.job_id, spec.attempt)
@@ -103,7 +107,7 @@ class OnVm:
         """Upload the job for the VM; nothing is billed yet.
 
         Raises:
-            BackendError: It cannot be uploaded.
+            LaunchError: It cannot be uploaded.
         """
         relay = self._relay(zone, spec.job_id, spec.attempt)
         job = _job(spec, spec.container or self._image, env)
@@ -129,7 +133,7 @@ class OnVm:
             lost: Returns the reason that the VM cannot run the job any more, if there is one.
 
         Raises:
-            BackendError: The VM does not run the job.
+            LaunchError: The VM does not run the job.
         """
         bucket = self._open(region_of(zone))
         relay = bucket.relay(spec.job_id, spec.attempt)
@@ -144,12 +148,12 @@ class OnVm:
                 return
             if phase == "failed":
                 reason = told.get("reason")  # sent by the VM: only known reasons are believed
-                raise BackendError(str(reason) if reason in _FAILURES else "launch_failed", str(told.get("detail")))
+                raise LaunchError(str(reason) if reason in _FAILURES else "launch_failed", str(told.get("detail")))
             trouble = lost()
             if trouble is not None:
-                raise BackendError(trouble.reason, trouble.detail)
+                raise LaunchError(trouble.reason, trouble.detail)
             if phase is None and time.monotonic() >= until:
-                raise BackendError("tpu_unreachable", "the TPU VM has not told of itself in the bucket")
+                raise LaunchError("tpu_unreachable", "the TPU VM has not told of itself in the bucket")
             say(f"the TPU VM pulls {told['detail']}" if phase == "pulling" else "the TPU VM starts up")
             time.sleep(self._settings.poll_seconds)
 
@@ -193,7 +197,7 @@ class OnVm:
         except GradientError:  # the job's whole prefix is removed after this, with retries
             logger.info("bucket_not_emptied", exc_info=True)
 
-    def _relay(self, zone: str, job_id: str, attempt: int) -> Relay:
+    def _relay(self, zone: str, job_id: str, attempt: int) -> "Relay":
         return self._open(region_of(zone)).relay(job_id, attempt)
 
     def _of(self, handle: Handle) -> _Followed:
@@ -212,7 +216,7 @@ class OnVm:
         except Exception:  # an error in a pool's thread would be lost otherwise
             logger.exception("tpu_vm_look_failed", extra={"job_id": handle["job_id"]})
 
-    def _pass(self, relay: Relay, control: Path, followed: _Followed) -> None:
+    def _pass(self, relay: "Relay", control: Path, followed: _Followed) -> None:
         wish = _wish(control)
         if wish is not None and wish != followed.wished:
             relay.put("wish", wish.encode())
@@ -234,7 +238,7 @@ def _written(file: Path) -> str:
     return f"cat >\"$place/agent/{file.name}\" <<'GRADIENT_AGENT'\n{file.read_text().rstrip()}\nGRADIENT_AGENT"
 
 
-def _renewed(bucket: JobBucket, spec: LaunchSpec) -> bool:
+def _renewed(bucket: "JobBucket", spec: LaunchSpec) -> bool:
     """Write a fresh token for an attempt; return False if Google does not answer."""
     try:
         bucket.renew_token(spec.job_id, spec.attempt)
@@ -245,9 +249,9 @@ def _renewed(bucket: JobBucket, spec: LaunchSpec) -> bool:
     return True
 
 
-def _refused(error: GradientError) -> BackendError:
+def _refused(error: GradientError) -> LaunchError:
     away = isinstance(error, StoreUnavailable)
-    return BackendError("tpu_api_away" if away else "bucket_refused", error.message)
+    return LaunchError("tpu_api_away" if away else "bucket_refused", error.message)
 
 
 def _wish(control: Path) -> str | None:
@@ -256,7 +260,7 @@ def _wish(control: Path) -> str | None:
     return "stop" if read_control(control, STOPPING) is not None else None
 
 
-def _append(relay: Relay, file: Path, name: str) -> None:
+def _append(relay: "Relay", file: Path, name: str) -> None:
     """Append the new part of a file that the job writes on its VM."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -274,7 +278,7 @@ def _append(relay: Relay, file: Path, name: str) -> None:
         os.close(descriptor)
 
 
-def _told(relay: Relay) -> dict[str, object]:
+def _told(relay: "Relay") -> dict[str, object]:
     with suppress(StoreUnavailable, ValueError):
         return dict(json.loads(relay.get("status") or b"{}"))
     return {}

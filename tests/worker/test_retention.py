@@ -5,9 +5,8 @@ from aged import Aging
 
 from core.settings import Settings
 from core.settings.retention import RetentionSettings
-from worker import keeping
+from worker import sweep
 from worker.host import Host
-from worker.keeping import Keeping
 from worker.sweep import Sweep
 
 
@@ -30,13 +29,13 @@ def test_the_sweep_removes_what_is_due(host, aging):
 
 
 def test_it_looks_once_an_hour_and_goes_on_where_time_ran_out(host, aging, monkeypatch):
-    worker = Keeping(host)
+    repairs = Sweep(host)
     aging.job(31, log=b"x\n")
-    monkeypatch.setattr(keeping, "STRETCH_SECONDS", 0.0)
-    assert worker.run() == 0
-    monkeypatch.setattr(keeping, "STRETCH_SECONDS", 20.0)
-    assert worker.run() == 1
+    monkeypatch.setattr(sweep, "PRUNE_SECONDS", 0.0)
+    assert repairs.run(set())["retention"] == 0
+    monkeypatch.setattr(sweep, "PRUNE_SECONDS", 20.0)
+    assert repairs.run(set())["retention"] == 1
     aging.job(31, log=b"x\n")
-    assert worker.run() == 0
-    monkeypatch.setattr(worker, "_due_at", 0.0)
-    assert worker.run() == 1
+    assert repairs.run(set())["retention"] == 0
+    monkeypatch.setattr(repairs, "_prune_at", 0.0)
+    assert repairs.run(set())["retention"] == 1
