@@ -8,50 +8,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
 
 from sqlalchemy import select
 
 from core import retention, sessions
-from core.artifacts import ArtifactStore
-from core.db import Database
 from core.errors import SpecInvalid, StoreUnavailable
-from core.joblogs import JobLogs
 from core.jobs import measured
 from core.jobs.models import Job, Project
 from core.jobs.moves import note_attempt
 from core.retention import DAY_SECONDS, Due, Kind, Policy
-from core.settings import Settings
-from core.workspaces import WorkspaceStore
+from core.stores import Stores
 
 logger = logging.getLogger(__name__)
 
 BATCH = 100
 """Jobs updated in one transaction."""
-
-
-class Kept(Protocol):
-    """The open stores of a service or worker process."""
-
-    @property
-    def settings(self) -> Settings:
-        """The process's configuration."""
-
-    @property
-    def database(self) -> Database:
-        """The database."""
-
-    @property
-    def logs(self) -> JobLogs:
-        """The job logs."""
-
-    @property
-    def artifacts(self) -> ArtifactStore:
-        """The store of artifacts."""
-
-    @property
-    def workspaces(self) -> WorkspaceStore:
-        """The store of uploaded archives."""
 
 
 @dataclass(slots=True)
@@ -109,7 +80,7 @@ class Report:
 
 
 def prune(
-    kept: Kept,
+    stores: Stores,
     *,
     dry_run: bool = False,
     seconds: float | None = None,
@@ -118,7 +89,7 @@ def prune(
     """Delete what no policy keeps any longer: the database is updated first, then the files are deleted.
 
     Args:
-        kept: The open stores.
+        stores: The open stores.
         dry_run: Only report what would be deleted; nothing is changed.
         seconds: Start no further batch after this time.
         progress: Called with the report so far, after each batch.
@@ -127,7 +98,7 @@ def prune(
         StoreUnavailable: The database does not answer; the next call does the rest.
     """
     until = None if seconds is None else time.monotonic() + seconds
-    run = _Run(kept, dry_run=dry_run, until=until, progress=progress or (lambda _: None))
+    run = _Run(stores, dry_run=dry_run, until=until, progress=progress or (lambda _: None))
     run.whole()
     return run.report
 
@@ -163,21 +134,23 @@ def remove_artifacts(kept: Kept, job: Job, meant: Callable[[str], bool] | None) 
 class _Run:
     """One pass over everything."""
 
-    def __init__(self, kept: Kept, *, dry_run: bool, until: float | None, progress: Callable[[Report], None]) -> None:
-        self._kept = kept
+    def __init__(
+        self, stores: Stores, *, dry_run: bool, until: float | None, progress: Callable[[Report], None]
+    ) -> None:
+        self._stores = stores
         self._dry = dry_run
         self._until = until
         self._progress = progress
-        self._settings = kept.settings.retention
+        self._settings = stores.settings.retention
         self.report = Report(workspaces_days=self._settings.workspaces_days)
 
     def whole(self) -> None:
         """Delete everything that is due."""
         if not self._dry:
-            with self._kept.database.write() as session:
-                sessions.remove_expired(session, self._kept.settings.sign_in)
+            with self._stores.database.write() as session:
+                sessions.remove_expired(session, self._stores.settings.sign_in)
         self._finish_earlier()
-        with self._kept.database.read() as session:
+        with self._stores.database.read() as session:
             projects = list(session.scalars(select(Project).order_by(Project.name)))
         for project in projects:
             policies = {kind: retention.policy(project, kind, self._settings) for kind in Kind}
@@ -198,7 +171,7 @@ class _Run:
         """Delete files left by an interrupted run."""
         after = ("", "")
         while not self._time_is_up():
-            with self._kept.database.read() as session:
+            with self._stores.database.read() as session:
                 page = retention.unfinished(session, after=after, limit=BATCH)
             if not page:
                 return
@@ -210,7 +183,7 @@ class _Run:
     def _expire(self, tally: ProjectTally, kind: Kind) -> None:
         policy, after = tally.policies[kind], None
         while policy.days is not None and not self._time_is_up():
-            with self._kept.database.read() as session:
+            with self._stores.database.read() as session:
                 page = retention.due(session, tally.id, kind, policy.days, after=after, limit=BATCH)
             if not page:
                 return
@@ -223,7 +196,7 @@ class _Run:
             after = page[-1]
 
     def _expire_batch(self, page: Sequence[Due], kind: Kind, policy: Policy, left: dict[str, int]) -> set[str]:
-        with self._kept.database.write() as session:
+        with self._stores.database.write() as session:
             marked = retention.expire(session, kind, [job.id for job in page], policy.sentence, left=left)
         # Committed. If this process dies from here on, the next run finds the files by `removals`.
         self._remove_files([(job_id, kind) for job_id in marked])
@@ -233,8 +206,8 @@ class _Run:
         """Return the bytes of the job's log, or of the artifacts of all attempts; None if there are none."""
         try:
             if kind is Kind.LOGS:
-                return self._kept.logs.reader(job.id).size or None
-            pages = [self._kept.artifacts.list(job.id, attempt, limit=0) for attempt in range(1, job.attempt + 1)]
+                return self._stores.logs.reader(job.id).size or None
+            pages = [self._stores.artifacts.list(job.id, attempt, limit=0) for attempt in range(1, job.attempt + 1)]
         except (OSError, ValueError, KeyError, TypeError, StoreUnavailable):
             # Unreadable output (a damaged disk) is deleted as well.
             logger.warning("output_not_measured", extra={"job_id": job.id, "what": kind.value}, exc_info=True)
@@ -246,26 +219,26 @@ class _Run:
     def _remove_files(self, removals: Sequence[tuple[str, Kind]]) -> None:
         gone = []
         for job_id, kind in removals:
-            store = self._kept.logs if kind is Kind.LOGS else self._kept.artifacts
+            store = self._stores.logs if kind is Kind.LOGS else self._stores.artifacts
             try:
                 store.remove(job_id)
                 if kind is Kind.LOGS:  # metrics are kept as long as the log
-                    measured.remove(self._kept.database, job_id)
+                    measured.remove(self._stores.database, job_id)
             except (OSError, StoreUnavailable):
                 self.report.failed += 1
                 logger.warning("files_not_removed", extra={"job_id": job_id, "what": kind.value}, exc_info=True)
             else:
                 gone.append((job_id, kind))
-        with self._kept.database.write() as session:
+        with self._stores.database.write() as session:
             retention.done(session, gone)
 
     def _discard_workspaces(self, days: int) -> None:
         unused_since = time.time() - days * DAY_SECONDS
         # Listed before the database query: a job submitted later marks its archive as used, which protects it.
-        unused = [archive for archive in self._kept.workspaces.archives() if archive.used_at < unused_since]
+        unused = [archive for archive in self._stores.workspaces.archives() if archive.used_at < unused_since]
         if not unused or self._time_is_up():
             return
-        with self._kept.database.read() as session:
+        with self._stores.database.read() as session:
             needed = retention.needed_workspaces(session, days)
         for archive in unused:
             if archive.sha256 in needed:
@@ -276,7 +249,7 @@ class _Run:
 
     def _discard(self, sha256: str, unused_since: float) -> bool:
         try:
-            return self._kept.workspaces.discard(sha256, unused_since=unused_since)
+            return self._stores.workspaces.discard(sha256, unused_since=unused_since)
         except OSError:
             self.report.failed += 1
             logger.warning("workspace_not_removed", extra={"sha256": sha256}, exc_info=True)

@@ -3,46 +3,26 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from core import schema
-from core.artifacts import ArtifactStore
 from core.db import Database
 from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time
-from core.joblogs import JobLogs
 from core.prune import Report, Tally, prune
 from core.retention import Kind
 from core.settings import Settings
-from core.workspaces import WorkspaceStore
+from core.stores import Stores
 from gradient_server.upgrading import prepare_schema
 from stores import open_artifacts
 
 _ROW = "{:24} {:10} {:>8} {:>10}  {:20} {}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stores:
-    """The stores that output is deleted from."""
-
-    settings: Settings
-    database: Database
-    logs: JobLogs
-    artifacts: ArtifactStore
-    workspaces: WorkspaceStore
-
-
 def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     """Delete expired output, or only list it; return 1 if some files could not be deleted."""
     database = _open(settings, dry_run=dry_run)
-    stores = Stores(
-        settings=settings,
-        database=database,
-        logs=JobLogs(settings.root / "logs"),
-        artifacts=open_artifacts(settings),
-        workspaces=WorkspaceStore(settings.root / "workspaces"),
-    )
+    stores = Stores(settings=settings, database=database, artifacts=open_artifacts(settings))
     try:
         report = prune(stores, dry_run=dry_run, progress=_show_progress)
     finally:

@@ -8,15 +8,11 @@ from fastapi import Depends
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
-from core.artifacts import ArtifactStore
-from core.db import Database
+import core.stores
 from core.images import ImageCatalogue
-from core.joblogs import JobLogs
 from core.keys import KeyRing
 from core.machines import Catalogue, MachineType
 from core.sessions import Sessions
-from core.settings import Settings
-from core.workspaces import WorkspaceStore
 from service.job_counts import JobCounts
 from service.limits import Limits
 from service.metric_answers import MetricAnswers
@@ -26,18 +22,13 @@ from service.streams import Streams
 from service.throttle import SignIns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStores:
+@dataclass(kw_only=True)
+class OpenStores(core.stores.Stores):
     """The application's state: settings, database, stores and caches, opened once per process.
 
     Attributes:
-        settings: The process's configuration.
-        database: The database.
         catalogue: The machine types.
         images: The short names of images.
-        workspaces: Uploaded archives.
-        logs: The jobs' logs.
-        artifacts: The jobs' artifacts.
         keys: API keys, cached to avoid a query for each request.
         sessions: Browser sessions.
         sign_ins: Checks passwords.
@@ -50,13 +41,8 @@ class OpenStores:
         wake: Wakes the dispatcher; called after the commit of a transaction that wrote to the outbox.
     """
 
-    settings: Settings
-    database: Database
     catalogue: Catalogue
     images: ImageCatalogue
-    workspaces: WorkspaceStore
-    logs: JobLogs
-    artifacts: ArtifactStore
     keys: KeyRing
     sessions: Sessions
     sign_ins: SignIns

@@ -13,13 +13,11 @@ from core import credentials
 from core.db import Database
 from core.errors import SecretUnreadable, StoreUnavailable
 from core.images import ImageCatalogue
-from core.joblogs import JobLogs
 from core.keys import KeyRing
 from core.machines import Catalogue
 from core.sessions import Sessions
 from core.settings import Settings
 from core.vault import Vault
-from core.workspaces import WorkspaceStore
 from service import dashboard, errors
 from service.auth import require_key_or_session
 from service.body_limit import BodyLimit
@@ -89,8 +87,6 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         database=database,
         catalogue=Catalogue.load(override_path=settings.machines.file),
         images=ImageCatalogue.load(override_path=settings.images.file),
-        workspaces=WorkspaceStore(settings.root / "workspaces"),
-        logs=JobLogs(settings.root / "logs", max_bytes=settings.logs.max_bytes),
         artifacts=open_artifacts(settings),
         keys=keys,
         sessions=Sessions(database, keys, settings.sign_in),

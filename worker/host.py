@@ -14,16 +14,14 @@ import psutil
 from sqlalchemy.orm import Session
 
 from core.archives import ArchiveLimits
-from core.artifacts import ArtifactStore
 from core.db import Database
 from core.filesystem import shortage
 from core.formatting import MIB
-from core.joblogs import JobLogs
 from core.jobs.claims import Offer
 from core.jobs.holds import PortRange
 from core.machines import Catalogue, MachineType
 from core.settings import Settings
-from core.workspaces import WorkspaceStore
+from core.stores import Stores
 from stores import open_artifacts
 from worker.backends import make_backend, offered
 from worker.backends.base import Backend, ImageKeeper
@@ -38,22 +36,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass
-class Host:
-    """The settings, database, stores and backends of one worker.
+@dataclass(kw_only=True)
+class Host(Stores):
+    """The stores and backends of one worker.
 
     Attributes:
         name: The worker's name, which its jobs are held under.
         host: The machine's name; jobs of other workers on it can be adopted.
     """
 
-    settings: Settings
-    database: Database
     name: str
     host: str
-    workspaces: WorkspaceStore
-    logs: JobLogs
-    artifacts: ArtifactStore
     attempts_bytes: int = 0
     """Disk space of all attempts' folders here, as last measured."""
     _backends: dict[str, Backend] = field(default_factory=dict)
@@ -63,16 +56,7 @@ class Host:
     @classmethod
     def open(cls, settings: Settings, database: Database, *, name: str, host: str) -> "Host":
         """Open the stores that the settings name."""
-        root = settings.root
-        return cls(
-            settings=settings,
-            database=database,
-            name=name,
-            host=host,
-            workspaces=WorkspaceStore(root / "workspaces"),
-            logs=JobLogs(root / "logs", max_bytes=settings.logs.max_bytes),
-            artifacts=open_artifacts(settings),
-        )
+        return cls(settings=settings, database=database, artifacts=open_artifacts(settings), name=name, host=host)
 
     @property
     def attempts(self) -> Path:

@@ -10,7 +10,7 @@ from core.machines import Catalogue
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from worker.backends.docker import handover, nvml
-from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine import Engine, EngineError
 from worker.backends.docker.nvml import Seen
 from worker.backends.docker.opened import mistakes
 
@@ -25,7 +25,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     engine = Engine(settings.docker, timeout=_TIMEOUT_SECONDS)
     try:
         info = engine.info()
-    except (EngineAway, EngineRefused) as error:
+    except EngineError as error:
         yield warning(
             "docker",
             f"The Docker engine at {settings.docker.url} does not answer ({error}). No worker can run jobs here.",

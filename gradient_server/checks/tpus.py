@@ -7,7 +7,7 @@ from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from worker.backends.tpu import verdict
-from worker.backends.tpu.api import ApiAway, ApiRefused, TpuApi
+from worker.backends.tpu.api import ApiAway, ApiError, TpuApi
 from worker.backends.tpu.buckets import OpenBucket, region_of
 from worker.backends.tpu.starting import runtime_of
 
@@ -34,7 +34,7 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
     api = TpuApi(tpu)
     try:
         api.connect()
-    except (ApiAway, ApiRefused) as error:
+    except ApiError as error:
         yield problem(
             "tpu",
             f"There are no credentials for Google Cloud ({error}).",
@@ -68,7 +68,7 @@ def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
             api.queued_resources(zone)
             offered[zone] = api.accelerator_types(zone)
             runtimes = api.runtime_versions(zone)
-        except (ApiAway, ApiRefused) as error:
+        except ApiError as error:
             yield _refused(zone, error)
             continue
         yield ok("tpu-access", f"{zone}: nodes and queued resources may be listed.")
@@ -77,7 +77,7 @@ def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
         yield from _offered(machine, offered)
 
 
-def _refused(zone: str, error: ApiAway | ApiRefused) -> Finding:
+def _refused(zone: str, error: ApiError) -> Finding:
     if isinstance(error, ApiAway):
         return problem(
             "tpu-access",
@@ -86,7 +86,7 @@ def _refused(zone: str, error: ApiAway | ApiRefused) -> Finding:
         )
     return problem(
         "tpu-access",
-        f"{zone}: the TPU API refuses: {error.detail}",
+        f"{zone}: the TPU API refuses: {error}",
         f"Enable tpu.googleapis.com in the project, and give the worker's account {_ROLES}.",
     )
 
@@ -140,7 +140,7 @@ def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
         return problem("tpu-pool", f"{name!r} names no zone.", "Write it as ZONE/NAME, us-central1-b/my-tpu.")
     try:
         node = api.node(zone, node_id) or api.old_node(zone, node_id)
-    except (ApiAway, ApiRefused) as error:
+    except ApiError as error:
         return _refused(zone, error)
     if node is None:
         return problem("tpu-pool", f"There is no node {name}.", fix)

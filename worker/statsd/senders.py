@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from core.settings import Settings
 from worker.backends.docker.config import container_name
-from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine import Engine, EngineError
 from worker.statsd.collector import Sender
 
 Address = tuple[str, int]
@@ -105,7 +105,7 @@ class ContainerSenders:
         """See `Senders.listen_at`: the gateway of the jobs' network, which is created with the first job."""
         try:
             network = self._inspect()
-        except (EngineAway, EngineRefused):
+        except EngineError:
             return None
         configs = network["IPAM"]["Config"] or [{}]
         gateway: str | None = configs[0].get("Gateway")
@@ -120,7 +120,7 @@ class ContainerSenders:
     def _ask(self) -> None:
         try:
             found = self._inspect()["Containers"] or {}
-        except (EngineAway, EngineRefused):
+        except EngineError:
             return  # meanwhile the engine reassigns no addresses
         now = time.monotonic()
         self._seen = {address: seen for address, seen in self._seen.items() if seen[0] > now - _CLOSED_SECONDS}

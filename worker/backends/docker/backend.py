@@ -38,6 +38,7 @@ from worker.backends.docker.engine import (
     ContainerState,
     Engine,
     EngineAway,
+    EngineError,
     EngineRefused,
 )
 from worker.backends.docker.launch import Launcher
@@ -138,7 +139,7 @@ class DockerBackend(Backend):
         """See `ImageKeeper.images`."""
         try:
             return self._shelf.references()
-        except (EngineAway, EngineRefused) as error:
+        except EngineError as error:
             logger.warning("images_not_listed", extra={"error": str(error)})
             return None
 
@@ -146,7 +147,7 @@ class DockerBackend(Backend):
         """See `ImageKeeper.prune_images`."""
         try:
             return self._shelf.prune(everything=everything, dry_run=dry_run)
-        except (EngineAway, EngineRefused) as error:
+        except EngineError as error:
             raise LaunchError("engine_away", str(error)) from error
 
     def poll(self, handle: Handle) -> Exit | None:
@@ -194,7 +195,7 @@ class DockerBackend(Backend):
         filters = {"name": [f"^/{container_name(handle['name'])}$"]}
         try:
             found = self._engine.call(lambda api: api.containers(all=True, size=True, filters=filters))
-        except (EngineAway, EngineRefused) as error:
+        except EngineError as error:
             raise LaunchError("engine_away", str(error)) from error
         return sum(one.get("SizeRw") or 0 for one in found)
 
@@ -202,7 +203,7 @@ class DockerBackend(Backend):
         """See `ImageKeeper.data_folder`."""
         try:
             folder = Path(self._watched.lasting_info().get("DockerRootDir") or "")
-        except (EngineAway, EngineRefused):
+        except EngineError:
             return None
         return folder if folder.is_absolute() and folder.is_dir() else None
 
@@ -232,7 +233,7 @@ class DockerBackend(Backend):
         filters = {"label": [f"{LABEL_HOME}={self._root}"]}
         try:
             found = self._engine.call(lambda api: api.containers(all=True, filters=filters))
-        except (EngineAway, EngineRefused) as error:
+        except EngineError as error:
             raise LaunchError("engine_away", str(error)) from error
         return [self._handle(container) for container in found]
 
@@ -251,7 +252,7 @@ class DockerBackend(Backend):
             return None
         try:
             look = _Look(now, self._watched.find(container_name(name)))
-        except (EngineAway, EngineRefused) as error:
+        except EngineError as error:
             logger.info("engine_not_answering", extra={"error": str(error)})
             self._away_until = now + max(_AWAY_SECONDS, _AWAY_SHARE * (time.monotonic() - now))
             return None
@@ -280,7 +281,7 @@ class DockerBackend(Backend):
             restarted = self._engine.hasty(_LOOK_TIMEOUT_SECONDS).ended_by_restart(
                 container_name(handle["name"]), ended
             )
-        except (EngineAway, EngineRefused) as error:
+        except EngineError as error:
             logger.info("engine_not_answering", extra={"error": str(error)})
             return None
         return Exit(TERMINATED, "engine_restarted" if restarted else None)
@@ -296,7 +297,7 @@ class DockerBackend(Backend):
         """Send SIGTERM to the container's first process, which forwards it to the wrapper, and that to the command."""
         try:
             self._engine.call(lambda api: api.kill(name, "SIGTERM"))
-        except (EngineRefused, EngineAway) as error:
+        except EngineError as error:
             logger.info("signal_refused", extra={"error": str(error)})
 
     def _warn(self, info: dict[str, Any]) -> None:

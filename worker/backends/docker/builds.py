@@ -21,7 +21,7 @@ from core.formatting import MIB
 from core.images import canonical
 from core.settings import Settings
 from worker.backends.base import LaunchError, LaunchSpec, Progress
-from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine import Engine, EngineAway, EngineError, EngineRefused
 from worker.backends.docker.images import Auth, Image, Images, Layers, Pace, auth_header, disk_percent
 from worker.backends.docker.ledger import Ledger
 from worker.backends.docker.streams import Message, Work, messages
@@ -199,7 +199,7 @@ class Builds:
     def _untag(self, name: str) -> None:
         try:
             self._engine.call(lambda api: api.remove_image(name))
-        except (EngineAway, EngineRefused):
+        except EngineError:
             logger.warning("push_target_not_untagged", exc_info=True, extra={"image": name})
 
 

@@ -37,11 +37,15 @@ _ENDED = frozenset({"exited", "dead"})
 _NO_ONE_THERE = (requests.RequestException, urllib3.exceptions.HTTPError, DockerException, ConnectionError)
 
 
-class EngineAway(Exception):
+class EngineError(Exception):
+    """The request was refused, or there was no answer."""
+
+
+class EngineAway(EngineError):
     """The engine does not answer; the state is unknown."""
 
 
-class EngineRefused(Exception):
+class EngineRefused(EngineError):
     """The engine answered with an error.
 
     Attributes:

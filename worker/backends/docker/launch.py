@@ -13,7 +13,7 @@ from worker.backends.base import LaunchError, LaunchSpec, Progress, read_control
 from worker.backends.docker import handover
 from worker.backends.docker.builds import Builds
 from worker.backends.docker.config import Options, container_config, container_name
-from worker.backends.docker.engine import NOT_FOUND, ContainerState, Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine import NOT_FOUND, ContainerState, Engine, EngineAway, EngineError, EngineRefused
 from worker.backends.docker.images import Image, Images
 from worker.backends.docker.network import NONE, Network
 from worker.backends.docker.nvidia import Cards
@@ -267,7 +267,7 @@ class Launcher:
             return
         try:
             self._engine.remove(state.id, force=False)
-        except (EngineAway, EngineRefused):
+        except EngineError:
             logger.info("not_discarded", exc_info=True)  # the sweep removes it
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine import Engine, EngineError
 from worker.backends.docker.nvidia import Cards
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Sampler:
     def _ask(self, container: str, cards: tuple[str, ...]) -> Reading | None:
         try:
             found = read(self._engine.call(lambda api: api.stats(container, stream=False, one_shot=True)))
-        except (EngineAway, EngineRefused) as error:
+        except EngineError as error:
             logger.info("stats_not_read", extra={"container": container, "error": str(error)})
             return None
         return found and replace(found, values=found.values | self._cards.sample(cards))

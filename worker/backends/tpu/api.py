@@ -39,11 +39,15 @@ _DENIED_CODES = frozenset(
 )
 
 
-class ApiAway(Exception):
+class ApiError(Exception):
+    """The request was refused, or there was no answer."""
+
+
+class ApiAway(ApiError):
     """The API does not answer, or asks to retry later: the request may have been carried out or not."""
 
 
-class ApiRefused(Exception):
+class ApiRefused(ApiError):
     """The API refused a request.
 
     Attributes:

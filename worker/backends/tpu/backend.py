@@ -28,7 +28,7 @@ from worker.backends.base import (
     note_control,
     read_control,
 )
-from worker.backends.tpu.api import ApiAway, ApiRefused, TpuApi
+from worker.backends.tpu.api import ApiError, TpuApi
 from worker.backends.tpu.buckets import Homecoming, OpenBucket, Places
 from worker.backends.tpu.ledger import Entry, Ledger
 from worker.backends.tpu.removal import Removal
@@ -83,7 +83,7 @@ class TpuBackend(CloudBackend):
             return "No TPU can be sought: set GRADIENT_TPU__ZONES, or name nodes in GRADIENT_TPU__POOL."
         try:
             self._api.connect()
-        except (ApiAway, ApiRefused) as error:
+        except ApiError as error:
             return (
                 f"Google's TPU API cannot be used ({error}). Give this worker credentials: a service account of its "
                 "machine, or GOOGLE_APPLICATION_CREDENTIALS; `gradient-server doctor --tpu` says more."
@@ -221,7 +221,7 @@ class TpuBackend(CloudBackend):
         """Delete a device; if that is refused for too long, leave it to the sweep: the job's outputs must not wait."""
         try:
             self._removal.remove(entry)
-        except (ApiAway, ApiRefused) as error:
+        except ApiError as error:
             with self._lock:
                 since = self._refused_since.setdefault(entry.id, time.monotonic())
             if time.monotonic() - since < self._settings.patience_seconds:
@@ -233,7 +233,7 @@ class TpuBackend(CloudBackend):
     def _give_back(self, entry: Entry, why: str) -> None:
         try:
             self._removal.remove(entry, why)
-        except (ApiAway, ApiRefused) as error:  # the teardown tries again
+        except ApiError as error:  # the teardown tries again
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
     def _end(self, handle: Handle, trouble: Trouble) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu import verdict
-from worker.backends.tpu.api import CAPACITY, ApiAway, ApiRefused, Node, TpuApi, Wish
+from worker.backends.tpu.api import CAPACITY, ApiAway, ApiError, ApiRefused, Node, TpuApi, Wish
 from worker.backends.tpu.ledger import POOL, Entry, Ledger
 from worker.backends.tpu.removal import Removal
 from worker.backends.tpu.verdict import Trouble
@@ -194,7 +194,7 @@ class _Search:
     def _give_back(self, entry: Entry, why: str) -> None:
         try:
             self._removal.remove(entry, why)
-        except (ApiAway, ApiRefused) as error:  # the ledger still lists it: the teardown and the sweep try again
+        except ApiError as error:  # the ledger still lists it: the teardown and the sweep try again
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from core.settings.cloud import TpuSettings
-from worker.backends.tpu.api import ApiAway, ApiRefused, Node, Queued, TpuApi
+from worker.backends.tpu.api import ApiError, Node, Queued, TpuApi
 from worker.backends.tpu.ledger import NODE, QUEUED, Entry, Ledger
 from worker.backends.tpu.removal import Removal
 from worker.backends.tpu.starting import LABEL, LABEL_ATTEMPT, LABEL_JOB
@@ -37,7 +37,7 @@ class Strays:
         """Delete a resource; return True unless that failed, or its deletion had been requested before."""
         try:
             self._removal.remove(entry)
-        except (ApiAway, ApiRefused) as error:  # one that is being deleted may refuse to be deleted again
+        except ApiError as error:  # one that is being deleted may refuse to be deleted again
             level = logging.INFO if entry.over else logging.WARNING
             logger.log(level, "tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
             return False
@@ -58,7 +58,7 @@ class Strays:
                 logger.warning("tpu_of_nobody", extra={"resource": name, "job_id": job_id})
                 deleted = self._api.delete_queued if kind == QUEUED else self._api.delete_node
                 count += deleted(stray.zone, stray.id)
-        except (ApiAway, ApiRefused) as error:
+        except ApiError as error:
             logger.warning("zone_not_swept", extra={"zone": zone, "error": str(error)})
         return count
 

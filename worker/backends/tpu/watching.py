@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from core.errors import StoreUnavailable
 from core.settings.cloud import TpuSettings
 from worker.backends.tpu import verdict
-from worker.backends.tpu.api import ApiAway, ApiRefused, Node, TpuApi
+from worker.backends.tpu.api import ApiError, Node, TpuApi
 from worker.backends.tpu.ledger import POOL, QUEUED, Entry, Ledger
 from worker.backends.tpu.verdict import Trouble
 
@@ -72,7 +72,7 @@ class Watching:
             if trouble is None and node is not None:
                 trouble = self._ill(node, watched, last=last)
                 self._note(entry, node, watched)
-        except (ApiAway, ApiRefused, StoreUnavailable) as error:
+        except (ApiError, StoreUnavailable) as error:
             logger.info("tpu_not_looked_at", extra={"resource": entry.name, "error": str(error)})
             return
         except Exception:  # an error in a pool's thread would be lost otherwise
