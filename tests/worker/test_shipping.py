@@ -259,7 +259,7 @@ def test_a_reader_keeps_up_with_a_writer(tmp_path):
 def test_output_is_safe_on_disk_before_its_source_is_given_back(shipped, monkeypatch):
     done = []
     monkeypatch.setattr(shipping, "FREE_BYTES", 1000)
-    monkeypatch.setattr(shipping, "punch", lambda *_: done.append("freed") or True)
+    monkeypatch.setattr(shipping, "_punch", lambda *_: done.append("freed") or True)
     monkeypatch.setattr(shipping.LogWriter, "sync", lambda _: done.append("synced"))
     shipped.path.write_bytes(b"x" * 5000)
     shipped.ship(finish=False)
