@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from core.backends import BACKENDS
 from core.errors import MachineTypeUnknown
 from core.opening import Opening
 from core.tables import Entry, TableList
@@ -26,7 +27,7 @@ class MachineType(Entry):
     A device is one GPU, one TPU chip or, on a CPU type, the whole host.
     """
 
-    backend: Literal["docker", "tpu", "mock"] = Field(description="what runs its jobs")
+    backend: str = Field(description="what runs its jobs")
     kind: Literal["cpu", "gpu", "tpu"] = Field(description="what does the work")
     accelerator: str = Field(min_length=1, description="device model, in words")
     tpu_type: str | None = Field(None, description="the cloud's name of the TPU slice; TPU types only")
@@ -43,6 +44,14 @@ class MachineType(Entry):
     price_source: str = Field(min_length=1, description="whose list price, and when")
     spec_source: str = Field(min_length=1, description="where the other figures come from")
     docker: Opening = Field(Opening(), description="what its containers may beyond the default")
+
+    @field_validator("backend")
+    @classmethod
+    def _is_backend(cls, name: str) -> str:
+        known = [one for one, backend in BACKENDS.items() if backend.selectable]
+        if name not in known:
+            raise ValueError(f"{name!r} is no backend; there are {', '.join(map(repr, known))}")
+        return name
 
     @property
     def cards(self) -> int:

@@ -103,11 +103,11 @@ def prune(
     return run.report
 
 
-def remove_artifacts(kept: Kept, job: Job, meant: Callable[[str], bool] | None) -> None:
+def remove_artifacts(stores: Stores, job: Job, meant: Callable[[str], bool] | None) -> None:
     """Delete artifacts of a job that has ended.
 
     Args:
-        kept: The open stores.
+        stores: The open stores.
         job: The job.
         meant: Returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
 
@@ -118,16 +118,16 @@ def remove_artifacts(kept: Kept, job: Job, meant: Callable[[str], bool] | None) 
     if not job.ended:
         raise SpecInvalid("The job is not over, and would leave its artifacts again. Stop it first.", field="jobId")
     if meant is not None:
-        kept.artifacts.discard(job.id, job.attempt, meant)
-        left = kept.artifacts.list(job.id, job.attempt, limit=0).total_bytes
-        with kept.database.write() as session:
+        stores.artifacts.discard(job.id, job.attempt, meant)
+        left = stores.artifacts.list(job.id, job.attempt, limit=0).total_bytes
+        with stores.database.write() as session:
             note_attempt(session, job, artifact_bytes=left)
         return
-    with kept.database.write() as session:
+    with stores.database.write() as session:
         retention.expire(session, Kind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])
     # Committed. If this process dies here, the next pruning finds the files by `removals`.
-    kept.artifacts.remove(job.id)
-    with kept.database.write() as session:
+    stores.artifacts.remove(job.id)
+    with stores.database.write() as session:
         retention.done(session, [(job.id, Kind.ARTIFACTS)])
 
 

@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from core.backends import BACKENDS
 from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time_ms
 from core.settings import Settings
-from worker.backends import BACKENDS, make_backend
+from worker.backends import make_backend
 from worker.backends.base import ImageKeeper, LaunchError, Unused
 
 _ROW = "{:52} {:>10}  {:16} {}"
@@ -28,7 +29,9 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
 
 
 def _keepers(settings: Settings) -> list[ImageKeeper]:
-    backends = (make_backend(name, settings) for name in BACKENDS if name != "mock")
+    backends = (
+        make_backend(name, settings) for name, backend in BACKENDS.items() if backend.capabilities.builds_images
+    )
     return [backend for backend in backends if isinstance(backend, ImageKeeper)]
 
 

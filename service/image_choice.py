@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 
+from core.backends import capabilities_of
 from core.errors import SpecInvalid
 from core.images import pinned
 from core.jobs.models import Job
 from core.jobs.spec import JobSpec
 from core.machines import MachineType
 from service.deps import OpenStores
-
-_BUILDER = "docker"
-"""The backend that builds images."""
 
 
 def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> str | None:
@@ -28,7 +26,7 @@ def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploade
     if not spec.use_dockerfile:
         return stores.images.resolve(spec.container, machine).image
     backend = stores.backend_for(machine)
-    if backend != _BUILDER:
+    if not capabilities_of(backend).builds_images:
         why = "Machine types are simulated here" if backend != machine.backend else f"{machine.name} has no engine"
         raise SpecInvalid(
             f"{why}, so no image can be built: leave useDockerfile out, or have the service run jobs in containers "

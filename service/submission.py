@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from core import credentials, tracing
 from core.archives import ArchiveLimits
+from core.backends import capabilities_of
 from core.db import on_commit
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.failpoints import failpoint
@@ -20,7 +21,6 @@ from core.jobs.options import is_in_workspace
 from core.jobs.ports import refuse_taken
 from core.jobs.spec import MAX_NAME, JobSpec, check_label, split_login
 from core.machines import MachineType
-from core.settings.worker import SIMULATOR
 from core.vault import Vault
 from service.addresses import check_egress, without_login
 from service.deps import OpenStores
@@ -265,7 +265,7 @@ def _check(stores: OpenStores, body: Body) -> _Checked:
 def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:
     """Refuse a priority over the limit, and options that a simulated machine would ignore."""
     _check_priority(stores, spec)
-    if stores.backend_for(machine) != SIMULATOR:
+    if capabilities_of(stores.backend_for(machine)).containers:
         return
     simulated = "Machine types are simulated on this server: a job is a process of the server's own user there."
     if spec.user is not None:

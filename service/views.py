@@ -7,6 +7,7 @@ from typing import NamedTuple, TypedDict
 from sqlalchemy.orm import Session
 
 from core import retention
+from core.backends import capabilities_of
 from core.errors import SpecInvalid
 from core.jobs import queries, resources, stored
 from core.jobs.holds import ports_of
@@ -21,7 +22,6 @@ from core.jobs.waiting import Waiting, said_at, waiting_of
 from core.machines import Catalogue, MachineType
 from core.retention import Kind, Removed
 from core.settings import Settings
-from core.settings.worker import CLOUD_BACKENDS
 from service.deps import OpenStores
 from service.links import port_views
 from service.removed import removed_view
@@ -95,7 +95,7 @@ def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list
     removed = retention.removed(session, jobs)
     attempts = queries.present_attempts(session, jobs)
     ports = ports_of(session, jobs)
-    billed = resources.billed_seconds(session, [job for job in jobs if job.backend in CLOUD_BACKENDS])
+    billed = resources.billed_seconds(session, [job for job in jobs if capabilities_of(job.backend).billed])
     settings, current = stores.settings, datetime.now(UTC)
     return [
         _job_view(

@@ -4,6 +4,7 @@ import logging
 from functools import partial
 from typing import cast
 
+from core.backends import capabilities_of
 from core.errors import StoreUnavailable
 from core.jobs import queries, repairs
 from core.jobs.models import Job
@@ -30,13 +31,13 @@ class CloudSweep:
             Number of repairs by kind.
         """
         # A separate turn: the worker whose turn the other repairs are may not reach the cloud.
-        if self._host.settings.tpu.backend not in self._host.offered or not self._my_turn():
+        clouds = [name for name in self._host.offered if capabilities_of(name).billed]
+        if not clouds or not self._my_turn():
             return {}
-        backend = cast("CloudBackend", self._host.backend(str(self._host.settings.tpu.backend)))
-        if backend.unready() is not None:
-            return {}
+        backends = (cast("CloudBackend", self._host.backend(name)) for name in clouds)
+        ready = [backend for backend in backends if backend.unready() is None]
         try:
-            return {"tpus": backend.remove_strays(self._owned, self._over)}
+            return {"tpus": sum(backend.remove_strays(self._owned, self._over) for backend in ready)}
         except StoreUnavailable:
             raise
         except Exception:  # a failure here must not prevent the other repairs

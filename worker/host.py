@@ -14,6 +14,7 @@ import psutil
 from sqlalchemy.orm import Session
 
 from core.archives import ArchiveLimits
+from core.backends import offered
 from core.db import Database
 from core.filesystem import shortage
 from core.formatting import MIB
@@ -23,9 +24,8 @@ from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from core.stores import Stores
 from stores import open_artifacts
-from worker.backends import make_backend, offered
+from worker.backends import make_backend
 from worker.backends.base import Backend, ImageKeeper
-from worker.backends.tpu.buckets import buckets_of
 from worker.git import Fetcher
 from worker.ledger import DatabaseLedger
 from worker.storage import Storage
@@ -179,7 +179,7 @@ class Host(Stores):
         """Return the backend of this name, created on first use."""
         with self._lock:
             if name not in self._backends:
-                self._backends[name] = make_backend(name, self.settings, self.ledger, buckets_of(self.settings))
+                self._backends[name] = make_backend(name, self.settings, self.ledger)
             return self._backends[name]
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:

@@ -8,10 +8,8 @@ from pydantic import BaseModel, Field
 
 from core.formatting import GIB
 
-SIMULATOR = "mock"
+MOCK = "mock"
 """Backend that simulates machine types on the host's CPU."""
-CLOUD_BACKENDS = frozenset({"tpu", "tpu-simulator"})
-"""Backends that provision a billed machine for each job and delete it afterwards."""
 _FENCE_SECONDS = 120.0
 
 

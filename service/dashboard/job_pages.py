@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
+from core.backends import capabilities_of
 from core.jobs import queries, resources
 from core.jobs.models import Job
-from core.settings.worker import CLOUD_BACKENDS
 from service import submission
 from service.auth import PageCaller, require_key_or_session
 from service.dashboard.access import FORM_FIELDS, HOME, OwnForm
@@ -79,7 +79,7 @@ def show_jobs(
         # The page of a service without jobs also refreshes, to show the first one.
         live=any(job.state in LIVE for job in found.jobs) or not (found.jobs or state or project or after),
         public_url=stores.settings.public_url,
-        tpus=len(resources.all_open(session)) if stores.settings.backend_of("tpu") in CLOUD_BACKENDS else None,
+        tpus=len(resources.all_open(session)) if capabilities_of(stores.settings.backend_of("tpu")).billed else None,
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from core.backends import Capabilities
 from core.filesystem import write_atomically
 from core.image_registry import Login
 from core.jobs import options
@@ -154,18 +155,8 @@ class Exit:
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """Properties of a backend that decide how its jobs are set up."""
-
-    containers: bool
-    """The backend runs the job in the requested container."""
-    mounts: bool
-    """The job's folders are at WORKSPACE, ARTIFACTS, STORAGE and CONTROL; else only its environment names them."""
-
-
 class LaunchError(Exception):
-    """A backend failed to do something.
+    """An attempt cannot be set up, started, measured or removed.
 
     Args:
         reason: A name in REASONS.
@@ -179,18 +170,22 @@ class LaunchError(Exception):
 
 
 class Backend(Protocol):
-    """Runs jobs on one kind of machine."""
+    """Runs jobs on one kind of machine. Backends inherit from this class; some methods have a default."""
 
     capabilities: Capabilities
 
     def unready(self) -> str | None:
         """Return the reason, for the operator, that no job can be started here now; None if jobs can be started."""
+        return None
 
     def cards(self) -> tuple[str, ...] | None:
         """Return the GPUs that this backend can give to jobs; None if it does not count any."""
+        return None
 
     def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
         """Return which of these GPUs something uses now, with a description; no job of ours holds them."""
+        del cards
+        return {}
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Create the attempt under its name, call `confirm`, then start it.
@@ -225,6 +220,8 @@ class Backend(Protocol):
         Raises:
             LaunchError: The size cannot be determined now.
         """
+        del handle  # what is written elsewhere cannot be attributed to the job
+        return 0
 
     def destroy(self, handle: Handle) -> None:
         """Remove everything that `launch` created, except outputs; a missing job is not an error."""

@@ -19,10 +19,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.backends import BACKENDS
 from core.failpoints import failpoint
 from core.formatting import MIB
 from core.settings import Settings
@@ -30,7 +31,6 @@ from worker.backends.base import (
     STOPPING,
     WRAPPER,
     Backend,
-    Capabilities,
     Exit,
     Handle,
     LaunchError,
@@ -63,7 +63,7 @@ class _Usage:
 class MockBackend(Backend):
     """See the module. One instance serves all attempt threads of a worker."""
 
-    capabilities = Capabilities(containers=False, mounts=False)
+    capabilities = BACKENDS["mock"].capabilities
 
     def __init__(self, settings: Settings) -> None:
         self._attempts = settings.root / "attempts"
@@ -73,19 +73,6 @@ class MockBackend(Backend):
         self._usage: dict[str, _Usage] = {}
         self._memory_checked: dict[str, float] = {}
         self._next_cpu = 0
-
-    def unready(self) -> str | None:
-        """See `Backend.unready`: this machine is always ready."""
-        return None
-
-    def cards(self) -> tuple[str, ...] | None:
-        """See `Backend.cards`: simulated GPUs are unlimited."""
-        return None
-
-    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
-        """See `Backend.taken_cards`."""
-        del cards
-        return {}
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """Start the wrapper in a session of its own; see `Backend.launch`."""
@@ -161,11 +148,6 @@ class MockBackend(Backend):
         if before is not None and now > before.at:
             values["cpu_percent"] = max(0.0, 100 * (cpu_seconds - before.cpu_seconds) / (now - before.at))
         return values
-
-    def layer_bytes(self, handle: Handle) -> int:
-        """See `Backend.layer_bytes`: writes elsewhere cannot be attributed to the job."""
-        del handle
-        return 0
 
     def destroy(self, handle: Handle) -> None:
         """Kill all remaining processes of the job; see `Backend.destroy`."""

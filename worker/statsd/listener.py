@@ -13,7 +13,7 @@ import time
 from worker.host import Host
 from worker.statsd.collector import Collector
 from worker.statsd.packets import parse
-from worker.statsd.senders import SENDERS, Senders
+from worker.statsd.senders import Senders, senders_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ class Listener:
 
     def __init__(self, host: Host) -> None:
         port = host.settings.statsd.port
-        named = [name for name in host.offered if name in SENDERS] if port else []
-        self._bound = [_Bound(SENDERS[name](host.settings), port) for name in named]
+        found = (senders_of(name, host.settings) for name in host.offered) if port else ()
+        self._bound = [_Bound(senders, port) for senders in found if senders is not None]
         self._collector = Collector(host.attempts)
         self._stopping = threading.Event()
         self._bind_at = self._flush_at = 0.0

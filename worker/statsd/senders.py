@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from core.backends import capabilities_of
 from core.settings import Settings
 from worker.backends.docker.config import container_name
 from worker.backends.docker.engine import Engine, EngineError
@@ -162,5 +163,9 @@ def _sockets_of(pid: str) -> list[int]:
     return inodes
 
 
-SENDERS: dict[str, type[LocalSenders] | type[ContainerSenders]] = {"mock": LocalSenders, "docker": ContainerSenders}
-"""By backend name; jobs of other backends run on other machines, and cannot reach this one."""
+def senders_of(backend: str, settings: Settings) -> Senders | None:
+    """Return the lookup for a backend's jobs; None if they run on other machines, and cannot reach this one."""
+    can = capabilities_of(backend)
+    if not can.sends_metrics:
+        return None
+    return ContainerSenders(settings) if can.containers else LocalSenders(settings)

@@ -13,13 +13,13 @@ from backendplace import Place
 from clouds import MemoryLedger, simulated, tpu_settings
 from deployment import wait_until
 
-from worker.backends import BACKENDS
+from core.backends import BACKENDS
 from worker.backends.base import CONTROL, STORAGE, WRAPPER, LaunchError
 from worker.workspace import Scratch
 
 
 # The simulator's is the TPU backend under another name; here that one talks to the simulator anyhow.
-@pytest.fixture(params=[name for name in BACKENDS if name != "tpu-simulator"])
+@pytest.fixture(params=[name for name, backend in BACKENDS.items() if backend.selectable])
 def place(request, tmp_path):
     with contextlib.ExitStack() as stack:
         options = {}

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.backends import BACKENDS
 from core.failpoints import failpoint
 from core.settings import Settings
 from worker.backends.base import (
     STOPPING,
     Backend,
-    Capabilities,
     Exit,
     Handle,
     LaunchError,
@@ -79,7 +79,7 @@ class _Look:
 class DockerBackend(Backend):
     """See the module. One instance serves all attempt threads of a worker."""
 
-    capabilities = Capabilities(containers=True, mounts=True)
+    capabilities = BACKENDS["docker"].capabilities
 
     def __init__(self, settings: Settings) -> None:
         self._root = settings.root

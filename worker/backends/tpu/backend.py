@@ -8,16 +8,16 @@ VM itself: see `vm`.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from core.backends import BACKENDS
 from core.machines import Catalogue
 from core.settings import Settings
+from worker.backends import make_backend
 from worker.backends.base import (
-    Backend,
-    Capabilities,
     CloudBackend,
     Exit,
     Handle,
@@ -29,7 +29,7 @@ from worker.backends.base import (
     read_control,
 )
 from worker.backends.tpu.api import ApiError, TpuApi
-from worker.backends.tpu.buckets import Homecoming, OpenBucket, Places
+from worker.backends.tpu.buckets import Homecoming, Places, buckets_of
 from worker.backends.tpu.ledger import Entry, Ledger
 from worker.backends.tpu.removal import Removal
 from worker.backends.tpu.seeking import Device, Seeker
@@ -51,20 +51,18 @@ class TpuBackend(CloudBackend):
     Args:
         settings: The service's.
         ledger: The record of billed resources.
-        runner: Runs the job's own process on this host.
-        buckets: Opens the jobs' buckets in Cloud Storage; None: there are none.
     """
 
-    def __init__(self, settings: Settings, ledger: Ledger, runner: Backend, buckets: OpenBucket | None = None) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self._all_settings = settings
         self._settings = settings.tpu
-        self._buckets = buckets
+        self._buckets = buckets = buckets_of(settings)
         self._homecoming = Homecoming(buckets, settings)
         self._vms = OnVm(buckets, settings) if buckets is not None else None
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
         self._attempts = settings.root / "attempts"
         self._ledger = ledger
-        self._runner = runner
+        self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "mock", settings)
         self._api = TpuApi(settings.tpu)
         self._removal = Removal(self._api, ledger)
         self._strays = Strays(self._api, ledger, settings.tpu)
@@ -72,10 +70,8 @@ class TpuBackend(CloudBackend):
         self._lock = threading.Lock()
         self._kill_at: dict[str, float] = {}
         self._refused_since: dict[int, float] = {}
-        self.capabilities = Capabilities(
-            containers=runner.capabilities.containers,
-            mounts=runner.capabilities.mounts,
-        )
+        runs = self._runner.capabilities
+        self.capabilities = replace(BACKENDS["tpu"].capabilities, containers=runs.containers, mounts=runs.mounts)
 
     def unready(self) -> str | None:
         """See `Backend.unready`."""
@@ -89,15 +85,6 @@ class TpuBackend(CloudBackend):
                 "machine, or GOOGLE_APPLICATION_CREDENTIALS; `gradient-server doctor --tpu` says more."
             )
         return self._runner.unready()
-
-    def cards(self) -> tuple[str, ...] | None:
-        """See `Backend.cards`: a TPU is not a GPU of this host."""
-        return None
-
-    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
-        """See `Backend.taken_cards`: there are none to be taken."""
-        del cards
-        return {}
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`. Nothing is billed before the lease was checked."""

@@ -7,10 +7,11 @@ import pytest
 from backendplace import Place
 from clouds import NOTHING, MemoryLedger, tpu_settings
 
+from core.backends import offered
 from core.machines import Catalogue
 from core.settings import Settings
 from core.settings.cloud import TpuSettings
-from worker.backends import LibraryMissing, make_backend, offered
+from worker.backends import LibraryMissing, make_backend
 from worker.backends.tpu.starting import wish_for
 
 

@@ -1,0 +1,78 @@
+"""The backends that run jobs: where each is implemented, what offers it, and what it can do.
+
+The service decides by `Capabilities`; only a worker imports a backend's class, when it first needs it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from core.settings import Settings
+from core.settings.worker import MOCK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Properties of a backend that decide how its jobs are checked and set up."""
+
+    containers: bool = False
+    """It runs the job in the requested container."""
+    mounts: bool = False
+    """The job's folders are at WORKSPACE, ARTIFACTS, STORAGE and CONTROL; else only its environment names them."""
+    builds_images: bool = False
+    """It builds images, and stores images on the worker's host."""
+    sends_metrics: bool = False
+    """Its jobs run on the worker's host, and can send their metrics to it with gradient-statsd."""
+    billed: bool = False
+    """It creates a machine for each job, which costs money until it is deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendType:
+    """One backend.
+
+    Attributes:
+        path: `module:Class` of its implementation.
+        capabilities: What it can do; an instance may be limited by its settings.
+        offered: Returns whether a worker with these settings runs it.
+        extra: The extra of the package that installs its libraries.
+        selectable: Whether a machine type may name it; if not, only settings select it.
+    """
+
+    path: str
+    capabilities: Capabilities
+    offered: Callable[[Settings], bool]
+    extra: str = "server"
+    selectable: bool = True
+
+
+_TPU = BackendType(
+    path="worker.backends.tpu.backend:TpuBackend",
+    capabilities=Capabilities(containers=True, mounts=True, billed=True),
+    offered=lambda settings: settings.tpu.backend == "tpu",
+    extra="tpu",
+)
+
+BACKENDS: dict[str, BackendType] = {
+    MOCK: BackendType(
+        path="worker.backends.mock:MockBackend",
+        capabilities=Capabilities(sends_metrics=True),
+        offered=lambda settings: settings.machines.simulate,
+    ),
+    "docker": BackendType(
+        path="worker.backends.docker.backend:DockerBackend",
+        capabilities=Capabilities(containers=True, mounts=True, builds_images=True, sends_metrics=True),
+        offered=lambda settings: not settings.machines.simulate,
+    ),
+    "tpu": _TPU,
+    "tpu-simulator": replace(_TPU, offered=lambda settings: settings.tpu.backend == "tpu-simulator", selectable=False),
+}
+
+
+def capabilities_of(backend: str) -> Capabilities:
+    """Return what a backend can do; nothing for one that only an earlier release had."""
+    return BACKENDS[backend].capabilities if backend in BACKENDS else Capabilities()
+
+
+def offered(settings: Settings) -> list[str]:
+    """Return the names of the backends that a worker with these settings runs."""
+    return [name for name, backend in BACKENDS.items() if backend.offered(settings)]

@@ -1,0 +1,59 @@
+"""A backend that is added as ARCHITECTURE.md says: a class, its entry, and a machine type that names it."""
+
+import threading
+
+import pytest
+from deployment import wait_until
+from serving import a_job
+from toybackend import ToyBackend
+
+from core.backends import BACKENDS, BackendType
+from core.bell import Bell
+from core.machines import PACKAGED
+from core.settings.docker import DockerSettings
+from core.settings.worker import MachineSettings
+from worker.host import Host
+from worker.supervisor import Supervisor
+
+TOY = BackendType(path="toybackend:ToyBackend", capabilities=ToyBackend.capabilities, offered=lambda _: True)
+
+
+@pytest.fixture
+def settings(settings, tmp_path, monkeypatch):
+    monkeypatch.setitem(BACKENDS, "toy", TOY)
+    types = PACKAGED.read_text()
+    cpu = types[types.index("[CPU]") : types.index("\n[", types.index("[CPU]"))]
+    file = tmp_path / "machines.toml"
+    file.write_text(
+        cpu.replace("[CPU]", "[TOY]").replace('backend = "docker"', 'backend = "toy"').replace("aliases", "#")
+    )
+    return settings.model_copy(
+        update={"machines": MachineSettings(simulate=False, file=file), "docker": DockerSettings(url="unix:///nowhere")}
+    )
+
+
+@pytest.fixture
+def worker(settings, database, tmp_path):
+    host = Host.open(settings, database, name="w1", host="here")
+    supervisor = Supervisor(host, Bell(tmp_path / "bell"))
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    yield host
+    supervisor.stop()
+    thread.join()
+
+
+@pytest.mark.usefixtures("worker")
+def test_its_jobs_run(client):
+    asked = a_job(command="echo $GRADIENT_MACHINE_TYPE; exit 3", machineType="TOY")
+    job_id = client.post("/jobs", json=asked).json()["id"]
+    wait_until(lambda: client.get(f"/jobs/{job_id}").json()["state"] == "Failed", "its end")
+    job = client.get(f"/jobs/{job_id}").json()
+    assert (job["backend"], job["exitCode"]) == ("toy", 3)
+    assert [line["message"] for line in client.get(f"/jobs/{job_id}/logs").json()["lines"]] == ["TOY"]
+
+
+def test_its_capabilities_decide_what_jobs_may_ask_for(client):
+    refused = client.post("/jobs", json=a_job(machineType="TOY", useDockerfile=True)).json()
+    assert "no image can be built" in str(refused)
+    assert "user" in str(client.post("/jobs", json=a_job(machineType="TOY", user="1000:1000")).json())
