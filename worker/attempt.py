@@ -26,7 +26,7 @@ from core.jobs.options import is_in_workspace
 from core.jobs.states import JobState
 from worker.backends import base
 from worker.backends.base import Build, Exit, Handle, ImageKeeper, LaunchError, LaunchSpec, PortMap
-from worker.building import BuildLog
+from worker.building import build_log
 from worker.collecting import Bounds
 from worker.disk import DiskQuota
 from worker.grants import Grants
@@ -140,7 +140,7 @@ class AttemptRun:
             return self._backend.launch(spec, self._confirm, self._progress)
         if not isinstance(self._backend, ImageKeeper):
             raise LaunchError("image_build", "this machine has no engine that builds images")
-        with BuildLog(self._host, self.job, self._scratch):
+        with build_log(self._host, self.job, self._scratch):
             if not self.job.spec.build_only:
                 return self._backend.launch(spec, self._confirm, self._progress)
             digest = self._backend.build(spec, self._progress)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from core.formatting import MIB
 from core.jobs.models import Job
-from core.logging import bind
 from worker.backends.base import Handle, LaunchError, note_control, read_control
 from worker.host import Host
+from worker.periodic import PeriodicThread
 from worker.workspace import Scratch
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def used_bytes(folders: Sequence[Path], ended: threading.Event) -> int | None:
     return 1024 * sum(int(line.split()[0]) for line in lines)
 
 
-class DiskQuota(threading.Thread):
+class DiskQuota(PeriodicThread):
     """Measures the disk space of a running attempt and sets `over` once it exceeds the quota.
 
     Attributes:
@@ -57,33 +57,27 @@ class DiskQuota(threading.Thread):
     """
 
     def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
-        super().__init__(name=f"disk-{job.id}", daemon=True)
+        self._every = host.settings.disk.check_seconds
+        super().__init__("disk", job, self._every)
         self._host = host
-        self._job = job
         self._scratch = scratch
         self._handle: Handle = job.handle or {}
         self._limit = host.settings.disk.job_mb * MIB
-        self._ended = threading.Event()
         self.over: str | None = read_control(scratch.control, NOTE)
+        if not self._limit or self.over is not None:
+            self._ended.set()
 
-    def run(self) -> None:
-        """Measure at intervals; longer ones if measuring is slow, so that it takes at most a tenth of the time."""
-        bind(**self._job.log_context())
-        pause = every = self._host.settings.disk.check_seconds
-        while self._limit and self.over is None and not self._ended.wait(pause):
-            began = time.monotonic()
-            used = self._used()
-            if used is not None and used > self._limit:
-                words = f"{used // MIB:,} MiB of {self._limit // MIB:,} MiB"
-                logger.warning("disk_quota_passed", extra={"used": used})
-                note_control(self._scratch.control, NOTE, words)
-                self.over = words
-            pause = max(every, _SHARE * (time.monotonic() - began))
-
-    def end(self) -> None:
-        """Stop measuring, and wait for the thread."""
-        self._ended.set()
-        self.join()
+    def step(self) -> float:
+        """Measure once; the pause after it is longer if measuring is slow, so that it takes at most a tenth."""
+        began = time.monotonic()
+        used = self._used()
+        if used is not None and used > self._limit:
+            words = f"{used // MIB:,} MiB of {self._limit // MIB:,} MiB"
+            logger.warning("disk_quota_passed", extra={"used": used})
+            note_control(self._scratch.control, NOTE, words)
+            self.over = words
+            self._ended.set()
+        return max(self._every, _SHARE * (time.monotonic() - began))
 
     def _used(self) -> int | None:
         used = used_bytes([self._scratch.root], self._ended)

@@ -19,11 +19,11 @@ from core.jobs import measured, queries
 from core.jobs.models import Job
 from core.jobs.moves import note_attempt
 from core.jobs.reasons import reason_of_exit
-from core.logging import bind
 from worker.backends.base import STOPPING, Backend, Exit, Handle, read_control
 from worker.disk import DiskQuota
 from worker.fence import CUT_OFF_GRACE
 from worker.host import Host
+from worker.periodic import PeriodicThread
 from worker.sampling import Peaks, Sampling
 from worker.shipping import BATCH_VALUES, LogShipper, MetricsReader, SourceFile, system_row
 from worker.signals import Signals
@@ -185,56 +185,42 @@ class Recorder:
         return self._log
 
 
-class MetricsSync(threading.Thread):
+class MetricsSync(PeriodicThread):
     """Stores a running attempt's metrics in its own thread: a database that hangs must not delay a stop."""
 
     def __init__(self, recorder: Recorder, job: Job) -> None:
-        super().__init__(name=f"metrics-{job.id}", daemon=True)
+        super().__init__("metrics", job, _FLUSH_SECONDS)
         self._recorder = recorder
-        self._job = job
-        self._ended = threading.Event()
 
-    def run(self) -> None:
-        """Store new metrics at intervals."""
-        bind(**self._job.log_context())
-        while not self._ended.wait(_FLUSH_SECONDS):
-            with contextlib.suppress(StoreUnavailable):
-                self._recorder.flush()
+    def step(self) -> float:
+        """Store new metrics, if the database is up."""
+        with contextlib.suppress(StoreUnavailable):
+            self._recorder.flush()
+        return _FLUSH_SECONDS
 
     def end(self) -> None:
         """Stop, and store the rest if the database is up; the collection rereads the metrics that the job wrote."""
-        self._ended.set()
-        self.join()
-        with contextlib.suppress(StoreUnavailable):
-            self._recorder.flush()
+        super().end()
+        self.step()
 
 
-class ArtifactSync(threading.Thread):
+class ArtifactSync(PeriodicThread):
     """Copies a running attempt's artifacts to the store in its own thread: a long copy must not delay the log."""
 
     def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
-        super().__init__(name=f"sync-{scratch.name}", daemon=True)
-        self._host = host
-        self._job = job
-        self._scratch = scratch
-        self._ended = threading.Event()
+        self._every = host.settings.worker.sync_seconds
+        super().__init__("sync", job, self._every)
+        self._artifacts = host.artifacts
+        self._source = scratch.artifacts
 
-    def run(self) -> None:
-        """Sync at intervals; longer ones for a large folder, so that it takes at most a tenth of the time."""
-        bind(**self._job.log_context())
-        pause = self._host.settings.worker.sync_seconds
-        while not self._ended.wait(pause):
-            began = time.monotonic()
-            try:
-                self._host.artifacts.sync(self._job.id, self._job.attempt, self._scratch.artifacts)
-            except (OSError, GradientError):
-                logger.warning("artifact_sync_failed", exc_info=True)
-            pause = max(self._host.settings.worker.sync_seconds, _SYNC_SHARE * (time.monotonic() - began))
-
-    def end(self) -> None:
-        """Stop syncing; waits for a sync in progress."""
-        self._ended.set()
-        self.join()
+    def step(self) -> float:
+        """Sync once; the pause after it is longer for a large folder, so that it takes at most a tenth of the time."""
+        began = time.monotonic()
+        try:
+            self._artifacts.sync(self._job.id, self._job.attempt, self._source)
+        except (OSError, GradientError):
+            logger.warning("artifact_sync_failed", exc_info=True)
+        return max(self._every, _SYNC_SHARE * (time.monotonic() - began))
 
 
 class Watch:
