@@ -258,7 +258,7 @@ def seal_git_logins(session: Session, vault: Vault, after: str = "") -> str | No
     Raises:
         SecretUnreadable: There is no key to encrypt with.
     """
-    address = Job.spec_json["workspace"].as_string()
+    address = Job.spec_text("workspace")
     query = select(Job).where(address.like("%://%@%"), Job.id > after).order_by(Job.id).limit(_BATCH)
     found = session.scalars(query.with_for_update()).all()
     for job in found:

@@ -183,7 +183,7 @@ def removed(session: Session, jobs: Collection[Job]) -> dict[str, list[Removed]]
 
 def needed_workspaces(session: Session, days: int) -> set[str]:
     """Return digests of archives needed by jobs that have not ended, or that ended within `days`."""
-    named = Job.spec_json["workspace_sha256"].as_string()
+    named = Job.spec_text("workspace_sha256")
     recent = (Job.finished_at >= now(-days * DAY_SECONDS)) & Job.deleted_at.is_(None)
     found: set[str | None] = set()
     # Two statements, because each one uses an index of its own.

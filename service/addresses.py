@@ -12,7 +12,7 @@ def without_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
     if spec.workspace is None:
         return spec, None
     workspace, login = split_login(spec.workspace)
-    return replace(spec, workspace=workspace), login
+    return (spec, None) if login is None else (replace(spec, workspace=workspace), login)
 
 
 def check_egress(stores: OpenStores, spec: JobSpec, image: str | None) -> None:

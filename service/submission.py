@@ -3,7 +3,7 @@
 import json
 import logging
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -25,9 +25,8 @@ from core.vault import Vault
 from service.addresses import check_egress, without_login
 from service.deps import OpenStores
 from service.image_choice import image_of, pinned_spec
-from service.uploads import Body
 from service.views import machine_type_view, resolved_view, submitted_view
-from service.wire import DryRun, JobView, SubmitJob, parse
+from service.wire import DryRun, JobView, SubmitJob
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +36,9 @@ _MAX_KEY = 255
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
-    """A valid request, except that its workspace is not yet checked."""
+class _Valid:
+    """A job that can be run here, except that its workspace is not yet checked."""
 
-    asked: SubmitJob
     spec: JobSpec
     machine: MachineType
     image: str | None
@@ -62,91 +60,70 @@ class Origin:
     idempotency_key: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A stored job with its project's name; created now, or before under the same Idempotency-Key."""
+class Submitted(NamedTuple):
+    """A stored job, and whether it was created now, or before under the same Idempotency-Key."""
 
     job: Job
-    project: str
+    view: JobView
     made: bool
 
 
-def submit(stores: OpenStores, origin: Origin, body: Body) -> tuple[JobView, bool]:
+def submit(stores: OpenStores, origin: Origin, asked: SubmitJob, upload: BinaryIO | None) -> Submitted:
     """Create the job that a client requested.
 
     Args:
         stores: The open stores.
         origin: The client and its request.
-        body: The request's body; its workspace is stored only if the rest is valid.
-
-    Returns:
-        The job, and whether it was created now.
+        asked: The job.
+        upload: Its workspace's archive, or None; stored only if the rest is valid.
 
     Raises:
-        RequestValidationError: The spec has the wrong shape.
         SpecInvalid: The spec cannot be run here.
         IdempotencyMismatch: The Idempotency-Key was used with another request before.
         LimitReached: Its key or project has too many queued jobs.
     """
     check_key(origin.idempotency_key)
     with tracing.span("submit"):
-        written = _submit(stores, origin, body)
-    return _answer(stores, written)
+        valid = _check(stores, asked, uploaded=upload is not None)
+        sha256 = _store(stores, upload, asked.workspace_sha256)
+        if sha256 != valid.spec.workspace_sha256:
+            valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
+        digest = lifecycle.request_digest(_canonical(asked), (sha256 or "").encode())
+        with stores.database.write() as session:
+            project = _project(session, asked)
+            job, made = _write(session, stores, origin, valid, project, digest)
+            if made and asked.registry_password:
+                credentials.keep_login(session, Vault(stores.settings), job.id, asked.registry_password)
+            if made and valid.git_login:
+                credentials.keep_git_login(session, Vault(stores.settings), job.id, valid.git_login)
+        _note(job, made=made)
+    return _submitted(stores, job, project.name, made=made)
 
 
-def _submit(stores: OpenStores, origin: Origin, body: Body) -> _Written:
-    checked = _check(stores, body)
-    sha256 = _store(stores, body.workspace, checked.asked.workspace_sha256)
-    spec = replace(checked.spec, workspace_sha256=sha256)
-    digest = lifecycle.request_digest(_canonical(checked.asked), (sha256 or "").encode())
-    with stores.database.write() as session:
-        submission = Submission(
-            spec=spec,
-            machine=checked.machine,
-            backend=stores.backend_for(checked.machine),
-            project=_project(session, checked.asked),
-            submitted_by=origin.key_id,
-            idempotency_key=origin.idempotency_key,
-            request_sha256=digest,
-            request_id=origin.request_id,
-            trace_parent=tracing.trace_parent(),
-            image=checked.image,
-        )
-        written = _write(session, stores, submission)
-        job_id = written.job.id
-        if written.made and checked.asked.registry_password:
-            credentials.keep_login(session, Vault(stores.settings), job_id, checked.asked.registry_password)
-        if written.made and checked.git_login:
-            credentials.keep_git_login(session, Vault(stores.settings), job_id, checked.git_login)
-    return _noted(written)
-
-
-def dry_run(stores: OpenStores, body: Body) -> DryRun:
+def dry_run(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> DryRun:
     """Return the job that `submit` would create, storing nothing.
 
     Raises:
-        RequestValidationError: The spec has the wrong shape.
         SpecInvalid: The spec cannot be run here.
     """
-    checked = _check(stores, body)
-    _check_stored(stores, checked.asked.workspace_sha256)
-    machine, backend = checked.machine, stores.backend_for(checked.machine)
-    project: dict[str, str | None] = {"id": checked.asked.project_id, "name": checked.asked.project}
+    valid = _check(stores, asked, uploaded=uploaded)
+    _check_stored(stores, asked.workspace_sha256)
+    machine, backend = valid.machine, stores.backend_for(valid.machine)
+    project: dict[str, str | None] = {"id": asked.project_id, "name": asked.project}
     with stores.database.read() as session:
-        if checked.asked.project_id:
-            project["name"] = queries.project(session, checked.asked.project_id).name
+        if asked.project_id:
+            project["name"] = queries.project(session, asked.project_id).name
         offered = offers(session)
     project["name"] = project["name"] or DEFAULT_PROJECT
-    spec = replace(checked.spec, workspace_sha256=checked.asked.workspace_sha256)
     return DryRun(
-        job=resolved_view(spec, machine, backend, project, checked.image),
+        job=resolved_view(valid.spec, machine, backend, project, valid.image),
         machine_type=machine_type_view(machine, backend, offered),
         price_per_hour=machine.price_per_hour,
-        notes=_notes(machine, backend, offered, uploaded=body.workspace is not None),
+        notes=_notes(machine, backend, offered, uploaded=uploaded),
     )
 
 
-def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = False) -> tuple[JobView, bool]:
+def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = False) -> Submitted:
     """Create a job with the spec, workspace and project of another.
 
     Args:
@@ -154,9 +131,6 @@ def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = 
         origin: The client and its request.
         job_id: The other job.
         pin_image: Use the exact image digest of the other job, even if its image's name has moved on.
-
-    Returns:
-        The new job, and whether it was created now.
 
     Raises:
         JobNotFound: There is no job of this id.
@@ -167,14 +141,22 @@ def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = 
     """
     check_key(origin.idempotency_key)
     with tracing.span("submit"):
-        written = _clone(stores, origin, job_id, pin_image=pin_image)
-    return _answer(stores, written)
+        valid = _check_clone(stores, job_id, pin_image=pin_image)
+        with stores.database.write() as session:
+            cloned = queries.get(session, job_id)
+            digest = lifecycle.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image))
+            project = queries.project(session, cloned.project_id)
+            job, made = _write(session, stores, origin, valid, project, digest, parent_id=cloned.id)
+            if made:
+                credentials.copy_git_login(session, Vault(stores.settings), cloned, job.id, valid.git_login)
+        _note(job, made=made)
+    return _submitted(stores, job, project.name, made=made)
 
 
-def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) -> _Written:
+def _check_clone(stores: OpenStores, job_id: str, *, pin_image: bool) -> _Valid:
     with stores.database.read() as session:
         cloned = queries.get(session, job_id)
-        spec, git_login = without_login(pinned_spec(cloned) if pin_image else cloned.spec)
+        spec = pinned_spec(cloned) if pin_image else cloned.spec
         credentials.check_named(session, spec, cloned.project_id)
     if spec.registry_username is not None:
         raise SpecInvalid(
@@ -182,35 +164,14 @@ def _clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool) 
             "with the password, or store it for all jobs with `gradient-cli registries set`.",
             field="registryPassword",
         )
-    machine = stores.catalogue.get(spec.machine_type)
-    _check_can_be_run(stores, spec, machine)
-    image = image_of(stores, spec, machine, uploaded=spec.workspace_sha256 is not None)
-    check_egress(stores, spec, image)
+    valid = _check_spec(stores, spec, stores.catalogue.get(spec.machine_type), uploaded=False)
     if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
         raise WorkspaceNotFound(
             f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
             "folder again with `gradient-cli jobs create`.",
             field="workspaceSha256",
         )
-    with stores.database.write() as session:
-        original = queries.get(session, job_id)
-        submission = Submission(
-            spec=spec,
-            machine=machine,
-            backend=stores.backend_for(machine),
-            project=queries.project(session, original.project_id),
-            submitted_by=origin.key_id,
-            parent_id=original.id,
-            idempotency_key=origin.idempotency_key,
-            request_sha256=lifecycle.request_digest(b"clone", original.id.encode(), *([b"pinned"] * pin_image)),
-            request_id=origin.request_id,
-            trace_parent=tracing.trace_parent(),
-            image=image,
-        )
-        written = _write(session, stores, submission)
-        if written.made:
-            credentials.copy_git_login(session, Vault(stores.settings), original, written.job.id, git_login)
-    return _noted(written)
+    return valid
 
 
 def check_key(key: str | None) -> None:
@@ -236,30 +197,35 @@ def check_project_name(name: str) -> str:
     return name
 
 
-def _check(stores: OpenStores, body: Body) -> _Checked:
-    asked = parse(SubmitJob, body.spec)
+def _check(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> _Valid:
     machine = stores.catalogue.get(asked.machine_type)
-    spec, git_login = without_login(replace(asked.spec(None), machine_type=machine.name))
-    if spec.workspace is not None and (body.workspace is not None or asked.workspace_sha256 is not None):
+    spec = asked.spec(machine.name)
+    if spec.workspace is not None and uploaded:
         raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
     if asked.project is not None and asked.project_id is not None:
         raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
     if asked.project is not None:
         check_project_name(asked.project)
     refuse_taken(spec.asked_ports(), stores.settings.own_ports)
-    _check_can_be_run(stores, spec, machine)
-    if asked.project_id is not None:
-        with stores.database.read() as session:
-            queries.project(session, asked.project_id)
-    if spec.secrets():
-        with stores.database.read() as session:
-            project_id = asked.project_id or projects.known_id(session, asked.project or DEFAULT_PROJECT)
-            credentials.check_named(session, spec, project_id)
     _check_registry(asked)
-    uploaded = body.workspace is not None or asked.workspace_sha256 is not None
+    valid = _check_spec(stores, spec, machine, uploaded=uploaded)
+    if asked.project_id is not None or spec.secrets():
+        with stores.database.read() as session:
+            if asked.project_id is not None:
+                project_id: str | None = queries.project(session, asked.project_id).id
+            else:
+                project_id = projects.known_id(session, asked.project or DEFAULT_PROJECT)
+            credentials.check_named(session, spec, project_id)
+    return valid
+
+
+def _check_spec(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> _Valid:
+    """Refuse a job that cannot be run here, and separate the login of its git address."""
+    spec, git_login = without_login(spec)
+    _check_can_be_run(stores, spec, machine)
     image = image_of(stores, spec, machine, uploaded=uploaded)
     check_egress(stores, spec, image)
-    return _Checked(asked, spec, machine, image, git_login)
+    return _Valid(spec, machine, image, git_login)
 
 
 def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:
@@ -326,29 +292,48 @@ def _project(session: Session, asked: SubmitJob) -> Project:
     return lifecycle.ensure_project(session, asked.project or DEFAULT_PROJECT)[0]
 
 
-def _write(session: Session, stores: OpenStores, submission: Submission) -> _Written:
+def _write(
+    session: Session,
+    stores: OpenStores,
+    origin: Origin,
+    valid: _Valid,
+    project: Project,
+    digest: str,
+    *,
+    parent_id: str | None = None,
+) -> tuple[Job, bool]:
+    submission = Submission(
+        spec=valid.spec,
+        machine=valid.machine,
+        backend=stores.backend_for(valid.machine),
+        project=project,
+        submitted_by=origin.key_id,
+        parent_id=parent_id,
+        idempotency_key=origin.idempotency_key,
+        request_sha256=digest,
+        request_id=origin.request_id,
+        trace_parent=tracing.trace_parent(),
+        image=valid.image,
+    )
     job, made = lifecycle.submit(session, submission)
-    if made:  # an earlier submission stays accepted
-        stored.require_room(session, submission.project, stores.settings.disk.project_mb)
     if made:  # a repeat under the same Idempotency-Key adds no job
+        stored.require_room(session, project, stores.settings.disk.project_mb)
         stores.limits.queue.check(session, job)
     on_commit(session, stores.wake)
     failpoint("submit_before_commit")
-    return _Written(job, submission.project.name, made)
+    return job, made
 
 
-def _noted(written: _Written) -> _Written:
+def _note(job: Job, *, made: bool) -> None:
     """Write the created job's id to the log and the trace."""
-    job = written.job
-    if written.made:
+    if made:
         logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
     tracing.note({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
-    return written
 
 
-def _answer(stores: OpenStores, written: _Written) -> tuple[JobView, bool]:
+def _submitted(stores: OpenStores, job: Job, project: str, *, made: bool) -> Submitted:
     failpoint("submit_after_commit")
-    return submitted_view(stores, written.job, written.project), written.made
+    return Submitted(job, submitted_view(stores, job, project), made)
 
 
 def _canonical(asked: SubmitJob) -> bytes:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from starlette.exceptions import HTTPException
 from core.errors import Unauthorized
 
 _REMEMBERED = 10_000
-_FIRST_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -22,18 +22,19 @@ T = TypeVar("T")
 class Delays:
     """Delays after failures, by name: each further failure doubles the delay. Kept in this process.
 
-    Not thread-safe: only for the event loop's thread.
-
     Args:
         free: Number of failures from which on there is a delay.
+        first: The first delay, in seconds.
         longest: The longest delay, in seconds.
         forgotten: Seconds after its last failure until a name is forgotten.
     """
 
-    def __init__(self, *, free: int, longest: float, forgotten: float) -> None:
+    def __init__(self, *, free: int, first: float = 1.0, longest: float, forgotten: float) -> None:
         self._free = free
+        self._first = first
         self._longest = longest
         self._forgotten = forgotten
+        self._lock = threading.Lock()
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def wait_seconds(self, name: str) -> float:
@@ -42,15 +43,16 @@ class Delays:
         if count < self._free:
             return 0.0
         # The exponent is bounded against overflow: by then, the delay is the longest.
-        delay = min(_FIRST_SECONDS * 2.0 ** min(count - self._free, 30), self._longest)
+        delay = min(self._first * 2.0 ** min(count - self._free, 30), self._longest)
         return max(0.0, at + delay - time.monotonic())
 
     def failed(self, name: str) -> None:
         """Count a failure."""
-        self._failed[name] = (self._recent(name)[0] + 1, time.monotonic())
-        self._failed.move_to_end(name)
-        if len(self._failed) > _REMEMBERED:
-            self._failed.popitem(last=False)
+        with self._lock:
+            self._failed[name] = (self._recent(name)[0] + 1, time.monotonic())
+            self._failed.move_to_end(name)
+            if len(self._failed) > _REMEMBERED:
+                self._failed.popitem(last=False)
 
     def succeeded(self, name: str) -> None:
         """Forget the failures of this name."""

@@ -36,14 +36,14 @@ class Request(BaseModel):
 R = TypeVar("R", bound=Request)
 
 
-def parse(model: type[R], raw: bytes) -> R:
-    """Parse and validate a request's JSON.
+def parse(model: type[R], raw: bytes | dict[str, object]) -> R:
+    """Validate a request, given as JSON text or as its fields.
 
     Raises:
         RequestValidationError: The JSON does not fit the model; for an unknown field, the error lists the known names.
     """
     try:
-        return model.model_validate_json(raw)
+        return model.model_validate_json(raw) if isinstance(raw, bytes) else model.model_validate(raw)
     except ValidationError as error:
         hidden = {field.alias or name for name, field in model.model_fields.items() if field.repr is False}
         known = [field.alias or name for name, field in model.model_fields.items()]
@@ -103,11 +103,11 @@ class SubmitJob(AskedImage, Request):
     )
     code_commit: str | None = Field(None, description="git commit that the uploaded folder was at")
 
-    def spec(self, workspace_sha256: str | None) -> JobSpec:
+    def spec(self, machine_type: str) -> JobSpec:
         """Build the job's spec, which validates the values.
 
         Args:
-            workspace_sha256: Digest of the stored archive, or None.
+            machine_type: The machine type's name; the request may have an alias.
 
         Raises:
             SpecInvalid: A value is not valid; the error names the field and the remedy.
@@ -115,15 +115,15 @@ class SubmitJob(AskedImage, Request):
         given = self.model_dump(
             exclude_none=True,
             exclude={
-                *("project", "project_id", "workspace", "workspace_sha256", "tags", "ports"),
+                *("machine_type", "project", "project_id", "workspace", "tags", "ports"),
                 *("registry_username", "registry_password"),
             },
         )
         workspace = None if self.workspace in {None, "", "none"} else self.workspace
         return JobSpec(
             **given,
+            machine_type=machine_type,
             workspace=workspace,
-            workspace_sha256=workspace_sha256,
             tags=tuple(self.tags or ()),
             ports=(self.ports,) if isinstance(self.ports, str) else tuple(self.ports or ()),
             registry_username=self.registry_username or None,

@@ -1,7 +1,6 @@
 """The application over one database, with a job in every state, and a fuzzer's requests aimed at what is there."""
 
 import io
-import json
 import os
 import re
 import zlib
@@ -36,7 +35,7 @@ from service import submission
 from service.main import create_app
 from service.routes.original.s3 import BUCKET
 from service.submission import Origin
-from service.uploads import Body
+from service.wire import SubmitJob, parse
 
 CHECKS = [
     not_a_server_error,
@@ -105,8 +104,8 @@ class Fuzzed:
 
     def submit(self) -> str:
         """The id of a new job."""
-        body = Body(json.dumps(a_job(tags=["fuzz"], envVars={"API_KEY": "x"})).encode())
-        return submission.submit(self._stores, Origin("k", "r", None), body)[0].id
+        asked = parse(SubmitJob, a_job(tags=["fuzz"], envVars={"API_KEY": "x"}))
+        return submission.submit(self._stores, Origin("k", "r", None), asked, None).job.id
 
     def call(self, case: Case, *, key: bool = True) -> Response:
         """Send a request; three of four that name something name something that is there."""

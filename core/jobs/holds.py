@@ -85,7 +85,7 @@ def _free(among: PortRange, taken: Collection[int], start: int) -> Sequence[int]
 
 def ports_of(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[HeldPort]]:
     """Return the ports allocated to jobs, by job id; no query if none of them asks for ports."""
-    wanting = [job.id for job in jobs if job.spec_json.get("ports") and job.state in OWNED]
+    wanting = [job.id for job in jobs if job.spec.ports and job.state in OWNED]
     found: dict[str, list[HeldPort]] = {}
     if wanting:
         held = select(HeldPort).where(HeldPort.job_id.in_(wanting)).order_by(HeldPort.internal)
@@ -106,14 +106,14 @@ def let_go(session: Session, job: Job) -> None:
     """Free a job's GPUs and ports; once it has ended, also delete its port requests and registry password."""
     if job.cards:
         session.execute(delete(HeldCard).where(HeldCard.job_id == job.id))
-    wants_ports = bool(job.spec_json.get("ports"))
+    wants_ports = bool(job.spec.ports)
     if wants_ports:
         session.execute(delete(HeldPort).where(HeldPort.job_id == job.id))
     if job.state not in TERMINAL:
         return
     if wants_ports:
         session.execute(delete(WantedPort).where(WantedPort.job_id == job.id))
-    if job.spec_json.get("registry_username") is not None:
+    if job.spec.registry_username is not None:
         session.execute(delete(JobLogin).where(JobLogin.job_id == job.id))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, Enum, ForeignKey, Index, Integer, LargeBinary, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.sql import ColumnElement
 
 from core.db import Base, UtcDateTime
 from core.images import MAX_REFERENCE
@@ -223,8 +224,17 @@ class Job(Base):
 
     @property
     def spec(self) -> JobSpec:
-        """The submitted specification."""
-        return JobSpec.from_json(self.spec_json)
+        """The submitted specification, parsed once for each value of its column."""
+        parsed: tuple[dict[str, Any], JobSpec] | None = self.__dict__.get("_parsed")
+        if parsed is None or parsed[0] is not self.spec_json:
+            parsed = self.__dict__["_parsed"] = (self.spec_json, JobSpec.from_json(self.spec_json))
+        return parsed[1]
+
+    @classmethod
+    def spec_text(cls, name: str) -> ColumnElement[str]:
+        """Return the SQL expression of a text in the specification."""
+        text_of: ColumnElement[str] = cls.spec_json[name].as_string()
+        return text_of
 
     @property
     def ended(self) -> bool:

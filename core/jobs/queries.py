@@ -115,7 +115,7 @@ def _narrowed(query: Select[Job], wanted: JobFilter) -> Select[Job]:
     if wanted.name:
         query = query.where(Job.name == wanted.name)
     asked = {name: value for name in _OF_SPEC if (value := getattr(wanted, name))}
-    return query.where(*(Job.spec_json[name].as_string() == value for name, value in asked.items()))
+    return query.where(*(Job.spec_text(name) == value for name, value in asked.items()))
 
 
 def _tagged(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:

@@ -89,7 +89,7 @@ def _look(session: Session, queued: Sequence[Job], places: dict[str, Place]) -> 
     if any(job.cards for job in queued):
         for row in session.execute(_HELD_CARDS):
             cards[row.host].add(row.card)
-    ports = held_ports(session) if any(job.spec_json.get("ports") for job in queued) else {}
+    ports = held_ports(session) if any(job.spec.ports for job in queued) else {}
     return _Scene(at, places, offers(session), held, _typical(session, sorted(types)), cards, ports)
 
 

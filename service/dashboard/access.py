@@ -1,9 +1,6 @@
 """Signing in with an API key, and protection of forms against requests from other sites (CSRF)."""
 
 import re
-import threading
-import time
-from collections import OrderedDict, deque
 from functools import partial
 from typing import Annotated, cast
 from urllib.parse import urlsplit
@@ -20,6 +17,7 @@ from core.sessions import open_session
 from service.dashboard.rendering import page
 from service.deps import OpenStores, Stores
 from service.sessions import forget_session, session_token, set_session
+from service.throttle import Delays
 
 FORM_FIELDS = 8
 """Largest number of fields in a form; no form has files."""
@@ -29,42 +27,12 @@ router = APIRouter(form_limits={"max_files": 0, "max_fields": FORM_FIELDS})
 HOME = "/ui/jobs"
 
 _OWN_PAGE = re.compile(r"/ui(?:/[^/\\\x00-\x20][^\\\x00-\x20]*)?\Z")
-_MAX_FAILURES = 10
-_FAILURE_SECONDS = 60.0
-_MAX_ADDRESSES = 4096
 _MAX_KEY = 500
 
 
-class SignInAttempts:
-    """Counts wrong keys by address, to slow down guessing.
-
-    Args:
-        most: Number of wrong keys after which an address has to wait.
-        seconds: Time for which a wrong key counts.
-    """
-
-    def __init__(self, most: int = _MAX_FAILURES, seconds: float = _FAILURE_SECONDS) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._lock = threading.Lock()
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
-
-    def wait_seconds(self, address: str) -> float:
-        """Return the seconds until the next key from this address is checked; 0: now."""
-        current = time.monotonic()
-        with self._lock:
-            times = self._failures.get(address)
-            while times and times[0] <= current - self._seconds:
-                times.popleft()
-            return times[0] + self._seconds - current if times and len(times) >= self._most else 0.0
-
-    def failed(self, address: str) -> None:
-        """Count a wrong key from this address."""
-        with self._lock:
-            self._failures.setdefault(address, deque(maxlen=self._most)).append(time.monotonic())
-            self._failures.move_to_end(address)
-            if len(self._failures) > _MAX_ADDRESSES:
-                self._failures.popitem(last=False)
+def wrong_key_delays() -> Delays:
+    """Return the delays of addresses that sent ten wrong keys, each less than a minute after the one before."""
+    return Delays(free=10, first=60.0, longest=60.0, forgotten=60.0)
 
 
 def require_own_form(request: Request, stores: Stores) -> None:
@@ -136,9 +104,9 @@ def sign_in(
 ) -> Response:
     """Open a session with an API key."""
     target = own_page(wanted)
-    attempts = cast("SignInAttempts", request.app.state.sign_in_attempts)
+    wrong_keys = cast("Delays", request.app.state.wrong_keys)
     address = request.client.host if request.client else ""
-    if wait := attempts.wait_seconds(address):
+    if wait := wrong_keys.wait_seconds(address):
         problem = f"Too many wrong keys. Try again in {wait:.0f} seconds."
         answer: Response = page("login.html", 429, target=target, problem=problem)
         answer.headers["Retry-After"] = f"{wait:.0f}"
@@ -146,7 +114,7 @@ def sign_in(
     try:
         known = stores.keys.authenticate(key.strip())
     except Unauthorized as error:
-        attempts.failed(address)
+        wrong_keys.failed(address)
         return page("login.html", 401, target=target, problem=error.message)
     answer = RedirectResponse(target, 303)
     set_session(answer, stores.sessions.open(known.id), stores.settings)

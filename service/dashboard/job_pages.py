@@ -123,8 +123,7 @@ def clone_job(
 ) -> Response:
     """Submit a job again; with the form's idempotency key, a double click creates only one job."""
     stores.limits.submissions.take(caller.id)
-    made, _ = submission.clone(stores, Origin(caller.id, request_id, key), job_id)
-    return _to(made.id)
+    return _to(submission.clone(stores, Origin(caller.id, request_id, key), job_id).job.id)
 
 
 @router.post("/ui/jobs/{job_id}/delete", dependencies=[OwnForm])

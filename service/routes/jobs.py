@@ -12,11 +12,11 @@ from core.jobs import lifecycle, queries
 from service import links, submission
 from service.auth import Caller, PageCaller
 from service.body_limit import allow_upload
-from service.deps import Reading, RequestId, Stores, Writing
-from service.submission import Origin
+from service.deps import OpenStores, Reading, RequestId, Stores, Writing
+from service.submission import Origin, Submitted
 from service.uploads import SPEC, WORKSPACE, Body, checked, read_body
 from service.views import event_view, job_filter, job_view, job_views
-from service.wire import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob
+from service.wire import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob, parse
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -93,16 +93,20 @@ async def submit_job(
     """Submit a job: its JSON alone, or as the part `spec` beside the part `workspace`."""
     if dry_run:
         response.status_code = 200
-        return await run_in_threadpool(submission.dry_run, stores, body)
+        return await run_in_threadpool(_dry_run, stores, body)
     origin = Origin(caller.id, request_id, idempotency_key)
 
-    def submitted() -> tuple[JobView, bool]:
+    def submit() -> Submitted:
         with stores.measures.submitting():
-            return submission.submit(stores, origin, body)
+            return submission.submit(stores, origin, parse(SubmitJob, body.spec), body.workspace)
 
-    job, made = await checked(stores, caller.id, body, submitted)
-    response.status_code = 201 if made else 200
-    return job
+    submitted = await checked(stores, caller.id, body, submit)
+    response.status_code = 201 if submitted.made else 200
+    return submitted.view
+
+
+def _dry_run(stores: OpenStores, body: Body) -> DryRun:
+    return submission.dry_run(stores, parse(SubmitJob, body.spec), uploaded=body.workspace is not None)
 
 
 async def _list_slot(request: Request, stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
@@ -149,9 +153,9 @@ def clone_job(
     stores.limits.submissions.take(caller.id)
     origin = Origin(caller.id, request_id, idempotency_key)
     with stores.measures.submitting():
-        job, made = submission.clone(stores, origin, job_id, pin_image=pin_image)
-    response.status_code = 201 if made else 200
-    return job
+        submitted = submission.clone(stores, origin, job_id, pin_image=pin_image)
+    response.status_code = 201 if submitted.made else 200
+    return submitted.view
 
 
 @router.delete("/{job_id}", status_code=204)

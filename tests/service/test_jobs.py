@@ -60,6 +60,19 @@ def test_a_job_is_made_and_shown(client, woken):
     assert woken == ["wake"]
 
 
+@pytest.mark.parametrize("options", [{}, {"projectId": True, "envVars": {"TOKEN": "secret:token"}}])
+def test_a_submission_takes_at_most_two_database_sessions(client, database, monkeypatch, options):
+    assert client.put("/secrets/token", json={"value": "x"}).is_success
+    project = client.post("/projects", json={"name": "ours"}).json()["id"]
+    asked = a_job(**options | ({"projectId": project} if options else {}))
+    opened = []
+    for kind in ("read", "write"):
+        session = getattr(database, kind)
+        monkeypatch.setattr(database, kind, lambda session=session, kind=kind: opened.append(kind) or session())
+    assert client.post("/jobs", json=asked).status_code == 201
+    assert opened == (["read", "write"] if options else ["write"])
+
+
 def test_a_commit_that_fails_gives_503_and_no_201(client, database, monkeypatch):
     def fail(_session):
         raise StoreUnavailable("The database does not answer right now. Try again in a moment.")

@@ -14,6 +14,7 @@ from core.errors import SpecInvalid
 from core.jobs.options import WORKSPACE
 from service.routes.original.params import Params
 from service.routes.original.views import CLUSTER, CLUSTER_ID
+from service.wire import SubmitJob, parse
 
 DEFAULT_MACHINE = "K80"
 """The machine type of jobs that name none, as in the original service."""
@@ -77,8 +78,8 @@ FIELDS: dict[str, tuple[str | None, Reader]] = {
 """By original name: the field of `SubmitJob` (None: refused if given) and the function that reads it."""
 
 
-def spec_of(given: Params, client: str | None, *, uploaded: bool) -> dict[str, Any]:
-    """Build the JSON of the same job for the main API.
+def job_of(given: Params, client: str | None, *, uploaded: bool) -> SubmitJob:
+    """Build the same job as a request of the main API.
 
     Args:
         given: The parameters.
@@ -87,6 +88,7 @@ def spec_of(given: Params, client: str | None, *, uploaded: bool) -> dict[str, A
 
     Raises:
         HTTPException: 422: both a project and a projectId.
+        RequestValidationError: A parameter does not fit the main API.
         SpecInvalid: A parameter that this service does not support.
     """
     if given.text("project") and given.text("projectId"):
@@ -103,7 +105,7 @@ def spec_of(given: Params, client: str | None, *, uploaded: bool) -> dict[str, A
     if "useDockerfile" in spec:
         spec.pop("container", None)  # two of the clients send their default with every job
     workspace = _workspace(given, uploaded=uploaded)
-    return spec if workspace is None else spec | {"workspace": workspace}
+    return parse(SubmitJob, spec if workspace is None else spec | {"workspace": workspace})
 
 
 def _check_cluster(given: Params) -> None:

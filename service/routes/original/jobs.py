@@ -1,6 +1,5 @@
 """Operations on one job: create, show, wait, stop, clone, delete."""
 
-import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -14,12 +13,12 @@ from service import submission
 from service.auth import Caller
 from service.body_limit import allow_json, allow_upload
 from service.deps import OpenStores, Reading, RequestId, Stores, Writing
-from service.routes.original.creation import FIELDS, spec_of
+from service.routes.original.creation import FIELDS, job_of
 from service.routes.original.holding import hold
 from service.routes.original.params import Given, Params, read_params, takes
 from service.routes.original.paths import CLIENT_NAME
 from service.routes.original.routing import OriginalRoute
-from service.routes.original.views import PREEMPTED, job_shape
+from service.routes.original.views import PREEMPTED, job_shape, submitted_shape
 from service.submission import Origin
 from service.uploads import Body, checked, read_upload
 from service.views import OUTSIDE_STATES
@@ -76,16 +75,14 @@ async def create_job(
 ) -> dict[str, Any]:
     """Submit a job."""
     given, body = posted
-    spec = spec_of(given, request.headers.get(CLIENT_NAME), uploaded=body.workspace is not None)
-    whole = Body(json.dumps(spec).encode(), body.workspace)
+    asked = job_of(given, request.headers.get(CLIENT_NAME), uploaded=body.workspace is not None)
     origin = Origin(caller.id, request_id, None)
 
-    def submitted() -> dict[str, Any]:
+    def submit() -> dict[str, Any]:
         with stores.measures.submitting():
-            job, _ = submission.submit(stores, origin, whole)
-        return _found(stores, job.id)
+            return submitted_shape(submission.submit(stores, origin, asked, body.workspace))
 
-    return await checked(stores, caller.id, whole, submitted)
+    return await checked(stores, caller.id, body, submit)
 
 
 @router.get("/jobs/getJob", name="original_get_job", openapi_extra=takes("jobId", "state"))
@@ -124,8 +121,7 @@ def clone_job(stores: Stores, caller: Caller, request_id: RequestId, job_id: str
     """Submit the same job again, on the same workspace."""
     stores.limits.submissions.take(caller.id)
     with stores.measures.submitting():
-        job, _ = submission.clone(stores, Origin(caller.id, request_id, None), job_id)
-    return _found(stores, job.id)
+        return submitted_shape(submission.clone(stores, Origin(caller.id, request_id, None), job_id))
 
 
 def _found(stores: OpenStores, job_id: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def link_to(request: Request, stores: OpenStores, caller: KeyHolder, job_id: str
     The link works no longer than the caller's key.
     """
     base = stores.settings.api.public_url or str(request.base_url)
-    stamp = stores.signer.stamp(_PURPOSE, f"{job_id}/{path}", caller.id, SECONDS)
+    stamp = stores.signer.stamp(_PURPOSE, f"{job_id}/{path}", caller.id)
     # The stamp is in the query string, which is not logged.
     return f"{base.rstrip('/')}{PREFIX}/artifact/{job_id}/{quote(path)}?stamp={stamp}"
 
@@ -52,7 +52,7 @@ def read_artifact(
     stamp: Annotated[str, Query(description="as `artifactsList` gave it")] = "",
 ) -> Response:
     """A file, for whoever has its link."""
-    if not stores.signer.holds(_PURPOSE, f"{job_id}/{path}", stamp):
+    if not stores.signer.holds(_PURPOSE, f"{job_id}/{path}", stamp, SECONDS):
         raise Unauthorized(
             "This link is damaged or older than 8 hours, or the API key that it was made with is no longer good. List "
             "the job's artifacts for a new one."

@@ -48,7 +48,7 @@ Token = Annotated[str, Header(alias="x-amz-security-token", description="as `art
 
 def issue_token(stores: OpenStores, caller: KeyHolder, job_id: str) -> str:
     """Issue a session token for the files of one job, which works no longer than the caller's key."""
-    return f"{job_id}.{stores.signer.stamp(_PURPOSE, job_id, caller.id, SECONDS)}"
+    return f"{job_id}.{stores.signer.stamp(_PURPOSE, job_id, caller.id)}"
 
 
 @router.get("/{bucket}", name="s3_list_bucket", response_class=Response, responses=_ANSWERS)
@@ -64,7 +64,7 @@ def read(
 ) -> Response:
     """A file, or, without a key, the list of them."""
     job_id, _, stamp = token.partition(".")
-    if not stores.signer.holds(_PURPOSE, job_id, stamp):
+    if not stores.signer.holds(_PURPOSE, job_id, stamp, SECONDS):
         return _error(403, "InvalidToken", "The provided token is malformed or otherwise invalid, or has expired.")
     if bucket != BUCKET:
         return _error(404, "NoSuchBucket", "The specified bucket does not exist.")

@@ -14,6 +14,7 @@ from core.jobs.options import WORKSPACE
 from core.jobs.states import JobState
 from core.machines import MachineType
 from service.deps import OpenStores
+from service.submission import Submitted
 from service.views import job_views
 from service.wire import JobView
 
@@ -64,6 +65,11 @@ def job_shapes(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> lis
 def job_shape(session: Session, stores: OpenStores, job: Job) -> dict[str, Any]:
     """Convert one job to the original format."""
     return job_shapes(session, stores, [job])[0]
+
+
+def submitted_shape(submitted: Submitted) -> dict[str, Any]:
+    """Convert a submitted job to the original format, without its place in the queue."""
+    return _shape(submitted.job, submitted.view)
 
 
 def _shape(job: Job, view: JobView) -> dict[str, Any]:

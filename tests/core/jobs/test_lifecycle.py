@@ -242,6 +242,14 @@ def test_a_spec_that_would_be_refused_today_can_still_be_read(submit):
     assert (job.spec.name, job.spec.priority, job.spec.tags) == ("two\nlines", 50, ())
 
 
+def test_a_spec_is_parsed_once_and_again_after_a_change(database, submit):
+    job = submit(tags=("old",))
+    assert job.spec is job.spec
+    with database.write() as session:
+        changed = lifecycle.set_tags(session, job.id, ["new"])
+        assert changed.spec.tags == ("new",)
+
+
 def test_pages_go_through_all_jobs_newest_first(database, submit):
     ids = [submit().id for _ in range(7)]
     seen, after = [], None

@@ -13,8 +13,8 @@ from serving import Live, a_job
 from core import keys, once
 from core.once import Purpose
 from core.settings.api import ApiSettings, SignInSettings
-from service.dashboard import access
-from service.dashboard.access import SignInAttempts, own_page
+from service import throttle
+from service.dashboard.access import own_page, wrong_key_delays
 from service.main import create_app
 from service.sessions import COOKIES
 
@@ -93,22 +93,23 @@ def test_after_ten_wrong_keys_even_a_right_one_waits(visitor, live, app):
     refused = visitor.post("/ui/login", data={"key": live.secret})
     assert refused.status_code == 429
     assert 0 < int(refused.headers["retry-after"]) <= 60
-    app.state.sign_in_attempts = SignInAttempts()
+    app.state.wrong_keys = wrong_key_delays()
     assert visitor.post("/ui/login", data={"key": live.secret}).status_code == 303
 
 
 def test_wrong_keys_count_for_their_address_and_not_for_ever(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(access.time, "monotonic", lambda: clock[0])
-    attempts = SignInAttempts(most=2, seconds=60)
-    attempts.failed("a")
-    clock[0] = 10
-    assert attempts.wait_seconds("a") == 0
-    attempts.failed("a")
-    assert attempts.wait_seconds("a") == 50
-    assert attempts.wait_seconds("b") == 0
-    clock[0] = 60
-    assert attempts.wait_seconds("a") == 0
+    clock = [100.0]
+    monkeypatch.setattr(throttle.time, "monotonic", lambda: clock[0])
+    wrong_keys = wrong_key_delays()
+    for _ in range(9):
+        wrong_keys.failed("a")
+    assert wrong_keys.wait_seconds("a") == 0
+    clock[0] += 50
+    wrong_keys.failed("a")
+    assert wrong_keys.wait_seconds("a") == 60
+    assert wrong_keys.wait_seconds("b") == 0
+    clock[0] += 60
+    assert wrong_keys.wait_seconds("a") == 0
 
 
 def test_signing_out_ends_the_session_in_this_browser(person):
