@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -128,9 +128,14 @@ def _job_view(job: Job, beside: _Beside, settings: Settings, current: datetime) 
     spec, waits = job.spec, beside.waits
     reason, message = reason_of(job, waits, current)
     seconds = _duration(job, current)
+    options = _options(spec) | {
+        "name": job.shown_name,
+        "machine_type": job.machine_type,
+        "ports": port_views(spec, beside.ports, settings.dashboard_host if beside.ports else None),
+    }
     return JobView(
+        **options,
         id=job.id,
-        name=job.shown_name,
         project=beside.project,
         project_id=job.project_id,
         state=outside_state(job.state, job.exit_code),
@@ -139,11 +144,8 @@ def _job_view(job: Job, beside: _Beside, settings: Settings, current: datetime) 
         reason=reason,
         message=message,
         exit_code=job.exit_code if job.state not in {JobState.QUEUED, JobState.STARTING} else None,
-        **_spec_fields(spec),
         image=job.image,
         image_digest=job.image_digest,
-        ports=port_views(spec, beside.ports, settings.dashboard_host if beside.ports else None),
-        machine_type=job.machine_type,
         backend=job.backend,
         simulated=job.simulated,
         attempt=job.attempt,
@@ -170,56 +172,9 @@ def _cost(job: Job, seconds: float) -> float:
     return round(seconds * job.price_per_hour / 3600, 6)
 
 
-class _SpecFields(TypedDict):
-    container: str | None
-    image_pull_policy: str | None
-    use_dockerfile: bool
-    rel_dockerfile_path: str | None
-    build_only: bool
-    registry_target: str | None
-    command: str
-    workspace: str | None
-    workspace_sha256: str | None
-    env_vars: dict[str, str]
-    time_limit: int | None
-    stop_grace: int
-    max_attempts: int
-    priority: int
-    cpus: float | None
-    memory_mb: int | None
-    shared_mem_mb: int | None
-    working_dir: str | None
-    user: str | None
-    tags: list[str]
-    registry_username: str | None
-    code_commit: str | None
-
-
-def _spec_fields(spec: JobSpec) -> _SpecFields:
-    return {
-        "container": spec.container,
-        "image_pull_policy": spec.image_pull_policy,
-        "use_dockerfile": spec.use_dockerfile,
-        "rel_dockerfile_path": spec.rel_dockerfile_path,
-        "build_only": spec.build_only,
-        "registry_target": spec.registry_target,
-        "command": spec.command,
-        "workspace": spec.shown_workspace(),
-        "workspace_sha256": spec.workspace_sha256,
-        "env_vars": spec.shown_env(),
-        "time_limit": spec.time_limit,
-        "stop_grace": spec.stop_grace,
-        "max_attempts": spec.max_attempts,
-        "priority": spec.priority,
-        "cpus": spec.cpus,
-        "memory_mb": spec.memory_mb,
-        "shared_mem_mb": spec.shared_mem_mb,
-        "working_dir": spec.working_dir,
-        "user": spec.user,
-        "tags": list(spec.tags),
-        "registry_username": spec.registry_username,
-        "code_commit": spec.code_commit,
-    }
+def _options(spec: JobSpec) -> dict[str, Any]:
+    """Return the options of a job as its public form has them; links to its ports come in addition."""
+    return spec.to_json() | {"workspace": spec.shown_workspace(), "env_vars": spec.shown_env()}
 
 
 def reason_of(job: Job, waits: Waiting | None, current: datetime) -> tuple[str | None, str | None]:
@@ -301,15 +256,12 @@ def resolved_view(
 ) -> ResolvedJob:
     """Convert a job that would be created to its public form; `project` has its name and id, as far as known."""
     return ResolvedJob(
+        **_options(spec) | {"ports": port_views(spec)},
         image=image,
-        name=spec.name,
         project=project["name"],
         project_id=project["id"],
-        machine_type=machine.name,
         backend=backend,
         simulated=backend != machine.backend,
-        **_spec_fields(spec),
-        ports=port_views(spec),
     )
 
 

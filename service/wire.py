@@ -18,10 +18,11 @@ from pydantic.alias_generators import to_camel
 from core.formatting import iso_time
 from core.jobs.spec import JobSpec
 from service.wire_base import View
-from service.wire_images import AskedImage, RunImage, WishedImage
+from service.wire_options import AskedOptions, ShownOptions
 from service.wire_usage import CardView, JobTpu, UsageView
 
 MAX_LINE = 2**62
+_IMAGE = "the image reference that container stands for; null: the worker's default image, or one that is built"
 
 
 Time = Annotated[datetime, PlainSerializer(iso_time, return_type=str)]
@@ -64,44 +65,24 @@ def _ports(given: object, check: ValidatorFunctionWrapHandler) -> object:
         raise ValueError("must be texts such as 8888:8888, as a list or comma separated") from None
 
 
-class SubmitJob(AskedImage, Request):
+class SubmitJob(AskedOptions, Request):
     """A job to run: its command, machine type and options."""
 
     machine_type: str = Field(max_length=200, description="one of GET /machine-types")
     command: str = Field(description="run by the container's shell")
-    container: str | None = Field(
-        None, description="image reference or short name (GET /images); default: the worker's"
-    )
-    name: str | None = Field(None, description="for people")
     project_id: str | None = Field(None, description="an existing project; not together with `project`")
     project: str | None = Field(None, description='name of a project, made if missing; default "default"')
-    workspace: str | None = Field(None, description='git URL (`https://host/repo.git#ref`), or "none"')
     workspace_sha256: str | None = Field(
         None, pattern="^[0-9a-f]{64}$", description="of an uploaded archive, or of the part sent along"
     )
-    env_vars: dict[str, str] | None = Field(None, description="environment of the command")
-    time_limit: int | None = Field(None, description="seconds of running time")
-    stop_grace: int | None = Field(None, description="seconds between SIGTERM and SIGKILL; default 60")
-    max_attempts: int | None = Field(None, description="how often it may run in all; default 1")
-    priority: int | None = Field(None, description="0 to 100, higher goes first; default 50")
-    cpus: float | None = Field(None, description="limit of CPUs")
-    memory_mb: int | None = Field(None, description="limit of memory, MiB")
-    shared_mem_mb: int | None = Field(None, description="size of /dev/shm, MiB; part of its memory")
-    working_dir: str | None = Field(
-        None, description="where the command begins: a folder of the workspace, or of the container by its whole path"
-    )
-    user: str | None = Field(None, description="UID, UID:GID or root; default: as the host is set")
-    tags: list[str] | None = Field(None, description="for finding it again")
     ports: Annotated[list[str] | str | None, WrapValidator(_ports)] = Field(
         None,
         description="what it is to be reached at: `external:internal[:scheme]`, as a list or comma separated; external "
         "0 or left out: any free one of the host's",
     )
-    registry_username: str | None = Field(None, description="who signs in to the container's registry, for this job")
     registry_password: str | None = Field(
         None, description="with which password; kept encrypted until the job has ended", repr=False
     )
-    code_commit: str | None = Field(None, description="git commit that the uploaded folder was at")
 
     def spec(self, machine_type: str) -> JobSpec:
         """Build the job's spec, which validates the values.
@@ -112,21 +93,17 @@ class SubmitJob(AskedImage, Request):
         Raises:
             SpecInvalid: A value is not valid; the error names the field and the remedy.
         """
-        given = self.model_dump(
-            exclude_none=True,
-            exclude={
-                *("machine_type", "project", "project_id", "workspace", "tags", "ports"),
-                *("registry_username", "registry_password"),
-            },
-        )
-        workspace = None if self.workspace in {None, "", "none"} else self.workspace
+        given = self.model_dump(exclude_none=True, exclude={"project", "project_id", "registry_password"})
+        ports = given.get("ports", ())
         return JobSpec(
-            **given,
-            machine_type=machine_type,
-            workspace=workspace,
-            tags=tuple(self.tags or ()),
-            ports=(self.ports,) if isinstance(self.ports, str) else tuple(self.ports or ()),
-            registry_username=self.registry_username or None,
+            **given
+            | {
+                "machine_type": machine_type,
+                "workspace": None if self.workspace in {"", "none"} else self.workspace,
+                "tags": tuple(given.get("tags", ())),
+                "ports": (ports,) if isinstance(ports, str) else tuple(ports),
+                "registry_username": self.registry_username or None,
+            }
         )
 
 
@@ -189,7 +166,7 @@ class RemovedView(View):
     message: str = Field(description="by which policy")
 
 
-class JobView(RunImage, View):
+class JobView(ShownOptions, View):
     """A job."""
 
     id: str
@@ -205,25 +182,13 @@ class JobView(RunImage, View):
     machine_type: str
     backend: str
     simulated: bool = Field(description="whether a stand-in runs it instead of the machine asked for")
-    container: str | None
-    command: str
-    workspace: str | None
-    workspace_sha256: str | None
-    env_vars: dict[str, str] = Field(description="values of secret-looking names are hidden")
-    time_limit: int | None
-    stop_grace: int
-    max_attempts: int
+    image: str | None = Field(description=_IMAGE)
+    image_digest: str | None = Field(
+        description="the image of this attempt: repository@sha256:…, or the image's id where no registry knows it; "
+        "null until it is known"
+    )
     attempt: int
-    priority: int
-    cpus: float | None
-    memory_mb: int | None
-    shared_mem_mb: int | None
-    working_dir: str | None
-    user: str | None
-    tags: list[str]
     ports: list[PortView]
-    registry_username: str | None
-    code_commit: str | None
     parent_job_id: str | None
     created_at: Time
     started_at: Time | None
@@ -285,33 +250,16 @@ class MachineTypes(View):
     machine_types: list[MachineTypeView]
 
 
-class ResolvedJob(WishedImage, View):
+class ResolvedJob(ShownOptions, View):
     """A job as it would be made."""
 
-    name: str | None
     project: str | None
     project_id: str | None
     machine_type: str
     backend: str
     simulated: bool
-    container: str | None
-    command: str
-    workspace: str | None
-    workspace_sha256: str | None
-    env_vars: dict[str, str]
-    time_limit: int | None
-    stop_grace: int
-    max_attempts: int
-    priority: int
-    cpus: float | None
-    memory_mb: int | None
-    shared_mem_mb: int | None
-    working_dir: str | None
-    user: str | None
-    tags: list[str]
+    image: str | None = Field(description=_IMAGE)
     ports: list[PortView]
-    registry_username: str | None
-    code_commit: str | None
 
 
 class DryRun(View):

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from core.errors import SpecInvalid
@@ -45,59 +45,44 @@ _LOOKS_SECRET = re.compile(r"key|token|secret|passw|passphrase|credential|auth|d
 class JobSpec:
     """The specification of a job.
 
-    Attributes:
-        machine_type: The catalogue's name of the machine.
-        command: Run by the container's shell; may be empty if nothing is run.
-        container: Image reference or short name; None: the host's default image.
-        image_pull_policy: Always, IfNotPresent or Never; None: as the host's settings say.
-        use_dockerfile: The image is built from the workspace's Dockerfile.
-        rel_dockerfile_path: Path of the Dockerfile in the workspace; None: `Dockerfile`.
-        build_only: The image is built (and pushed), and nothing is run.
-        registry_target: Image reference that the built image is pushed to, or None.
-        name: Display name; None shows as "job N".
-        workspace: A git URL (`https://host/repo.git#ref`), or None.
-        workspace_sha256: Digest of the uploaded archive, or None.
-        env_vars: Environment of the command; a value `secret:NAME` stands for that secret, looked up at launch.
-        time_limit: Seconds of running time after which it is stopped; None: no limit.
-        stop_grace: Seconds between SIGTERM and SIGKILL.
-        max_attempts: Attempts allowed; those lost to faults of the machine or the service do not count.
-        priority: 0 to 100; jobs with higher priority start first.
-        cpus: Limit of CPUs, or None.
-        memory_mb: Limit of memory in MiB, or None.
-        shared_mem_mb: Size of /dev/shm in MiB, or None.
-        working_dir: The command's working directory: a folder of the workspace, or an absolute path in the container.
-        user: `UID`, `UID:GID` or `root`; None: the host's default.
-        tags: Labels for searching.
-        ports: Ports to expose, each as `external:internal:scheme`; external 0: the host chooses.
-        registry_username: User name for the container's registry; the password is stored separately.
-        code_commit: Git commit of the uploaded folder, as stated by the client.
+    The service derives the options' names, types and descriptions in requests and responses from these fields.
     """
 
-    machine_type: str
-    command: str
-    container: str | None = None
-    image_pull_policy: str | None = None
-    use_dockerfile: bool = False
-    rel_dockerfile_path: str | None = None
-    build_only: bool = False
-    registry_target: str | None = None
-    name: str | None = None
-    workspace: str | None = None
-    workspace_sha256: str | None = None
-    env_vars: dict[str, str] = field(default_factory=dict)
-    time_limit: int | None = None
-    stop_grace: int = 60
-    max_attempts: int = 1
-    priority: int = 50
-    cpus: float | None = None
-    memory_mb: int | None = None
-    shared_mem_mb: int | None = None
-    working_dir: str | None = None
-    user: str | None = None
-    tags: tuple[str, ...] = ()
-    ports: tuple[str, ...] = ()
-    registry_username: str | None = None
-    code_commit: str | None = None
+    machine_type: Annotated[str, "name in the catalogue of machine types"]
+    command: Annotated[str, "run by the container's shell; may be empty if nothing is run"]
+    container: Annotated[str | None, "image reference or short name (GET /images); default: the worker's"] = None
+    image_pull_policy: Annotated[str | None, "Always, IfNotPresent or Never; default: as the worker's settings say"] = (
+        None
+    )
+    use_dockerfile: Annotated[bool, "build the image from the workspace's Dockerfile"] = False
+    rel_dockerfile_path: Annotated[str | None, "the Dockerfile's path in the workspace; default: Dockerfile"] = None
+    build_only: Annotated[bool, "build (and push) the image and run nothing"] = False
+    registry_target: Annotated[str | None, "image reference that the built image is pushed to"] = None
+    name: Annotated[str | None, "for people; default: job N"] = None
+    workspace: Annotated[str | None, 'git URL (`https://host/repo.git#ref`), or "none"'] = None
+    workspace_sha256: Annotated[str | None, "of an uploaded archive, or of the part sent along"] = None
+    env_vars: Annotated[
+        dict[str, str],
+        "environment of the command; a value `secret:NAME` stands for that secret, looked up at launch. Responses hide "
+        "the values of secret-looking names",
+    ] = field(default_factory=dict)
+    time_limit: Annotated[int | None, "seconds of running time"] = None
+    stop_grace: Annotated[int, "seconds between SIGTERM and SIGKILL; default 60"] = 60
+    max_attempts: Annotated[
+        int, "how often it may run in all, not counting faults of the machine or the service; default 1"
+    ] = 1
+    priority: Annotated[int, "0 to 100, higher goes first; default 50"] = 50
+    cpus: Annotated[float | None, "limit of CPUs"] = None
+    memory_mb: Annotated[int | None, "limit of memory, MiB"] = None
+    shared_mem_mb: Annotated[int | None, "size of /dev/shm, MiB; part of its memory"] = None
+    working_dir: Annotated[
+        str | None, "where the command begins: a folder of the workspace, or of the container by its whole path"
+    ] = None
+    user: Annotated[str | None, "UID, UID:GID or root; default: as the host is set"] = None
+    tags: Annotated[tuple[str, ...], "for finding it again"] = ()
+    ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
+    registry_username: Annotated[str | None, "who signs in to the container's registry, for this job"] = None
+    code_commit: Annotated[str | None, "git commit that the uploaded folder was at"] = None
 
     def __post_init__(self) -> None:
         """Validate all fields.

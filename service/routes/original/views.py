@@ -73,8 +73,8 @@ def submitted_shape(submitted: Submitted) -> dict[str, Any]:
 
 
 def _shape(job: Job, view: JobView) -> dict[str, Any]:
-    state = state_of(job, view)
-    uploaded = view.workspace_sha256 is not None
+    spec, state = job.spec, state_of(job, view)
+    uploaded = spec.workspace_sha256 is not None
     return {
         **dict.fromkeys(_NONE),
         **dict.fromkeys(_FALSE, False),
@@ -86,26 +86,26 @@ def _shape(job: Job, view: JobView) -> dict[str, Any]:
         "exitCode": view.exit_code,
         "project": view.project,
         "projectId": view.project_id,
-        "entrypoint": view.command,
-        "container": view.container,
-        "containerUrl": view.container,
-        "containerUser": view.user,
-        "workspaceUrl": view.workspace or ("workspace.zip" if uploaded else None),
-        "workingDirectory": str(PurePosixPath(WORKSPACE, view.working_dir or "")),
+        "entrypoint": spec.command,
+        "container": spec.container,
+        "containerUrl": spec.container,
+        "containerUser": spec.user,
+        "workspaceUrl": spec.shown_workspace() or ("workspace.zip" if uploaded else None),
+        "workingDirectory": str(PurePosixPath(WORKSPACE, spec.working_dir or "")),
         "artifactsDirectory": "/artifacts",
-        "hasCode": uploaded or view.workspace is not None,
+        "hasCode": uploaded or spec.workspace is not None,
         "codeUploaded": uploaded,
-        "codeCommit": view.code_commit,
-        "jobEnv": view.env_vars,
-        "newImageName": view.registry_target,
+        "codeCommit": spec.code_commit,
+        "jobEnv": spec.shown_env(),
+        "newImageName": spec.registry_target,
         **_machine(job, view),
         **_reached(view),
         "startedByUserId": job.submitted_by,
         "parentJobId": job.parent_id,
         "queuePosition": view.queue_position,
         "seqNum": job.seq,
-        "shutdownTimeout": view.stop_grace,
-        "tags": view.tags,
+        "shutdownTimeout": spec.stop_grace,
+        "tags": list(spec.tags),
     }
 
 
@@ -117,7 +117,7 @@ def _machine(job: Job, view: JobView) -> dict[str, Any]:
         "clusterId": CLUSTER_ID,
         "clusterMachine": job.host,
         "storageRegion": REGION,
-        "sharedMemMBytes": view.shared_mem_mb,
+        "sharedMemMBytes": job.spec.shared_mem_mb,
         "gpuName": view.gpu_name,
         "gpuMem": view.gpu_mem,
         "gpuDriver": view.gpu_driver,

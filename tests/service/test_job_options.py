@@ -1,0 +1,84 @@
+"""The options of a job: one list for the service, and one line for each in the client."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from core.jobs.spec import JobSpec
+from gradient_cli import spec as flags
+from service.wire import JobView, ResolvedJob, SubmitJob
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("core", "service", "stores", "gradient_cli")
+RECIPE = {
+    "core/jobs/spec.py": ("    code_commit:", '    toy_level: Annotated[int | None, "a toy"] = None\n'),
+    "gradient_cli/spec.py": ('    "cpus":', '    "toyLevel": (_whole, "N", "a toy"),\n'),
+}
+"""The line that the recipe in ARCHITECTURE.md adds to each file, and the line that it goes before."""
+JOURNEY = """
+import argparse, json, sys
+from fastapi.testclient import TestClient
+from core import keys
+from core.db import Database
+from core.jobs import claims
+from core.settings import Settings
+from gradient_cli import spec as flags
+from service.main import create_app
+
+parser = argparse.ArgumentParser()
+flags.add_options(parser)
+line = ["--machineType", "CPU", "--command", "true", "--workspace", "none"]
+filed, _ = flags.resolve(parser.parse_args(line))
+asked, workspace = flags.resolve(parser.parse_args([*line, "--toyLevel", "7"]))
+settings = Settings(home=sys.argv[1])
+database = Database(settings.database_url)
+with database.write() as session:
+    secret = keys.create(session, "tests")[1]
+with TestClient(
+    create_app(settings, database=database, wake=lambda: None), "http://127.0.0.1", headers={"x-api-key": secret}
+) as client:
+    made = client.post("/jobs", json=asked | {"workspace": workspace}).raise_for_status().json()
+    shown = client.get(f"/jobs/{made['id']}").json()
+    refused = client.post("/jobs", json=asked | {"toyLevel": "seven"}).status_code
+with database.write() as session:
+    launched = claims.claim(session, claims.Offer("w", "h", ("mock",))).spec
+print(json.dumps([filed["toyLevel"], made["toyLevel"], shown["toyLevel"], launched.toy_level, refused]))
+"""
+
+
+def test_the_client_has_a_flag_for_every_option():
+    named = {flags._SENT_AS.get(name, name) for name in [*flags._FIELDS, *flags._FLAGS]}
+    of_the_service = {field.alias for field in SubmitJob.model_fields.values()}
+    assert named | {"workspace", "envVars", "tags", "ports", "registryPassword"} == of_the_service - {
+        "workspaceSha256",
+        "codeCommit",
+    }
+
+
+def test_every_option_is_in_requests_and_responses():
+    for model in (SubmitJob, JobView, ResolvedJob):
+        assert set(JobSpec.__slots__) <= model.model_fields.keys()
+        assert all(model.model_fields[name].description or model is not SubmitJob for name in JobSpec.__slots__)
+
+
+def test_an_option_goes_from_the_flag_to_the_launched_job(tmp_path, settings):
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / "copy" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, (before, line) in RECIPE.items():
+        file = tmp_path / "copy" / name
+        text = file.read_text(encoding="utf-8")
+        assert text.count(f"\n{before}") == 1
+        file.write_text(text.replace(f"\n{before}", f"\n{line}{before}"), encoding="utf-8")
+    (tmp_path / ".gradient.toml").write_text("toyLevel = 6\n", encoding="utf-8")
+    found = subprocess.run(
+        [sys.executable, "-c", JOURNEY, settings.home],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "copy")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout.splitlines()[-1]) == [6, 7, 7, 7, 422]
