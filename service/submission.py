@@ -11,6 +11,7 @@ from core import credentials, tracing
 from core.archives import ArchiveLimits
 from core.backends import capabilities_of
 from core.db import on_commit
+from core.egress import Egress
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.failpoints import failpoint
 from core.jobs import lifecycle, projects, queries, stored
@@ -22,7 +23,6 @@ from core.jobs.ports import refuse_taken
 from core.jobs.spec import MAX_NAME, JobSpec, check_label, split_login
 from core.machines import MachineType
 from core.vault import Vault
-from service.addresses import check_egress, without_login
 from service.deps import OpenStores
 from service.image_choice import image_of, pinned_spec
 from service.views import machine_type_view, resolved_view, submitted_view
@@ -221,11 +221,41 @@ def _check(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> _Valid:
 
 def _check_spec(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> _Valid:
     """Refuse a job that cannot be run here, and separate the login of its git address."""
-    spec, git_login = without_login(spec)
+    spec, git_login = _without_login(spec)
     _check_can_be_run(stores, spec, machine)
     image = image_of(stores, spec, machine, uploaded=uploaded)
-    check_egress(stores, spec, image)
+    _check_egress(stores, spec, image)
     return _Valid(spec, machine, image, git_login)
+
+
+def _without_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
+    """Split a spec into the spec without the `user:password` of its git address, and that login."""
+    if spec.workspace is None:
+        return spec, None
+    workspace, login = split_login(spec.workspace)
+    return (spec, None) if login is None else (replace(spec, workspace=workspace), login)
+
+
+def _check_egress(stores: OpenStores, spec: JobSpec, image: str | None) -> None:
+    """Refuse a job that names a git server or a registry to which connections are not allowed.
+
+    Args:
+        stores: The open stores.
+        spec: The job.
+        image: The image reference that its `container` resolves to.
+
+    Raises:
+        EgressRefused: The job names such a server or registry.
+    """
+    if spec.workspace is None and image is None and spec.registry_target is None:
+        return
+    egress = Egress(stores.settings.egress)
+    if spec.workspace is not None:
+        egress.check_url(spec.workspace.removeprefix("git+"), "workspace")
+    if image is not None:
+        egress.check_image(image, "container")
+    if spec.registry_target is not None:
+        egress.check_image(spec.registry_target, "registryTarget")
 
 
 def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:

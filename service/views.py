@@ -25,8 +25,7 @@ from core.settings import Settings
 from service.deps import OpenStores
 from service.links import port_views
 from service.removed import removed_view
-from service.usage import machine_of
-from service.wire import EventView, JobView, ListJobs, MachineTypeView, ResolvedJob
+from service.wire import CardView, EventView, JobTpu, JobView, ListJobs, MachineTypeView, ResolvedJob, UsageView
 from service.wire_projects import ProjectView
 
 _OUTSIDE = {
@@ -128,13 +127,9 @@ def _job_view(job: Job, beside: _Beside, settings: Settings, current: datetime) 
     spec, waits = job.spec, beside.waits
     reason, message = reason_of(job, waits, current)
     seconds = _duration(job, current)
-    options = _options(spec) | {
-        "name": job.shown_name,
-        "machine_type": job.machine_type,
-        "ports": port_views(spec, beside.ports, settings.dashboard_host if beside.ports else None),
-    }
+    ports = port_views(spec, beside.ports, settings.dashboard_host if beside.ports else None)
     return JobView(
-        **options,
+        **_options(spec) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
         id=job.id,
         project=beside.project,
         project_id=job.project_id,
@@ -159,7 +154,7 @@ def _job_view(job: Job, beside: _Beside, settings: Settings, current: datetime) 
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
-        **machine_of(beside.attempt),
+        **_machine_of(beside.attempt),
         artifacts_state=job.artifacts_state,
         removed=[removed_view(one) for one in beside.removed],
         stop_requested=job.stop_requested_at is not None,
@@ -175,6 +170,56 @@ def _cost(job: Job, seconds: float) -> float:
 def _options(spec: JobSpec) -> dict[str, Any]:
     """Return the options of a job as its public form has them; links to its ports come in addition."""
     return spec.to_json() | {"workspace": spec.shown_workspace(), "env_vars": spec.shown_env()}
+
+
+def _machine_of(attempt: Attempt | None) -> dict[str, Any]:
+    """Build the fields of a job with its GPUs, its TPU and its usage; None: no attempt yet."""
+    cards = (attempt.cards if attempt else None) or []
+    first = cards[0] if cards else {}
+    return {
+        "gpu_name": first.get("name"),
+        "gpu_mem": first.get("memory"),
+        "gpu_driver": first.get("driver"),
+        "gpu_cuda": first.get("cuda"),
+        "gpu_count": len(cards) or None,
+        "gpus": [
+            CardView(
+                index=str(card.get("index")),
+                uuid=card.get("uuid"),
+                serial=card.get("serial"),
+                name=card.get("name"),
+                memory=card.get("memory"),
+            )
+            for card in cards
+        ],
+        "tpu": _tpu(attempt),
+        "usage": _usage(attempt),
+    }
+
+
+def _tpu(attempt: Attempt | None) -> JobTpu | None:
+    found = attempt.tpu if attempt else None
+    if found is None:
+        return None
+    return JobTpu(zone=found["zone"], name=found["name"], type=found["type"], grpc_url=found["url"])
+
+
+def _usage(attempt: Attempt | None) -> UsageView | None:
+    if attempt is None or attempt.sampled_seconds is None:
+        return None
+    return UsageView(
+        sampled_seconds=round(attempt.sampled_seconds, 3),
+        peak_memory_bytes=attempt.peak_memory_bytes,
+        peak_cpu_percent=_rounded(attempt.peak_cpu_percent),
+        mean_cpu_percent=_rounded(attempt.mean_cpu_percent),
+        peak_gpu_memory_bytes=attempt.peak_gpu_memory_bytes,
+        peak_gpu_percent=_rounded(attempt.peak_gpu_percent),
+        mean_gpu_percent=_rounded(attempt.mean_gpu_percent),
+    )
+
+
+def _rounded(percent: float | None) -> float | None:
+    return None if percent is None else round(percent, 1)
 
 
 def reason_of(job: Job, waits: Waiting | None, current: datetime) -> tuple[str | None, str | None]:

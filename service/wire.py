@@ -19,7 +19,6 @@ from core.formatting import iso_time
 from core.jobs.spec import JobSpec
 from service.wire_base import View
 from service.wire_options import AskedOptions, ShownOptions
-from service.wire_usage import CardView, JobTpu, UsageView
 
 MAX_LINE = 2**62
 _IMAGE = "the image reference that container stands for; null: the worker's default image, or one that is built"
@@ -156,6 +155,37 @@ class PortView(View):
     url: str | None = Field(
         description="link, while a host runs the job; null where it would lead to the dashboard's own host name"
     )
+
+
+class CardView(View):
+    """A card that a job has for itself."""
+
+    index: str = Field(description="its number on its host; the job numbers its cards from 0")
+    uuid: str | None
+    serial: str | None
+    name: str | None
+    memory: int | None = Field(description="bytes")
+
+
+class JobTpu(View):
+    """The TPU that a job has for itself."""
+
+    zone: str
+    name: str
+    type: str = Field(description="the cloud's name of the kind, such as v2-8")
+    grpc_url: str | None = Field(description="its address; null where the job runs on the TPU's own VM")
+
+
+class UsageView(View):
+    """The most that an attempt used so far, and its means; null where it is not measured."""
+
+    sampled_seconds: float = Field(description="running time that the means are of")
+    peak_memory_bytes: int | None
+    peak_cpu_percent: float | None = Field(description="100 is one CPU")
+    mean_cpu_percent: float | None
+    peak_gpu_memory_bytes: int | None = Field(description="of the card that used most")
+    peak_gpu_percent: float | None = Field(description="of the busiest card; 100 is all of it")
+    mean_gpu_percent: float | None = Field(description="of all its cards")
 
 
 class RemovedView(View):
@@ -366,3 +396,20 @@ class WorkspaceView(View):
 
     sha256: str
     size: int
+
+
+class ImageNameView(View):
+    """A short name for `container`."""
+
+    name: str
+    aliases: list[str]
+    image: str = Field(description="the image reference it stands for")
+    gpu_image: str | None = Field(description="the same for machine types with NVIDIA cards, if it differs")
+    summary: str
+    hosts: int = Field(description="hosts with a running worker that have one of these images already")
+
+
+class ImageNames(View):
+    """Every short name for `container`."""
+
+    images: list[ImageNameView]

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from core.jobs import held_images
 from service.deps import Reading, Stores
-from service.wire_images import ImageNames, ImageNameView
+from service.wire import ImageNames, ImageNameView
 
 router = APIRouter(prefix="/images", tags=["images"])
 

@@ -1,14 +1,78 @@
-"""Billed TPUs."""
+"""TPUs that are billed or about to be."""
 
 from fastapi import APIRouter
+from pydantic import Field
+from sqlalchemy import select
 
+from core.db import now
+from core.jobs import resources
+from core.jobs.models import Job
+from core.jobs.resources import Resource
 from service.deps import Reading
-from service.tpus import Tpus, tpus
+from service.wire import Time
+from service.wire_base import View
 
 router = APIRouter(prefix="/tpus", tags=["tpus"])
+
+
+class TpuView(View):
+    """A TPU that was asked for and is not known to be gone."""
+
+    name: str = Field(description="its id in its zone")
+    zone: str
+    way: str = Field(
+        description="queued: a queued resource and its node; node: made at once; pool: it was there before"
+    )
+    state: str = Field(description="as the cloud names it; intended: about to be asked for; deleting: not gone yet")
+    health: str | None = Field(description="as the cloud names it; null: not known")
+    detail: str | None
+    job_id: str = Field(description="whose it is")
+    job_name: str
+    attempt: int
+    machine_type: str
+    simulated: bool
+    host: str = Field(description="machine whose worker asked for it")
+    asked_at: Time
+    seen_at: Time | None = Field(description="when the cloud last said something of it")
+    billed_at: Time | None = Field(description="from when on it bills; null: not yet")
+    price_per_hour: float
+    cost: float = Field(description="US dollars so far")
+
+
+class Tpus(View):
+    """Every TPU, the oldest first."""
+
+    tpus: list[TpuView]
 
 
 @router.get("")
 def list_tpus(session: Reading) -> Tpus:
     """Every TPU that was asked for and is not known to be gone: its state, health, job, and cost so far."""
-    return tpus(session)
+    found = resources.all_open(session)
+    wanted = select(Job).where(Job.id.in_([one.job_id for one in found]))
+    jobs = {job.id: job for job in session.scalars(wanted)} if found else {}
+    current = session.scalars(select(now())).one()
+    return Tpus(tpus=[_view(one, jobs[one.job_id], resources.billed(one, current)) for one in found])
+
+
+def _view(resource: Resource, job: Job, seconds: float) -> TpuView:
+    zone, _, name = resource.name.partition("/")
+    return TpuView(
+        name=name,
+        zone=zone,
+        way=resource.kind.removeprefix("tpu_"),
+        state=resource.state,
+        health=resource.health,
+        detail=resource.detail,
+        job_id=job.id,
+        job_name=job.shown_name,
+        attempt=resource.attempt,
+        machine_type=job.machine_type,
+        simulated=job.simulated,
+        host=resource.host,
+        asked_at=resource.intended_at,
+        seen_at=resource.seen_at,
+        billed_at=resource.billed_at,
+        price_per_hour=job.price_per_hour,
+        cost=round(seconds * job.price_per_hour / 3600, 6),
+    )
