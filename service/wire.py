@@ -57,11 +57,19 @@ def parse(model: type[R], raw: bytes | dict[str, object]) -> R:
         raise RequestValidationError(found) from error
 
 
-def _ports(given: object, check: ValidatorFunctionWrapHandler) -> object:
-    try:
-        return check(given)
-    except ValidationError:
-        raise ValueError("must be texts such as 8888:8888, as a list or comma separated") from None
+def one_message(text: str) -> WrapValidator:
+    """Return a validator that reports one message instead of one for each type of a union."""
+
+    def validate(given: object, check: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return check(given)
+        except ValidationError:
+            raise ValueError(text) from None
+
+    return WrapValidator(validate)
+
+
+Ports = Annotated[list[str] | str | None, one_message("must be texts such as 8888:8888, as a list or comma separated")]
 
 
 class SubmitJob(AskedOptions, Request):
@@ -74,7 +82,7 @@ class SubmitJob(AskedOptions, Request):
     workspace_sha256: str | None = Field(
         None, pattern="^[0-9a-f]{64}$", description="of an uploaded archive, or of the part sent along"
     )
-    ports: Annotated[list[str] | str | None, WrapValidator(_ports)] = Field(
+    ports: Ports = Field(
         None,
         description="what it is to be reached at: `external:internal[:scheme]`, as a list or comma separated; external "
         "0 or left out: any free one of the host's",

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field
 
-from service.wire import Request, Time
+from service.wire import Request, Time, one_message
 from service.wire_base import View
 
 
@@ -14,26 +14,16 @@ class CreateProject(Request):
     name: str
 
 
-def _days(given: object, check: ValidatorFunctionWrapHandler) -> object:
-    try:
-        return check(given)
-    except ValidationError:
-        # One message instead of one for each type of the union.
-        raise ValueError('must be a number of days, null (for good) or "default" (as the service is set)') from None
-
-
-Days = Annotated[int | Literal["default"] | None, WrapValidator(_days)]
+Days = Annotated[
+    int | Literal["default"] | None,
+    one_message('must be a number of days, null (for good) or "default" (as the service is set)'),
+]
 """A retention time."""
 
-
-def _limit(given: object, check: ValidatorFunctionWrapHandler) -> object:
-    try:
-        return check(given)
-    except ValidationError:
-        raise ValueError('must be a number of MiB, null (no limit) or "default" (as the service is set)') from None
-
-
-Limit = Annotated[int | Literal["default"] | None, WrapValidator(_limit)]
+Limit = Annotated[
+    int | Literal["default"] | None,
+    one_message('must be a number of MiB, null (no limit) or "default" (as the service is set)'),
+]
 """A storage limit."""
 
 
