@@ -73,8 +73,8 @@ def strangers(stores, database, secret):
     sessions |= {"of a revoked key": stores.sessions.open(revoked.id)}
     sessions |= {"of an expired key": stores.sessions.open(expired.id)}
     stamps = {
-        "link": stores.signer.stamp("artifact-link", "j1/x", revoked.id, 60),
-        "s3": f"j1.{stores.signer.stamp('s3-session', 'j1', revoked.id, 60)}",
+        "link": stores.signer.stamp("artifact-link", "j1/x", revoked.id),
+        "s3": f"j1.{stores.signer.stamp('s3-session', 'j1', revoked.id)}",
     }
     with database.write() as session:
         keys.revoke(session, revoked.id)
