@@ -1,4 +1,4 @@
-"""Writes the migration that takes an up-to-date database to what core/jobs/models.py says now.
+"""Writes the migration that takes an up-to-date database to what core/db/models/jobs.py says now.
 
 Compared is a new SQLite database with every migration so far. Read the result before it is committed: a renamed
 column looks like one that went and one that came.
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from alembic import command
 
-from core import migrating, schema
-from core.db import Database
+from core.db import migrations, schema
+from core.db.database import Database
 
 
 def main(name: str) -> None:
@@ -20,10 +20,10 @@ def main(name: str) -> None:
         sys.exit('error: say what changes: make migration name="a column for tags"')
     with tempfile.TemporaryDirectory() as folder:
         database = Database(f"sqlite:///{Path(folder) / 'gradient.db'}")
-        migrating.upgrade(database)
+        migrations.upgrade(database)
         number = f"{len(schema.revisions()) + 1:04d}"
         with database.engine.begin() as connection:
-            command.revision(migrating.configuration(connection), message=name, autogenerate=True, rev_id=number)
+            command.revision(migrations.configuration(connection), message=name, autogenerate=True, rev_id=number)
         database.close()
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bench.measure import Result, Series, Size, ratio_goal
-from core.artifacts import DirectoryStore
+from core.storage.artifacts.store import DirectoryStore
 
 LIMIT = 0.8
 _MIB = 1024**2

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.measure import Goal, Result, Series, Size
-from core import keys, migrating, users
-from core.db import Database
+from core.db import migrations
+from core.db.database import Database
 from core.errors import Unauthorized
+from core.security import api_keys, users
 
 LIMIT_SHARE = 0.25
 _EMAIL, _PASSWORD = "ann@example.org", "a password of hers"
@@ -20,19 +21,19 @@ def run(size: Size) -> Result:
     """Refuse wrong keys and passwords, in turns, with a long or a short right part."""
     with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
         database = Database(f"sqlite:///{Path(folder) / 'gradient.db'}")
-        migrating.upgrade(database)
+        migrations.upgrade(database)
         with database.write() as session:
-            key, secret = keys.create(session, "bench")
+            key, secret = api_keys.create(session, "bench")
             users.create(session, _EMAIL, _PASSWORD)
         start, chance = f"gj_{key.id}", secret.split("_")[2]
         pairs = {
             "key": (
-                _refusal(database, keys.authenticate, _signed(f"{start}_{_turned(chance, 0)}")),
-                _refusal(database, keys.authenticate, _signed(f"{start}_{_turned(chance, len(chance) - 1)}")),
+                _refusal(database, api_keys.authenticate, _signed(f"{start}_{_turned(chance, 0)}")),
+                _refusal(database, api_keys.authenticate, _signed(f"{start}_{_turned(chance, len(chance) - 1)}")),
             ),
             "id of a key": (
-                _refusal(database, keys.authenticate, _signed(f"gj_{key.id[::-1]}_{chance}")),
-                _refusal(database, keys.authenticate, _signed(f"{start}_{_turned(chance, 0)}")),
+                _refusal(database, api_keys.authenticate, _signed(f"gj_{key.id[::-1]}_{chance}")),
+                _refusal(database, api_keys.authenticate, _signed(f"{start}_{_turned(chance, 0)}")),
             ),
             "address": (
                 _refusal(database, users.sign_in, "bob@example.org", _PASSWORD),
@@ -81,4 +82,4 @@ def _turned(chance: str, right: int) -> str:
 
 
 def _signed(start: str) -> str:
-    return f"{start}_{keys._check(start)}"  # noqa: SLF001 - a wrong key that reads like one
+    return f"{start}_{api_keys._check(start)}"  # noqa: SLF001 - a wrong key that reads like one

@@ -8,15 +8,15 @@ import sys
 import time
 
 from gradient_cli import terminal
+from gradient_cli.api.transport import jittered
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError
 from gradient_cli.formatting import count, duration, money, price, removed_line, size, starting
-from gradient_cli.transport import jittered
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
 if TYPE_CHECKING:
     from typing import Any
 
-    from gradient_cli.api import Api
+    from gradient_cli.api.client import Api
 
 _SUCCEEDED = "Stopped"  # the original service's word for a command that ran and exited with 0
 _LARGEST_CODE = 255

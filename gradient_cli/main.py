@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 # imported only if the command line names its command.
 _COMMANDS = {
     "jobs": ("", "submit jobs and look after them"),
-    "jobs create": ("create:add_create", "submit a job and follow it"),
+    "jobs create": ("jobs_create:add_create", "submit a job and follow it"),
     "jobs list": ("jobs:add_list", "list jobs, newest first"),
     "jobs show": ("jobs:add_show", "show one job: its state, why, and what to do next"),
-    "jobs logs": ("logs:add_logs", "show what a job printed, or follow it"),
+    "jobs logs": ("jobs_logs:add_logs", "show what a job printed, or follow it"),
     "jobs wait": ("jobs:add_wait", "wait for a job's end and exit with its exit code"),
     "jobs stop": ("jobs:add_stop", "ask a job to stop"),
-    "jobs clone": ("create:add_clone", "submit the same job again"),
+    "jobs clone": ("jobs_create:add_clone", "submit the same job again"),
     "jobs delete": ("jobs:add_delete", "remove a job, stopping it where it runs"),
     "jobs artifacts": ("", "list and download what a job has left"),
     "jobs artifacts list": ("artifacts:add_list", "list a job's files"),
@@ -104,7 +104,7 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
         )
         if place and name in argv:
             module, _, function = place.partition(":")
-            getattr(import_module(f"gradient_cli.{module}"), function)(parsers[path])
+            getattr(import_module(f"gradient_cli.commands.{module}"), function)(parsers[path])
         parsers[path].set_defaults(menu=parsers[path], **({} if place else {"run": None}))
     return root
 
@@ -148,7 +148,7 @@ def _run(argv: list[str]) -> int:
     if unknown:
         raise _not_understood(unknown[0], args.menu.prog)
     if args.version is True:
-        from gradient_cli.version import own_version
+        from gradient_cli.commands.version import own_version
 
         print(own_version())
         return OK

@@ -86,7 +86,7 @@ def is_job_id(text: str) -> bool:
 
 def this_folder() -> str:
     """Return the folder that the last job is stored under: that of the project file, else the current one."""
-    from gradient_cli import project_file
+    from gradient_cli.workspace import project_file
 
     found = project_file.find()
     return os.path.dirname(found) if found else os.path.realpath(os.getcwd())

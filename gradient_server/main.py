@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from core.errors import GradientError
-from core.logging import configure
+from core.monitoring.logging import configure
 from core.settings import Settings
 
 
@@ -38,8 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Claims jobs and runs them on this machine. When it stops its jobs go on; a worker of the same "
         "name takes them up again.",
     )
-    alive = commands.add_parser("alive", help="say by the exit code whether a worker's heart beats, for health checks")
-    for command in (up, worker, alive):
+    health = commands.add_parser("alive", help="say by the exit code whether a worker's heart beats, for health checks")
+    for command in (up, worker, health):
         command.add_argument("--name", help="the worker's name (default: the machine's name)")
     _add_upkeep(commands)
     _add_workers(commands)
@@ -218,43 +218,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(parsed: argparse.Namespace, settings: Settings) -> int:
     """Run the chosen command; each imports only its own modules."""
     if parsed.command in {"keys", "users", "sessions"}:
-        from gradient_server import keys, sessions, users
+        from gradient_server.commands import keys, sessions, users
 
         return {"keys": keys.run, "users": users.run, "sessions": sessions.run}[parsed.command](parsed, settings)
     if parsed.command in {"workers", "drain", "resume"}:
-        from gradient_server import workers
+        from gradient_server.commands import workers
 
         return workers.run(parsed, settings)
     if parsed.command == "doctor":
-        from gradient_server import doctor
+        from gradient_server.commands import doctor
 
         return doctor.run(settings, as_json=parsed.json, tpu=parsed.tpu)
     if parsed.command == "prune":
         return _prune(parsed, settings)
     if parsed.command == "alive":
-        from gradient_server import alive
+        from gradient_server.commands import worker_health
 
-        return alive.run(settings, parsed.name)
+        return worker_health.run(settings, parsed.name)
     return _run_process(parsed, settings)
 
 
 def _prune(parsed: argparse.Namespace, settings: Settings) -> int:
     if parsed.images:
-        from gradient_server import prune_images
+        from gradient_server.commands import prune_images
 
         return prune_images.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
-    from gradient_server import prune
+    from gradient_server.commands import prune
 
     return prune.run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
 
 
 def _run_process(parsed: argparse.Namespace, settings: Settings) -> int:
     if parsed.command == "tpu-simulator":
-        from gradient_server import tpu_simulator
+        from gradient_server.commands import tpu_simulator
 
         return tpu_simulator.run(parsed)
     if parsed.command in {"secrets", "signing"}:
-        from gradient_server import secrets
+        from gradient_server.commands import secrets
 
         signing = parsed.command == "signing"
         return secrets.rotate_signing(settings, forget=parsed.forget) if signing else secrets.rotate(settings)

@@ -9,25 +9,26 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from core import once, schema
-from core.bell import Bell
-from core.db import Database
+from core.db import schema
+from core.db.connection_watchdog import Patience
+from core.db.database import Database
 from core.errors import GradientError, SpecInvalid
-from core.filesystem import keep_private
-from core.hosts import canonical_host
-from core.once import Purpose
-from core.patience import Patience
-from core.rings import Ring
+from core.notify.local_notifier import Bell
+from core.notify.messages import Ring
+from core.security import one_time_tokens
+from core.security.one_time_tokens import Purpose
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from gradient_server.first_key import ensure_local_key
-from gradient_server.ports import are_ports_at_dashboard
+from core.system.filesystem import keep_private
+from core.system.hosts import canonical_host
+from gradient_server.local_key import ensure_local_key
+from gradient_server.port_addresses import are_ports_at_dashboard
 from gradient_server.readiness import wait_until_ready
-from gradient_server.upgrading import prepare_schema
+from gradient_server.schema_upgrade import prepare_schema
 
 if TYPE_CHECKING:
-    from gradient_server.simulator.world import World
-    from worker.host import Host
+    from gradient_server.simulator.cloud import World
+    from worker.context import Host
     from worker.supervisor import Supervisor
 
 _ONLY_HOST = "this machine"
@@ -61,7 +62,7 @@ def up(settings: Settings, name: str | None) -> int:
 
 def up_with_tpus(settings: Settings, name: str | None) -> int:
     """Run API and worker with a simulated cloud for TPU jobs, which ends with the process."""
-    world: World = import_module("gradient_server.simulator.world").World().start()
+    world: World = import_module("gradient_server.simulator.cloud").World().start()
     try:
         return up(world.settings(settings), name)
     finally:
@@ -90,7 +91,7 @@ def worker(settings: Settings, name: str | None) -> int:
     _say(f"Worker {name or socket.gethostname()} is ready. Ctrl-C stops it; its jobs go on.")
     code = 0
     if settings.queue.broker_url is not None:
-        code = import_module("worker.app").run(settings.queue.broker_url, host, supervisor, _bell(settings))
+        code = import_module("worker.celery.app").run(settings.queue.broker_url, host, supervisor, _bell(settings))
     else:
         supervisor.run()
     database.close()
@@ -99,10 +100,10 @@ def worker(settings: Settings, name: str | None) -> int:
 
 def migrate(settings: Settings, back_to: str | None) -> int:
     """Migrate the schema to this release, or back to an earlier revision."""
-    from core import migrating
+    from core.db import migrations
 
     database = _open(settings)
-    state = migrating.downgrade(database, back_to) if back_to else migrating.upgrade(database)
+    state = migrations.downgrade(database, back_to) if back_to else migrations.upgrade(database)
     database.close()
     if back_to:
         _say(f"The database is at {state.found} again." if state.found else "The database is empty again.")
@@ -161,7 +162,7 @@ def _open_ready(settings: Settings, *, migrate: bool = False) -> Database:
 
 
 def _supervisor(settings: Settings, database: Database, name: str | None) -> "tuple[Host, Supervisor]":
-    from worker.host import Host
+    from worker.context import Host
     from worker.supervisor import Supervisor
 
     hostname = socket.gethostname()
@@ -179,14 +180,16 @@ def _publish(settings: Settings) -> Callable[[Sequence[Ring]], None] | None:
     """Return the function that notifies workers through the broker, if there is one. Only then Celery is imported."""
     if settings.queue.broker_url is None:
         return None
-    publish: Callable[[Sequence[Ring]], None] = import_module("core.queue").Ringer(settings.queue.broker_url).ring
+    publish: Callable[[Sequence[Ring]], None] = (
+        import_module("core.notify.broker").Ringer(settings.queue.broker_url).ring
+    )
     return publish
 
 
 def _serve(settings: Settings, database: Database, listener: socket.socket) -> None:
-    from core.dispatch import Dispatcher
+    from core.notify.dispatcher import Dispatcher
+    from service.http.server import Server
     from service.main import create_app
-    from service.server import Server
 
     settings = _with_port(settings, listener)
     key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
@@ -198,7 +201,7 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
         # end the process before the rest is closed.
         signal.signal(number, server.handle_exit)
     with database.write() as session:
-        ticket = once.issue(session, Purpose.TICKET, key_id)
+        ticket = one_time_tokens.issue(session, Purpose.TICKET, key_id)
     _announce(settings, ticket)
     try:
         server.run(sockets=[listener])
@@ -208,7 +211,7 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
 
 def _listen(settings: Settings) -> socket.socket:
     """Bind before anything else is started: a port in use must not leave a half-started service."""
-    from service.connections import BACKLOG
+    from service.http.connections import BACKLOG
 
     host, port = settings.api.host, settings.api.port
     _check_secure(settings.api)
@@ -229,7 +232,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _check_secure(api: ApiSettings) -> None:
-    from service.middleware import is_loopback
+    from service.http.middleware import is_loopback
 
     secure = is_loopback(api.host) or (api.public_url or "").lower().startswith("https://")
     if not secure and not api.insecure_http:
@@ -256,7 +259,7 @@ def _announce(settings: Settings, ticket: str) -> None:
     _say(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"
-        f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {once.SECONDS // 60} minutes)\n"
+        f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {one_time_tokens.SECONDS // 60} minutes)\n"
         f"  Submit     gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
         f"  Kept in    {settings.root}{simulated}\n"
         f"Ctrl-C stops the service; jobs go on and are taken up again at the next start."

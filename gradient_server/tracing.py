@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 
 from core.errors import GradientError
+from core.monitoring.tracing import chosen_ids
 from core.settings import TracingSettings
-from core.tracing import chosen_ids
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -1,14 +1,14 @@
-"""Alembic's environment; `core.migrating` passes the connection in."""
+"""Alembic's environment; `core.db.migrations` passes the connection in."""
 
 from alembic import context
 from sqlalchemy import Column
 from sqlalchemy.schema import SchemaItem
 
-import core.credential_models
-import core.jobs.models
-import core.jobs.resources  # noqa: F401 - these imports register the tables
-from core import migrating
-from core.db import Base, UtcDateTime
+import core.db.models.credentials
+import core.db.models.jobs
+import core.jobs.cloud_resources  # noqa: F401 - these imports register the tables
+from core.db import migrations
+from core.db.database import Base, UtcDateTime
 
 
 def _render(kind: str, item: object, _context: object) -> str | bool:
@@ -21,9 +21,9 @@ def _render(kind: str, item: object, _context: object) -> str | bool:
 def _include(item: SchemaItem, name: str | None, kind: str, *_: object) -> bool:
     """Leave out retired names, and indexes that SQLite cannot describe, which would be created again each time."""
     if kind == "index":
-        return connection.dialect.name != "sqlite" or name not in migrating.expression_indexes()
+        return connection.dialect.name != "sqlite" or name not in migrations.expression_indexes()
     full = f"{item.table.name}.{name}" if isinstance(item, Column) else name
-    return full not in migrating.retired()
+    return full not in migrations.retired()
 
 
 connection = context.config.attributes["connection"]

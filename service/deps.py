@@ -8,22 +8,22 @@ from fastapi import Depends
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
-import core.stores
-from core.images import ImageCatalogue
-from core.keys import KeyRing
-from core.machines import Catalogue, MachineType
-from core.sessions import Sessions
-from service.job_counts import JobCounts
-from service.limits import Limits
-from service.metric_answers import MetricAnswers
-from service.prometheus import Measures
-from service.signing import Signer
-from service.streams import Streams
-from service.throttle import SignIns
+from core.catalogue.images import ImageCatalogue
+from core.catalogue.machine_types import Catalogue, MachineType
+from core.security.api_keys import KeyRing
+from core.security.sessions import Sessions
+from core.storage import stores
+from service.auth.limits import Limits
+from service.auth.sign_ins import SignIns
+from service.auth.signing import Signer
+from service.log_stream.registry import Streams
+from service.metrics.job_counts import JobCounts
+from service.metrics.prometheus import Measures
+from service.presenters.metrics import MetricAnswers
 
 
 @dataclass(kw_only=True)
-class OpenStores(core.stores.Stores):
+class OpenStores(stores.Stores):
     """The application's state: settings, database, stores and caches, opened once per process.
 
     Attributes:
@@ -71,7 +71,7 @@ async def _request_id(connection: HTTPConnection) -> str:
 
 
 RequestId = Annotated[str, Depends(_request_id)]
-"""The request's id, set by `service.middleware.RequestContext` or taken over from an authenticated client."""
+"""The request's id, set by `service.http.middleware.RequestContext` or taken over from an authenticated client."""
 
 
 def _reading(stores: Stores) -> Iterator[Session]:

@@ -9,24 +9,30 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from core import credentials
-from core.db import Database
+from core.catalogue.images import ImageCatalogue
+from core.catalogue.machine_types import Catalogue
+from core.db.database import Database
 from core.errors import SecretUnreadable, StoreUnavailable
-from core.images import ImageCatalogue
-from core.keys import KeyRing
-from core.machines import Catalogue
-from core.sessions import Sessions
+from core.security import credentials
+from core.security.api_keys import KeyRing
+from core.security.encryption import Vault
+from core.security.sessions import Sessions
 from core.settings import Settings
-from core.vault import Vault
-from service import dashboard, errors
-from service.auth import require_key_or_session
-from service.body_limit import BodyLimit
+from core.storage.artifacts.factory import open_artifacts
+from service import dashboard, original
+from service.auth.api_keys import require_key_or_session
+from service.auth.limits import Limits
+from service.auth.sign_ins import SignIns
+from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
 from service.deps import OpenStores
-from service.job_counts import JobCounts
-from service.limits import Limits
-from service.metric_answers import MetricAnswers
-from service.middleware import RequestContext, SameSite
-from service.prometheus import Measured, Measures
+from service.http import errors
+from service.http.body_limit import BodyLimit
+from service.http.middleware import RequestContext, SameSite
+from service.http.tracing import Traced
+from service.log_stream.registry import Streams
+from service.metrics.job_counts import JobCounts
+from service.metrics.prometheus import Measured, Measures
+from service.presenters.metrics import MetricAnswers
 from service.routes import (
     artifacts,
     health,
@@ -35,19 +41,13 @@ from service.routes import (
     logs,
     machine_types,
     metrics,
-    operations,
-    original,
     projects,
+    prometheus,
     registries,
     secrets,
     tpus,
     workspaces,
 )
-from service.signing import SIGNING_KEYS, Signer, SigningKeys
-from service.streams import Streams
-from service.throttle import SignIns
-from service.tracing import Traced
-from stores import open_artifacts
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ _NOUNS = (
     registries,
     tpus,
     workspaces,
-    operations,
+    prometheus,
 )
 _NOTED_SECONDS = 60
 _DESCRIPTION = """Submit jobs, follow them, and fetch what they leave.

@@ -9,26 +9,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browser import find_chromium
-from buckets import Gcs
-from collector import Collector
-from deployment import Deployment
-from dockerserver import DockerServer, missing_for_docker, running_engine
-from faults import table
-from faults.proxy import Proxy
-from postgres import PostgresServer, find_binaries
-from redisserver import RedisServer, find_redis
-from smalldisk import SmallDisk, find_mount
 from sqlalchemy import make_url
+from support.browser import find_chromium
+from support.deployment import Deployment
+from support.docker_server import DockerServer, missing_for_docker, running_engine
+from support.faults import table
+from support.faults.proxy import Proxy
+from support.gcs_buckets import Gcs
+from support.otlp_collector import Collector
+from support.postgres import PostgresServer, find_binaries
+from support.redis_server import RedisServer, find_redis
+from support.small_disk import SmallDisk, find_mount
 
-from core import migrating
-from core.db import Database
+from core.catalogue.machine_types import Catalogue
+from core.db import migrations
+from core.db.database import Database
+from core.db.models.jobs import Job
 from core.jobs import lifecycle
 from core.jobs.lifecycle import Submission
-from core.jobs.models import Job
-from core.jobs.spec import JobSpec
-from core.machines import Catalogue
-from gradient_server.simulator.gcs import GcsSimulator
+from core.jobs.spec.job_spec import JobSpec
+from gradient_server.simulator.gcs.server import GcsSimulator
 
 
 @functools.cache
@@ -230,7 +230,7 @@ def migrated_postgres(postgres: PostgresServer) -> str:
 
 def _migrate(url: str) -> None:
     database = Database(url)
-    migrating.upgrade(database)
+    migrations.upgrade(database)
     if database.is_sqlite:
         with database.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -8,19 +8,20 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from core.bell import Bell
+from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable
-from core.inotify import FileWatch
-from core.jobs import claims, lifecycle, workers
-from core.jobs.models import Job
-from core.logging import bind
-from worker.attempt import run_attempt
+from core.jobs import lifecycle
+from core.jobs.scheduling import claims, workers
+from core.monitoring.logging import bind
+from core.notify.local_notifier import Bell
+from core.system.inotify import FileWatch
+from worker.attempt.control import Signals
+from worker.attempt.pipeline import run_attempt
+from worker.attempt.self_fence import Fence
 from worker.backends.processes import boot_id
-from worker.fence import Fence
-from worker.host import Host
-from worker.signals import Signals
+from worker.context import Host
+from worker.maintenance.jobs import Sweep
 from worker.statsd.listener import Listener
-from worker.sweep import Sweep
 
 logger = logging.getLogger(__name__)
 

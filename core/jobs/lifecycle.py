@@ -15,17 +15,17 @@ from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
-from core.credential_models import GitLogin
-from core.db import now
+from core.catalogue.machine_types import MachineType
+from core.db.database import now
+from core.db.models.credentials import GitLogin
+from core.db.models.jobs import Job, Project
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
-from core.jobs.holds import any_ports, want_ports
-from core.jobs.models import Job, Project
-from core.jobs.moves import all_rows, guarded, insert_once, move, moved_by, note_attempt, record, ring
 from core.jobs.reasons import NOT_THE_USERS, REASONS, Reason
-from core.jobs.spec import JobSpec, check_tags
+from core.jobs.scheduling.allocations import any_ports, want_ports
+from core.jobs.spec.job_spec import JobSpec, check_tags
 from core.jobs.states import OWNED, JobState
-from core.machines import MachineType
+from core.jobs.transitions import all_rows, guarded, insert_once, move, moved_by, note_attempt, record, ring
 
 RETRY_FIRST_SECONDS = 5
 RETRY_LONGEST_SECONDS = 600

@@ -8,14 +8,14 @@ from typing import Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from core.db import now
+from core.db.database import now
+from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid
 from core.jobs import lifecycle, queries
-from core.jobs.models import Job, Project
-from core.jobs.spec import MAX_NAME, check_label, check_tags
+from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import OWNED, JobState
-from core.retention import FOR_GOOD
 from core.settings.retention import MAX_DAYS
+from core.storage.retention import FOR_GOOD
 
 MAX_RUNNING = 1_000_000
 MAX_STORED_MB = 2**31 - 1

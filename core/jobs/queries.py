@@ -7,9 +7,9 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Select, exists, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from core.db import now
+from core.db.database import now
+from core.db.models.jobs import Attempt, Event, Job, Project, Worker
 from core.errors import CursorInvalid, JobNotFound, ProjectNotFound
-from core.jobs.models import Attempt, Event, Job, Project, Worker
 from core.jobs.states import OWNED, JobState
 
 WORKER_SILENT_SECONDS = 60

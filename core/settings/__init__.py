@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from core.hosts import EVERY_ADDRESS, canonical_host
 from core.settings.api import ApiSettings, LimitSettings, MetricSettings, SignInSettings
 from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, TpuSettings
 from core.settings.database import DatabaseSettings, QueueSettings, SecretSettings
 from core.settings.docker import DockerSettings, EgressSettings, ImageSettings, PortSettings
 from core.settings.retention import RetentionSettings
 from core.settings.worker import MOCK, DiskSettings, LogSettings, MachineSettings, StatsdSettings, WorkerSettings
+from core.system.hosts import EVERY_ADDRESS, canonical_host
 
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
 

@@ -40,7 +40,7 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 def _allowed(settings: Settings, name: str) -> list[str]:
     # Imported here: Google's libraries are optional.
-    from stores.gcs.client import answering, open_client
+    from core.storage.gcs.client import answering, open_client
 
     with answering("asking for permissions"):
         allowed: list[str] = open_client(settings.gcs).bucket(name).test_iam_permissions(_NEEDED)

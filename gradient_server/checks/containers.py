@@ -5,14 +5,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
-from core.machines import Catalogue
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from worker.backends.docker import handover, nvml
-from worker.backends.docker.engine import Engine, EngineError
-from worker.backends.docker.nvml import Seen
-from worker.backends.docker.opened import mistakes
+from worker.backends.docker.container.policy import mistakes
+from worker.backends.docker.engine.client import Engine, EngineError
+from worker.backends.docker.gpu import device_requests, nvml
+from worker.backends.docker.gpu.nvml import Seen
 
 _TIMEOUT_SECONDS = 5.0
 
@@ -133,9 +133,9 @@ def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
     first, indices = found[0].card, [one.card.index for one in found]
     models = ", ".join(dict.fromkeys(one.card.name for one in found))
     count = f"{len(found)} NVIDIA card{'s' * (len(found) != 1)} ({models}; driver {first.driver})"
-    if handover.cdi_names(indices, info):
+    if device_requests.cdi_names(indices, info):
         return ok("cards", f"{count}, and Docker hands them to jobs by their CDI names.")
-    if handover.can_hand_over(indices, info):
+    if device_requests.can_hand_over(indices, info):
         return ok("cards", f"{count}, and Docker can hand them to jobs.")
     return problem(
         "cards",
@@ -146,14 +146,14 @@ def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
 
 def toolkit() -> Iterator[Finding]:
     """Check that NVIDIA's toolkit has no known container escape; nothing if its program is not installed."""
-    program = shutil.which(handover.TOOLKIT)
+    program = shutil.which(device_requests.TOOLKIT)
     if program is None:
         return
-    version, safe = handover.toolkit_version(), ".".join(map(str, handover.SAFE_TOOLKIT))
+    version, safe = device_requests.toolkit_version(), ".".join(map(str, device_requests.SAFE_TOOLKIT))
     told = ".".join(map(str, version or ()))
     if version is None:
         yield warning("toolkit", f"{program} does not tell its version.", "Install the NVIDIA Container Toolkit anew.")
-    elif version < handover.SAFE_TOOLKIT:
+    elif version < device_requests.SAFE_TOOLKIT:
         yield problem(
             "toolkit",
             f"NVIDIA Container Toolkit {told} lets a container become root of this machine (CVE-2025-23266). No job "

@@ -9,8 +9,8 @@ from importlib import import_module
 from sqlalchemy import make_url, select, text
 from sqlalchemy.orm import Session
 
-from core import schema
-from core.db import Database, now
+from core.db import schema
+from core.db.database import Database, now
 from core.jobs import queries
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, duration, ok, problem, warning
@@ -99,7 +99,7 @@ def broker(settings: Settings) -> Iterator[Finding]:
         return
     name = _PASSWORD.sub(":***@", url)
     try:
-        import_module("core.queue").reach(url)
+        import_module("core.notify.broker").reach(url)
     except OSError as error:
         yield problem(
             "broker",

@@ -8,15 +8,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
 from core.formatting import GIB, MIB
-from core.hosts import canonical_host
-from core.inotify import FileWatch
-from core.machines import Catalogue
 from core.settings import Settings
+from core.system.hosts import canonical_host
+from core.system.inotify import FileWatch
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from gradient_server.ports import are_ports_at_dashboard
-from worker.sandbox import unavailable
+from gradient_server.port_addresses import are_ports_at_dashboard
+from worker.sandbox.bubblewrap import unavailable
 from worker.storage import Storage
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

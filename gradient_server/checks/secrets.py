@@ -2,9 +2,9 @@
 
 from sqlalchemy.orm import Session
 
-from core import credentials
+from core.security import credentials
+from core.security.encryption import Vault
 from core.settings import Settings
-from core.vault import Vault
 from gradient_server.checks.finding import Finding, ok, problem
 
 _SHOWN = 3

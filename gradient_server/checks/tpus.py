@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
+from core.catalogue.machine_types import Catalogue, MachineType
 from core.errors import GradientError
-from core.machines import Catalogue, MachineType
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from worker.backends.tpu import verdict
+from worker.backends.tpu import node_state
 from worker.backends.tpu.api import ApiAway, ApiError, TpuApi
-from worker.backends.tpu.buckets import OpenBucket, region_of
-from worker.backends.tpu.starting import runtime_of
+from worker.backends.tpu.provisioning.node_request import runtime_of
+from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 
 _ROLES = "roles/tpu.admin, and roles/iam.serviceAccountUser on the account that nodes act as"
 _NOBODY = "doctor"
@@ -146,7 +146,7 @@ def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
         return problem("tpu-pool", f"There is no node {name}.", fix)
     if node.accelerator_type not in {"", wanted}:
         return problem("tpu-pool", f"{name} is a {node.accelerator_type}, and {machine} a {wanted}.", fix)
-    trouble = verdict.lost(node) or verdict.ill(node)
+    trouble = node_state.lost(node) or node_state.ill(node)
     if trouble is not None:
         return warning("tpu-pool", f"{trouble.detail}.", fix)
     return ok("tpu-pool", f"{name} is {node.state}.")

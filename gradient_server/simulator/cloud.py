@@ -1,344 +1,145 @@
-"""A simulated Google Cloud project with TPUs: its nodes, queued resources and operations, and their transitions.
+"""An in-process fake of the Google Cloud services that a TPU job uses: TPU API, Cloud Storage, and a device."""
 
-Time-dependent states are computed on access, so nothing runs in the background. The messages are google-cloud-tpu's.
-"""
-
-import itertools
+import contextlib
+import importlib.util
+import json
+import logging
+import socket
 import threading
-import time
-from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Protocol, Self
 
-import grpc
-from google.cloud import tpu_v2
-from google.longrunning import operations_pb2
-from google.protobuf import any_pb2, empty_pb2
-from google.rpc import code_pb2, status_pb2
+from core.errors import GradientError
+from core.settings import Settings
+from gradient_server.simulator.gcs.server import GcsSimulator
+from gradient_server.simulator.tpu.api import Cloud
+from gradient_server.simulator.tpu.device import DeviceServer
+from gradient_server.simulator.tpu.state import TpuSimulator
+from gradient_server.simulator.tpu.vms import Machines
 
-from gradient_server.simulator.machines import Machines
+logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-# As Any: their values are declared as plain ints, which the messages' fields do not accept.
-NodeState: Any = tpu_v2.Node.State
-Health: Any = tpu_v2.Node.Health
-QueuedState: Any = tpu_v2.QueuedResourceState.State
-Initiator: Any = tpu_v2.QueuedResourceState.StateInitiator
-
-_V2: Any = tpu_v2.Node.ApiVersion.V2
-
-DENIED = (
-    "Your request to provision TPU Node has been denied. Please migrate to TPU VM Architecture or contact Cloud TPU "
-    "team to gain TPU Node access."
-)
-NO_CAPACITY = "There is no more capacity in the zone {zone!r}; you can try in another zone."
-_USABLE = frozenset({NodeState.CREATING, NodeState.READY, NodeState.RESTARTING, NodeState.REPAIRING})
+ZONE = "us-central1-b"
+_LOCAL = "127.0.0.1"
 
 
-class Refusal(Exception):
-    """An error response of the API.
+class PortTaken(GradientError):
+    """A port of the simulation is in use."""
+
+
+class _Device(Protocol):
+    port: int
+
+    def start(self) -> object: ...
+
+    def stop(self) -> None: ...
+
+
+class Port:
+    """A device that only accepts connections, for computers without TensorFlow."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._listener = socket.create_server((_LOCAL, port))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="tpu-device", daemon=True)
+
+    def start(self) -> Self:
+        """Start accepting connections."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop accepting connections."""
+        # Closing alone does not wake a thread that waits in accept().
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._listener.accept()[0].close()
+
+
+class World:
+    """The simulated services and their lifetime.
 
     Args:
-        code: gRPC status.
-        message: The error message.
-        reason: Google's error code; empty: none.
+        port: Port of the TPU API; 0, also for the other ports: any free one.
+        storage_port: Port of Cloud Storage.
+        device_port: Port of the device.
+        create_seconds: Time until a new node is READY.
+        room: Number of nodes that can exist at once.
+
+    Raises:
+        PortTaken: One of the ports is in use.
     """
 
-    def __init__(self, code: grpc.StatusCode, message: str, reason: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.reason = reason
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        storage_port: int = 0,
+        device_port: int = 0,
+        create_seconds: float = 0.0,
+        room: int = 100,
+    ) -> None:
+        self._stopping = False
+        self.trains = importlib.util.find_spec("tensorflow") is not None
+        made = contextlib.ExitStack()  # closes the parts created so far if a later one fails
+        try:
+            self.storage = GcsSimulator(storage_port)
+            made.callback(self.storage.stop)
+            environment = self.storage.environment()
+            self.device: _Device = DeviceServer(device_port, 8, environment) if self.trains else Port(device_port)
+            made.callback(self.device.stop)
+            self.machines = Machines(environment)
+            made.callback(self.machines.stop)
+            cloud = Cloud((_LOCAL, self.device.port), create_seconds, room=room, machines=self.machines)
+            self.tpus = TpuSimulator(port, cloud)
+        except OSError as error:
+            made.close()
+            ports = ", ".join(str(one) for one in (port, storage_port, device_port) if one)
+            raise PortTaken(
+                f"Cannot listen on {_LOCAL} at every one of the ports {ports} ({error.strerror}). Choose others with "
+                "--port, --storage-port and --device-port; 0 is any free one.",
+                field="port",
+            ) from error
 
+    def start(self) -> Self:
+        """Start serving; the device starts in the background, because TensorFlow takes a while."""
+        self.storage.start()
+        self.tpus.start()
+        threading.Thread(target=self._bring_up, name="tpu-device-start", daemon=True).start()
+        return self
 
-@dataclass(slots=True)
-class _Operation:
-    message: operations_pb2.Operation
-    due: float
-    result: Any
-    error: status_pb2.Status | None = None
+    def stop(self) -> None:
+        """Stop serving and delete all data."""
+        self._stopping = True
+        self.tpus.stop()
+        self.machines.stop()
+        self.device.stop()
+        self.storage.stop()
 
+    def _bring_up(self) -> None:
+        try:
+            self.device.start()
+        except GradientError as error:
+            if not self._stopping:
+                logger.error("tpu_device_not_started", extra={"why": error.message})  # noqa: TRY400 - it says it all
 
-@dataclass(slots=True)
-class _Waiting:
-    """A queued resource and the times of its transitions."""
+    def environment(self) -> dict[str, str]:
+        """Return the settings, as variables, that point a worker to this simulation."""
+        return {
+            "GRADIENT_TPU__SIMULATOR": self.tpus.address,
+            "GRADIENT_TPU__ZONES": json.dumps([ZONE]),
+            "GRADIENT_TPU__RUNNER": "process",
+            "GRADIENT_TPU__POLL_SECONDS": "0.5",
+            "GRADIENT_GCS__ENDPOINT": self.storage.url,
+            "GRADIENT_GCS__CA": str(self.storage.ca),
+        }
 
-    message: tpu_v2.QueuedResource
-    moves_at: float
-    valid_until: float | None
-
-
-@dataclass
-class Cloud:
-    """A simulated Google Cloud project.
-
-    Attributes:
-        device: (address, port) that every simulated node reports as its endpoint.
-        create_seconds: Time from the request for a node until it is READY.
-        queue_seconds: Time from the request for a queued resource until its nodes are created.
-        capacity: Number of nodes by zone; `room` in zones not listed.
-        room: Number of nodes in every other zone.
-        deny_tpu_node: Refuse every request for a node, as Google refuses the TPU Node architecture.
-        late_errors: Errors that the next operations end with, after their calls succeeded.
-        machines: Runs the nodes' startup scripts; None: they are not run.
-        record: Everything created and deleted, in order, such as `("created", "nodes/x")`.
-    """
-
-    device: tuple[str, int] = ("127.0.0.1", 8470)
-    create_seconds: float = 0.0
-    queue_seconds: float = 0.0
-    capacity: dict[str, int] = field(default_factory=dict)
-    room: int = 100
-    deny_tpu_node: bool = False
-    late_errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
-    machines: Machines | None = None
-    record: list[tuple[str, str]] = field(default_factory=list)
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    _nodes: dict[str, tpu_v2.Node] = field(default_factory=dict)
-    _ready_at: dict[str, float] = field(default_factory=dict)
-    _queued: dict[str, _Waiting] = field(default_factory=dict)
-    _operations: dict[str, _Operation] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    # ---- Methods of the API
-
-    def node(self, name: str) -> tpu_v2.Node:
-        """Return the node of this full name."""
-        self._advance()
-        return _found(self._nodes, name)
-
-    def nodes(self, parent: str) -> list[tpu_v2.Node]:
-        """List the nodes of a zone, or of all zones (`-`)."""
-        self._advance()
-        return [node for name, node in sorted(self._nodes.items()) if _inside(name, parent)]
-
-    def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> operations_pb2.Operation:
-        """Create a node and return the operation."""
-        self._advance()
-        if self.deny_tpu_node:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, DENIED)
-        name = f"{parent}/nodes/{node_id}"
-        _not_there(self._nodes, name)
-        if not self._has_room(parent):
-            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_CAPACITY.format(zone=_zone(parent)))
-        self._make(parent, node_id, node)
-        return self._operate(name, self._ready_at[name], self._nodes[name])
-
-    def delete_node(self, name: str) -> operations_pb2.Operation:
-        """Delete a node and return the operation."""
-        self._advance()
-        _found(self._nodes, name)
-        self._drop(name)
-        return self._operate(name, 0.0, empty_pb2.Empty())
-
-    def queued_resource(self, name: str) -> tpu_v2.QueuedResource:
-        """Return the queued resource of this full name."""
-        self._advance()
-        return _found(self._queued, name).message
-
-    def queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
-        """List the queued resources of a zone, or of all zones (`-`)."""
-        self._advance()
-        return [one.message for name, one in sorted(self._queued.items()) if _inside(name, parent)]
-
-    def create_queued(self, parent: str, queued_id: str, asked: tpu_v2.QueuedResource) -> operations_pb2.Operation:
-        """Create a queued resource and return the operation, which does not wait for its nodes."""
-        self._advance()
-        name = f"{parent}/queuedResources/{queued_id}"
-        _not_there(self._queued, name)
-        message = tpu_v2.QueuedResource(asked)
-        message.name, message.create_time = name, datetime.now(UTC)
-        message.state = tpu_v2.QueuedResourceState(state=QueuedState.ACCEPTED)
-        until: timedelta = message.queueing_policy.valid_until_duration
-        current = time.monotonic()
-        expires = current + until.total_seconds() if until else None
-        self._queued[name] = _Waiting(message, current + self.queue_seconds, expires)
-        self.record.append(("created", f"queuedResources/{queued_id}"))
-        return self._operate(name, 0.0, message)
-
-    def delete_queued(self, name: str, *, force: bool) -> operations_pb2.Operation:
-        """Delete a queued resource, with `force` also its nodes, and return the operation."""
-        self._advance()
-        waiting = _found(self._queued, name)
-        nodes = [node for node in self._nodes.values() if node.queued_resource == name]
-        if nodes and not force:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name} has nodes; delete them first or use force.")
-        for node in nodes:
-            self._drop(node.name)
-        del self._queued[waiting.message.name]
-        self.record.append(("deleted", f"queuedResources/{_last(name)}"))
-        return self._operate(name, 0.0, empty_pb2.Empty())
-
-    def operation(self, name: str) -> operations_pb2.Operation:
-        """Return an operation in its current state."""
-        self._advance()
-        return _found(self._operations, name).message
-
-    # ---- Controls of the simulation
-
-    def preempt(self, node_id: str) -> None:
-        """Preempt a node, as Google may."""
-        self.set_state(node_id, NodeState.PREEMPTED)
-
-    def set_state(self, node_id: str, state: tpu_v2.Node.State) -> None:
-        """Set the state of a node."""
-        with self.lock:
-            node = self._one(node_id)
-            node.state = state
-            if self.machines is not None and state not in _USABLE:
-                self.machines.end(node.name)
-
-    def set_health(self, node_id: str, health: tpu_v2.Node.Health, why: str = "") -> None:
-        """Set the health of a node."""
-        with self.lock:
-            self._one(node_id).health = health
-            self._one(node_id).health_description = why
-
-    def suspend(self, queued_id: str, *, by_user: bool) -> None:
-        """Suspend a queued resource: its nodes are deleted."""
-        with self.lock:
-            (name,) = (name for name in self._queued if _last(name) == queued_id)
-            for node in [node for node in self._nodes.values() if node.queued_resource == name]:
-                self._drop(node.name)
-            self._queued[name].message.state = tpu_v2.QueuedResourceState(
-                state=QueuedState.SUSPENDED, state_initiator=Initiator.USER if by_user else Initiator.SERVICE
-            )
-
-    def left(self) -> tuple[list[str], list[str]]:
-        """Return the names of the existing nodes and queued resources."""
-        with self.lock:
-            self._advance()
-            return sorted(self._nodes), sorted(self._queued)
-
-    # ---- Transitions
-
-    def _advance(self) -> None:
-        current = time.monotonic()
-        for waiting in self._queued.values():
-            self._move_on(waiting, current)
-        for name, ready_at in list(self._ready_at.items()):
-            if current >= ready_at:
-                self._finish(name)
-        for operation in self._operations.values():
-            if not operation.message.done and current >= operation.due:
-                _end(operation)
-
-    def _finish(self, name: str) -> None:
-        """End the creation of a node: it becomes READY, or is dropped by a late error."""
-        del self._ready_at[name]
-        error = next((one.error for key, one in self._operations.items() if one.error and _of(key, name)), None)
-        if error is not None:
-            self._drop(name)
-            return
-        node = self._nodes[name]
-        if node.state == NodeState.CREATING:
-            node.state, node.health = NodeState.READY, Health.HEALTHY
-            node.network_endpoints = [tpu_v2.NetworkEndpoint(ip_address=self.device[0], port=self.device[1])]
-            if self.machines is not None:
-                self.machines.start(name, node.metadata.get("startup-script", ""))
-
-    def _move_on(self, waiting: _Waiting, current: float) -> None:
-        message, state = waiting.message, waiting.message.state.state
-        if state in {QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES} and current >= waiting.moves_at:
-            spec = message.tpu.node_spec[0]
-            if waiting.valid_until is not None and current >= waiting.valid_until:
-                _fail(message, status_pb2.Status(code=code_pb2.DEADLINE_EXCEEDED, message="It was not valid any more."))
-            elif not self._has_room(spec.parent):
-                message.state = tpu_v2.QueuedResourceState(state=QueuedState.WAITING_FOR_RESOURCES)
-            elif self.late_errors:
-                code, text = self.late_errors.pop(0)
-                _fail(message, status_pb2.Status(code=code.value[0], message=text))
-            else:
-                self._make(spec.parent, spec.node_id, spec.node, queued=message.name)
-                message.state = tpu_v2.QueuedResourceState(state=QueuedState.PROVISIONING)
-        elif state == QueuedState.PROVISIONING:
-            made = [node for node in self._nodes.values() if node.queued_resource == message.name]
-            if made and all(node.state != NodeState.CREATING for node in made):
-                message.state = tpu_v2.QueuedResourceState(state=QueuedState.ACTIVE)
-
-    def _has_room(self, parent: str) -> bool:
-        busy = sum(_inside(name, parent) and node.state in _USABLE for name, node in self._nodes.items())
-        return busy < self.capacity.get(_zone(parent), self.room)
-
-    def _make(self, parent: str, node_id: str, asked: tpu_v2.Node, *, queued: str = "") -> None:
-        name = f"{parent}/nodes/{node_id}"
-        node = tpu_v2.Node(asked)
-        node.name, node.queued_resource, node.create_time = name, queued, datetime.now(UTC)
-        node.state, node.api_version = NodeState.CREATING, _V2
-        self._nodes[name] = node
-        self._ready_at[name] = time.monotonic() + self.create_seconds
-        self.record.append(("created", f"nodes/{node_id}"))
-
-    def _drop(self, name: str) -> None:
-        del self._nodes[name]
-        self._ready_at.pop(name, None)
-        if self.machines is not None:
-            self.machines.end(name)
-        self.record.append(("deleted", f"nodes/{_last(name)}"))
-
-    def _operate(self, name: str, due: float, result: Any) -> operations_pb2.Operation:  # noqa: ANN401 - any message
-        message = operations_pb2.Operation(
-            name=f"{_place(name)}/operations/operation-{next(self._numbers)}-{_last(name)}"
-        )
-        error = None
-        if self.late_errors and due:
-            code, text = self.late_errors.pop(0)
-            error = status_pb2.Status(code=code.value[0], message=text)
-        self._operations[message.name] = _Operation(message, due, result, error)
-        return message
-
-    def _one(self, node_id: str) -> tpu_v2.Node:
-        self._advance()
-        (node,) = (node for name, node in self._nodes.items() if _last(name) == node_id)
-        return node
-
-
-def _end(operation: _Operation) -> None:
-    operation.message.done = True
-    if operation.error is not None:
-        operation.message.error.CopyFrom(operation.error)
-        return
-    packed = any_pb2.Any()
-    result = operation.result
-    packed.Pack(type(result).pb(result) if hasattr(type(result), "pb") else result)
-    operation.message.response.CopyFrom(packed)
-
-
-def _fail(message: tpu_v2.QueuedResource, error: status_pb2.Status) -> None:
-    failed = tpu_v2.QueuedResourceState.FailedData(error=error)
-    message.state = tpu_v2.QueuedResourceState(state=QueuedState.FAILED, failed_data=failed)
-
-
-def _found(things: dict[str, T], name: str) -> T:
-    if name not in things:
-        raise Refusal(grpc.StatusCode.NOT_FOUND, f"Resource {name!r} was not found")
-    return things[name]
-
-
-def _not_there(things: Container[str], name: str) -> None:
-    if name in things:
-        raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"Resource {name!r} already exists")
-
-
-def _inside(name: str, parent: str) -> bool:
-    everywhere, _, zone = parent.rpartition("/")
-    return name.startswith(f"{everywhere}/" if zone == "-" else f"{parent}/")
-
-
-def _of(operation: str, node: str) -> bool:
-    return operation.startswith(f"{_place(node)}/") and operation.endswith(f"-{_last(node)}")
-
-
-def _place(name: str) -> str:
-    """Return the zone's part of a full name."""
-    return name.rsplit("/", 2)[0]
-
-
-def _zone(parent: str) -> str:
-    return parent.split("/")[3]
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
+    def settings(self, settings: Settings) -> Settings:
+        """Return a copy of the settings that uses this simulation."""
+        quick = {"simulator": self.tpus.address, "zones": [ZONE], "runner": "process", "poll_seconds": 0.5}
+        gcs = settings.gcs.model_copy(update={"endpoint": self.storage.url, "ca": self.storage.ca})
+        return settings.model_copy(update={"tpu": settings.tpu.model_copy(update=quick), "gcs": gcs})

@@ -2,10 +2,10 @@
 
 from fastapi import FastAPI
 
-from service.dashboard import access, artifact_pages, assets, job_pages, tpu_page
-from service.dashboard.access import wrong_key_delays
+from service.dashboard import artifact_pages, assets, job_pages, login, tpu_page
 from service.dashboard.error_pages import ErrorPages
-from service.dashboard.own_name import OwnName
+from service.dashboard.host_name import OwnName
+from service.dashboard.login import wrong_key_delays
 
 __all__ = ["mount"]
 
@@ -16,6 +16,6 @@ def mount(app: FastAPI) -> None:
     Must come last: the error pages are rendered from the error responses of everything else.
     """
     app.state.wrong_keys = wrong_key_delays()
-    for pages in (access, job_pages, artifact_pages, tpu_page, assets):
+    for pages in (login, job_pages, artifact_pages, tpu_page, assets):
         app.include_router(pages.router, include_in_schema=False, dependencies=[OwnName])
     app.add_middleware(ErrorPages)

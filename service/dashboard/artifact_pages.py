@@ -7,19 +7,19 @@ from pathlib import PurePosixPath
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
-from core.artifact_paths import not_found
 from core.jobs import queries
-from core.retention import Kind
-from service.auth import PageCaller, require_key_or_session
-from service.dashboard.folders import crumbs, entries
+from core.storage.artifacts.paths import not_found
+from core.storage.retention import Kind
+from service.auth.api_keys import PageCaller, require_key_or_session
 from service.dashboard.job_pages import LIVE
+from service.dashboard.listing import crumbs, entries
 from service.dashboard.rendering import page
 from service.deps import OpenStores, Reading, Stores
-from service.ranges import INLINE_TYPES
-from service.removed import refuse_removed
+from service.http.ranges import INLINE_TYPES
+from service.presenters.jobs import job_view
+from service.presenters.removed import refuse_removed
 from service.routes.artifacts import list_artifacts
-from service.views import job_view
-from service.wire import ArtifactsPage
+from service.schemas.jobs import ArtifactsPage
 
 router = APIRouter(prefix="/ui/jobs/{job_id}/artifacts", dependencies=[Depends(require_key_or_session)])
 

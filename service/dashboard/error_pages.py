@@ -8,8 +8,8 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.auth.sessions import COOKIES
 from service.dashboard.rendering import page
-from service.sessions import COOKIES
 
 _UNAUTHORIZED = 401
 _FIRST_ERROR = 400

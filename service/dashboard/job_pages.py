@@ -9,19 +9,19 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from core.backends import capabilities_of
-from core.jobs import queries, resources
-from core.jobs.models import Job
-from service import submission
-from service.auth import PageCaller, require_key_or_session
-from service.dashboard.access import FORM_FIELDS, HOME, OwnForm
+from core.catalogue.backends import capabilities_of
+from core.db.models.jobs import Job
+from core.jobs import cloud_resources, queries
+from service.auth.api_keys import PageCaller, require_key_or_session
+from service.dashboard.login import FORM_FIELDS, HOME, OwnForm
 from service.dashboard.rendering import job_url, page
 from service.dashboard.timeline import stretches
 from service.deps import OpenStores, Reading, RequestId, Stores, Writing
+from service.presenters.jobs import OUTSIDE_STATES, job_view
 from service.routes import artifacts, jobs, logs, projects
-from service.submission import Origin
-from service.views import OUTSIDE_STATES, job_view
-from service.wire import EventView, ListJobs, LogPage
+from service.schemas.jobs import EventView, ListJobs, LogPage
+from service.submission import create
+from service.submission.create import Origin
 
 router = APIRouter(dependencies=[Depends(require_key_or_session)])
 
@@ -79,7 +79,9 @@ def show_jobs(
         # The page of a service without jobs also refreshes, to show the first one.
         live=any(job.state in LIVE for job in found.jobs) or not (found.jobs or state or project or after),
         public_url=stores.settings.public_url,
-        tpus=len(resources.all_open(session)) if capabilities_of(stores.settings.backend_of("tpu")).billed else None,
+        tpus=len(cloud_resources.all_open(session))
+        if capabilities_of(stores.settings.backend_of("tpu")).billed
+        else None,
     )
 
 
@@ -123,7 +125,7 @@ def clone_job(
 ) -> Response:
     """Submit a job again; with the form's idempotency key, a double click creates only one job."""
     stores.limits.submissions.take(caller.id)
-    return _to(submission.clone(stores, Origin(caller.id, request_id, key), job_id).job.id)
+    return _to(create.clone(stores, Origin(caller.id, request_id, key), job_id).job.id)
 
 
 @router.post("/ui/jobs/{job_id}/delete", dependencies=[OwnForm])

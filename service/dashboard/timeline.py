@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from service.wire import EventView
+from service.schemas.jobs import EventView
 
 _WAITS = {"submitted", "requeued"}
 _PHASE_OF = {

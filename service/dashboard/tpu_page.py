@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
-from service.auth import PageCaller, require_key_or_session
+from service.auth.api_keys import PageCaller, require_key_or_session
 from service.dashboard.rendering import page
 from service.deps import Reading
 from service.routes.tpus import list_tpus

@@ -7,15 +7,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 
-from core.artifacts import ArtifactFile, OpenArtifact
 from core.jobs import queries
-from core.retention import Kind
-from service import links, ranges
+from core.storage.artifacts.store import ArtifactFile, OpenArtifact
+from core.storage.retention import Kind
 from service.deps import Reading, Stores
-from service.paths import FILE
-from service.removed import GONE, refuse_removed, removed_of
-from service.wire import ArtifactsPage, ArtifactView, SkippedView
-from service.zips import zip_blocks
+from service.http import ranges
+from service.http.file_paths import FILE
+from service.http.zip_stream import zip_blocks
+from service.presenters import ports
+from service.presenters.removed import GONE, refuse_removed, removed_of
+from service.schemas.jobs import ArtifactsPage, ArtifactView, SkippedView
 
 _MAX_ATTEMPT = 2**31 - 1
 
@@ -37,7 +38,7 @@ _ZIP: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/artifacts", responses={200: {"links": links.OF_ARTIFACTS}})
+@router.get("/artifacts", responses={200: {"links": ports.OF_ARTIFACTS}})
 def list_artifacts(
     session: Reading,
     stores: Stores,

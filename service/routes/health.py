@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from core.errors import StoreUnavailable
 from service.deps import OpenStores, Stores
-from service.wire_base import Health, Readiness
+from service.schemas.base import Health, Readiness
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter
 
-from core.jobs import held_images
+from core.jobs.scheduling import image_affinity
 from service.deps import Reading, Stores
-from service.wire import ImageNames, ImageNameView
+from service.schemas.jobs import ImageNames, ImageNameView
 
 router = APIRouter(prefix="/images", tags=["images"])
 
@@ -20,7 +20,7 @@ def list_images(session: Reading, stores: Stores) -> ImageNames:
                 image=short.image,
                 gpu_image=short.gpu_image,
                 summary=short.summary,
-                hosts=held_images.hosts_with(session, {short.image, short.gpu_image or short.image}),
+                hosts=image_affinity.hosts_with(session, {short.image, short.gpu_image or short.image}),
             )
             for short in stores.images
         ]

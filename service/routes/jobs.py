@@ -6,17 +6,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from core.db import on_commit
+from core.db.database import on_commit
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
-from service import links, submission
-from service.auth import Caller, PageCaller
-from service.body_limit import allow_upload
+from service.auth.api_keys import Caller, PageCaller
 from service.deps import OpenStores, Reading, RequestId, Stores, Writing
-from service.submission import Origin, Submitted
-from service.uploads import SPEC, WORKSPACE, Body, checked, read_body
-from service.views import event_view, job_filter, job_view, job_views
-from service.wire import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob, parse
+from service.http.body_limit import allow_upload
+from service.presenters import ports
+from service.presenters.jobs import event_view, job_filter, job_view, job_views
+from service.schemas.jobs import DryRun, ErrorView, Events, JobsPage, JobView, ListJobs, SubmitJob, parse
+from service.submission import create
+from service.submission.create import Origin, Submitted
+from service.submission.uploads import SPEC, WORKSPACE, Body, checked, read_body
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -46,13 +47,13 @@ _BODY: dict[str, Any] = {
 }
 _SUBMITTED: dict[int | str, dict[str, Any]] = {
     200: {"model": JobView | DryRun, "description": "Made before under the same Idempotency-Key; or a dry run."},
-    201: {"links": links.OF_JOB},
+    201: {"links": ports.OF_JOB},
     415: {"model": ErrorView, "description": "The body is neither JSON nor a form."},
     507: {"model": ErrorView, "description": "The disk, or the project's quota, has no room for it."},
 }
 _CLONED: dict[int | str, dict[str, Any]] = {
-    200: {"model": JobView, "description": "Made before under the same Idempotency-Key.", "links": links.OF_JOB},
-    201: {"links": links.OF_JOB},
+    200: {"model": JobView, "description": "Made before under the same Idempotency-Key.", "links": ports.OF_JOB},
+    201: {"links": ports.OF_JOB},
 }
 
 
@@ -98,7 +99,7 @@ async def submit_job(
 
     def submit() -> Submitted:
         with stores.measures.submitting():
-            return submission.submit(stores, origin, parse(SubmitJob, body.spec), body.workspace)
+            return create.submit(stores, origin, parse(SubmitJob, body.spec), body.workspace)
 
     submitted = await checked(stores, caller.id, body, submit)
     response.status_code = 201 if submitted.made else 200
@@ -106,7 +107,7 @@ async def submit_job(
 
 
 def _dry_run(stores: OpenStores, body: Body) -> DryRun:
-    return submission.dry_run(stores, parse(SubmitJob, body.spec), uploaded=body.workspace is not None)
+    return create.dry_run(stores, parse(SubmitJob, body.spec), uploaded=body.workspace is not None)
 
 
 async def _list_slot(request: Request, stores: Stores, caller: PageCaller) -> AsyncIterator[None]:
@@ -118,14 +119,14 @@ async def _list_slot(request: Request, stores: Stores, caller: PageCaller) -> As
         yield
 
 
-@router.get("", responses={200: {"links": links.OF_JOBS}}, dependencies=[Depends(_list_slot, scope="function")])
+@router.get("", responses={200: {"links": ports.OF_JOBS}}, dependencies=[Depends(_list_slot, scope="function")])
 def list_jobs(session: Reading, stores: Stores, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
     """Jobs, newest first."""
     page = queries.page(session, job_filter(wanted, stores.catalogue), limit=wanted.limit, after=wanted.after)
     return JobsPage(jobs=job_views(session, stores, page.jobs), next=page.following)
 
 
-@router.get("/{job_id}", responses={200: {"links": links.OF_JOB}})
+@router.get("/{job_id}", responses={200: {"links": ports.OF_JOB}})
 def show_job(session: Reading, stores: Stores, job_id: str) -> JobView:
     """One job."""
     return job_view(session, stores, queries.get(session, job_id))
@@ -153,7 +154,7 @@ def clone_job(
     stores.limits.submissions.take(caller.id)
     origin = Origin(caller.id, request_id, idempotency_key)
     with stores.measures.submitting():
-        submitted = submission.clone(stores, origin, job_id, pin_image=pin_image)
+        submitted = create.clone(stores, origin, job_id, pin_image=pin_image)
     response.status_code = 201 if submitted.made else 200
     return submitted.view
 

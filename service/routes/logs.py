@@ -5,16 +5,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from sqlalchemy.orm import Session
 
+from core.db.models.jobs import Job
 from core.jobs import queries
-from core.jobs.models import Job
-from core.retention import Kind
-from service import ranges
-from service.auth import PageCaller
+from core.storage.retention import Kind
+from service.auth.api_keys import PageCaller
 from service.deps import OpenStores, Reading, Stores
-from service.errors import problem
-from service.follow import LogStream, log_row
-from service.removed import GONE, refuse_removed, removed_of
-from service.wire import MAX_LINE, LogPage, LogRow, ReadLog
+from service.http import ranges
+from service.http.errors import problem
+from service.log_stream.follower import LogStream, log_row
+from service.presenters.removed import GONE, refuse_removed, removed_of
+from service.schemas.jobs import MAX_LINE, LogPage, LogRow, ReadLog
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", tags=["logs"])
 

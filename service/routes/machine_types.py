@@ -2,10 +2,10 @@
 
 from fastapi import APIRouter
 
-from core.jobs.offers import offers
+from core.jobs.scheduling.capacity import offers
 from service.deps import Reading, Stores
-from service.views import machine_type_view
-from service.wire import MachineTypes
+from service.presenters.jobs import machine_type_view
+from service.schemas.jobs import MachineTypes
 
 router = APIRouter(prefix="/machine-types", tags=["machine types"])
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from core.jobs import queries
-from service import ranges
-from service.auth import Searching
+from service.auth.api_keys import Searching
 from service.deps import Reading, Stores
-from service.wire import Metrics
+from service.http import ranges
+from service.schemas.jobs import Metrics
 
 router = APIRouter(prefix="/jobs/{job_id}/metrics", tags=["metrics"])
 

@@ -5,21 +5,21 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
+from core.db.models.jobs import Project
 from core.jobs import lifecycle, projects, queries
-from core.jobs.models import Project
 from core.jobs.projects import Live
-from service import links
-from service.bodies import json_body, posted
 from service.deps import OpenStores, Reading, Stores, Writing
-from service.submission import check_project_name
-from service.views import project_view
-from service.wire_projects import CreateProject, Projects, ProjectView, UpdateProject
+from service.http.json_body import json_body, posted
+from service.presenters import ports
+from service.presenters.jobs import project_view
+from service.schemas.projects import CreateProject, Projects, ProjectView, UpdateProject
+from service.submission.create import check_project_name
 
 router = APIRouter(prefix="/projects", tags=["projects"])
 
 _MADE: dict[int | str, dict[str, Any]] = {
-    200: {"model": ProjectView, "description": "It was there already.", "links": links.OF_PROJECT},
-    201: {"links": links.OF_PROJECT},
+    200: {"model": ProjectView, "description": "It was there already.", "links": ports.OF_PROJECT},
+    201: {"links": ports.OF_PROJECT},
 }
 
 

@@ -5,16 +5,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
-from core import credentials
-from core.credentials import EVERY_PROJECT, AnyRegistry
-from core.egress import Egress, host_of
-from core.image_registry import checked_host
+from core.catalogue.registries import checked_host
 from core.jobs import queries
-from core.vault import Vault
-from service.auth import Caller
-from service.bodies import json_body, posted
+from core.security import credentials
+from core.security.credentials import EVERY_PROJECT, AnyRegistry
+from core.security.encryption import Vault
+from core.system.egress import Egress, host_of
+from service.auth.api_keys import Caller
 from service.deps import Reading, Stores, Writing
-from service.wire_credentials import Registries, RegistryView, SetRegistry
+from service.http.json_body import json_body, posted
+from service.schemas.credentials import Registries, RegistryView, SetRegistry
 
 router = APIRouter(tags=["registries"])
 

@@ -4,15 +4,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
 
-from core import credentials
-from core.credential_models import Secret
-from core.credentials import EVERY_PROJECT
+from core.db.models.credentials import Secret
 from core.jobs import queries
-from core.vault import Vault
-from service.auth import Caller
-from service.bodies import json_body, posted
+from core.security import credentials
+from core.security.credentials import EVERY_PROJECT
+from core.security.encryption import Vault
+from service.auth.api_keys import Caller
 from service.deps import Reading, Stores, Writing
-from service.wire_credentials import Secrets, SecretView, SetSecret
+from service.http.json_body import json_body, posted
+from service.schemas.credentials import Secrets, SecretView, SetSecret
 
 router = APIRouter(tags=["secrets"])
 

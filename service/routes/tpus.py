@@ -4,13 +4,13 @@ from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import select
 
-from core.db import now
-from core.jobs import resources
-from core.jobs.models import Job
-from core.jobs.resources import Resource
+from core.db.database import now
+from core.db.models.jobs import Job
+from core.jobs import cloud_resources
+from core.jobs.cloud_resources import Resource
 from service.deps import Reading
-from service.wire import Time
-from service.wire_base import View
+from service.schemas.base import View
+from service.schemas.jobs import Time
 
 router = APIRouter(prefix="/tpus", tags=["tpus"])
 
@@ -48,11 +48,11 @@ class Tpus(View):
 @router.get("")
 def list_tpus(session: Reading) -> Tpus:
     """Every TPU that was asked for and is not known to be gone: its state, health, job, and cost so far."""
-    found = resources.all_open(session)
+    found = cloud_resources.all_open(session)
     wanted = select(Job).where(Job.id.in_([one.job_id for one in found]))
     jobs = {job.id: job for job in session.scalars(wanted)} if found else {}
     current = session.scalars(select(now())).one()
-    return Tpus(tpus=[_view(one, jobs[one.job_id], resources.billed(one, current)) for one in found])
+    return Tpus(tpus=[_view(one, jobs[one.job_id], cloud_resources.billed(one, current)) for one in found])
 
 
 def _view(resource: Resource, job: Job, seconds: float) -> TpuView:

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from core.errors import WorkspaceNotFound
 from service.deps import Stores
-from service.wire import WorkspaceView
+from service.schemas.jobs import WorkspaceView
 
 router = APIRouter(prefix="/workspaces", tags=["workspaces"])
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dockerserver import SHELL
+from support.docker_server import SHELL
 
 ROOT = Path(__file__).parents[2]
 SERIES = {"what": str, "unit": str, "p50": float, "p99": float, "min": float, "max": float, "n": int, "rounds": list}

@@ -1,4 +1,4 @@
-"""Invariants that must hold after the run: those of `faults.history`, and further ones of its jobs and clients.
+"""Invariants that must hold after the run: those of `support.faults.history`, and further ones of its jobs and clients.
 
 I13  every job ends as its kind does: no infrastructure fault is reported as the user's, and no attempt is lost to a
      fault that a retry would have repaired
@@ -24,14 +24,14 @@ from chaos.clients import Clients
 from chaos.nemesis import RECOVERY_SECONDS, Injected, Nemesis
 from chaos.stack import DOCKER_TYPE, Stack
 from chaos.workload import Accepted
-from deployment import wait_until
-from faults.contained import ENGINES_OWN, inventory, shims
-from faults.history import GAP, History, collect, violations
-from faults.truth import Truth
 from sqlalchemy import text
+from support.deployment import wait_until
+from support.faults.containers import ENGINES_OWN, inventory, shims
+from support.faults.history import GAP, History, collect, violations
+from support.faults.job_journal import Truth
 
+from core.db.models.jobs import HeldPort, Job, Outbox
 from core.jobs.lifecycle import MAX_MACHINE_FAULTS
-from core.jobs.models import HeldPort, Job, Outbox
 from core.jobs.reasons import REASONS, Fault
 from core.jobs.states import TERMINAL
 

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 from chaos.stack import DOCKER_TYPE, Stack, new_key
 from chaos.workload import KINDS, Accepted, draw
-from dockerserver import SHELL
 from sqlalchemy.exc import DatabaseError
+from support.docker_server import SHELL
 
 from core.errors import StoreUnavailable
 

@@ -11,7 +11,7 @@ from chaos.canaries import Canaries
 from chaos.clients import Clients
 from chaos.faults import ALL_WORKERS, FAULTS, Aborted, Fault, Hands
 from chaos.stack import API, BACKENDS, Stack
-from deployment import PATIENCE
+from support.deployment import PATIENCE
 
 RECOVERY_SECONDS = 3 * PATIENCE
 """A canary that has not succeeded so long after a fault's end is a violation."""

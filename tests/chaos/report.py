@@ -8,7 +8,7 @@ from chaos.checker import Found, Outcome, near
 from chaos.nemesis import Injected
 from chaos.stack import DOCKER_TYPE, MOCK_TYPE
 from chaos.vitals import Vitals
-from faults.table import aligned
+from support.faults.table import aligned
 
 _HEAD = ("fault", "n", "violations", "alone: mock", "docker", "overlapping: mock p50", "max", "docker p50", "max")
 _LONGEST = 12

@@ -17,11 +17,11 @@ from chaos.clock import find_compiler
 from chaos.faults import FAULTS, Fault
 from chaos.nemesis import Nemesis
 from chaos.stack import running_stack
-from dockerserver import missing_for_docker
-from faults.contained import inventory
-from postgres import find_binaries
-from redisserver import find_redis
-from smalldisk import find_mount
+from support.docker_server import missing_for_docker
+from support.faults.containers import inventory
+from support.postgres import find_binaries
+from support.redis_server import find_redis
+from support.small_disk import find_mount
 
 _FOLLOWERS_SECONDS = 120
 
@@ -63,7 +63,7 @@ def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outcome:
         folder: An empty one, for everything that is written.
         say: Reports progress, a line at a time.
     """
-    logging.getLogger("core.db").setLevel(logging.CRITICAL)  # the harness reads a database that it breaks
+    logging.getLogger("core.db.database").setLevel(logging.CRITICAL)  # the harness reads a database that it breaks
     with running_stack(folder) as stack:
         say(f"the service is ready; its processes' logs: {folder}/home-*.log")
         before = inventory(stack.server)

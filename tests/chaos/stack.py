@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos.clock import WallClock, find_compiler
-from deployment import PATIENCE, Process, wait_until
-from dockerserver import DockerServer, running_engine
-from faults.contained import Contained
-from faults.proxy import Proxy
-from postgres import PostgresServer
-from redisserver import RedisServer
-from smalldisk import SmallDisk
 from sqlalchemy import select
+from support.deployment import PATIENCE, Process, wait_until
+from support.docker_server import DockerServer, running_engine
+from support.faults.containers import Contained
+from support.faults.proxy import Proxy
+from support.postgres import PostgresServer
+from support.redis_server import RedisServer
+from support.small_disk import SmallDisk
 
-from core.jobs.models import Job
+from core.db.models.jobs import Job
 
 RESTART_SECONDS = 2.0
 HOME_BYTES = 2 * 1024**3

@@ -5,7 +5,7 @@ from chaos.checker import documented, log_difference
 from chaos.faults import FAULTS
 from chaos.run import Plan, run
 from chaos.vitals import Vitals, leaks
-from faults.truth import Truth
+from support.faults.job_journal import Truth
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 

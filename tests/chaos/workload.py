@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.stack import DOCKER_TYPE, MOCK_TYPE
-from faults.contained import contained
-from faults.truth import recorded
+from support.faults.containers import contained
+from support.faults.job_journal import recorded
 
 _LINES = 'i=0; while [ $i -lt {count} ]; do i=$((i+1)); say "{text} $i"; sleep {pause}; done'
 # Counts the starts and not the attempts: an attempt that a fault ended before its start uses up none.

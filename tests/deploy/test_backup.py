@@ -4,8 +4,8 @@ import os
 import subprocess
 
 import pytest
-from deployment import Deployment
-from postgres import find_binaries
+from support.deployment import Deployment
+from support.postgres import find_binaries
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradient_server.simulator.gcs import GcsSimulator
+from gradient_server.simulator.gcs.server import GcsSimulator
 
 
 @pytest.fixture

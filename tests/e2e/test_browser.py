@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from browser import Browser
-from deployment import Deployment
+from support.browser import Browser
+from support.deployment import Deployment
 
 TRAIN = """
 exec python3 - <<'END'

@@ -5,7 +5,7 @@ import io
 import zipfile
 
 import pytest
-from deployment import Deployment, wait_until
+from support.deployment import Deployment, wait_until
 
 
 @pytest.fixture

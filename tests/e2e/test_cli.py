@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from deployment import CLI, Deployment, wait_until
+from support.deployment import CLI, Deployment, wait_until
 
 MAIN = """
 import os

@@ -6,9 +6,9 @@ import subprocess
 import zipfile
 
 import pytest
-from deployment import CLI, SERVER, Deployment, wait_until
-from dockerserver import SHELL, layer
-from registryserver import Registry
+from support.deployment import CLI, SERVER, Deployment, wait_until
+from support.docker_server import SHELL, layer
+from support.registry_server import Registry
 
 DOCKERFILE = f"FROM {SHELL}\nCOPY data.txt /data.txt\nRUN echo a step of the build; cat /data.txt\n"
 

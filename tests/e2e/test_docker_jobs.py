@@ -4,8 +4,8 @@ import os
 import subprocess
 
 import pytest
-from deployment import CLI, Deployment, wait_until
-from dockerserver import SHELL
+from support.deployment import CLI, Deployment, wait_until
+from support.docker_server import SHELL
 
 MAIN = """
 echo training in "$PWD" as "$(id -u)"

@@ -6,15 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import privateregistry
 import pytest
-from deployment import Deployment, wait_until
-from dockerserver import SHELL
-from privateregistry import NAME, TAG
+import support.private_registry
 from sqlalchemy import func, select
+from support.deployment import Deployment, wait_until
+from support.docker_server import SHELL
+from support.private_registry import NAME, TAG
 
-from core.credential_models import JobLogin
-from core.db import Database
+from core.db.database import Database
+from core.db.models.credentials import JobLogin
 
 BASIC, TOKEN = 5601, 5602
 
@@ -32,7 +32,7 @@ def registry(docker_server, password, tmp_path_factory):
         container = client.create_container(SHELL, ["true"])["Id"]
         layer.write_bytes(b"".join(client.export(container)))
         client.remove_container(container)
-    program = [*docker_server.network, sys.executable, privateregistry.__file__, "127.0.0.1"]
+    program = [*docker_server.network, sys.executable, support.private_registry.__file__, "127.0.0.1"]
     started = [
         subprocess.Popen([*program, str(port), f"alice:{password}", scheme, str(layer)], stderr=subprocess.DEVNULL)
         for port, scheme in ((BASIC, "basic"), (TOKEN, "token"))

@@ -4,9 +4,9 @@ import os
 import subprocess
 
 import pytest
-from deployment import CLI, Deployment, wait_until
-from dockerserver import SHELL, running_engine
-from nvidiadriver import MIB, DriverOfProcesses, hooked, install_toolkit
+from support.deployment import CLI, Deployment, wait_until
+from support.docker_server import SHELL, running_engine
+from support.nvidia_driver import MIB, DriverOfProcesses, hooked, install_toolkit
 
 GPU = "P4000"
 HOLD = """

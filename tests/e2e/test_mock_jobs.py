@@ -5,7 +5,7 @@ import os
 import tarfile
 
 import pytest
-from deployment import Deployment
+from support.deployment import Deployment
 
 
 @pytest.fixture(scope="module")

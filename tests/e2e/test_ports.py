@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from deployment import wait_until
+from support.deployment import wait_until
 
 SERVES = "echo hello >index.html; exec python3 -m http.server --bind 127.0.0.2 $GRADIENT_PORT_8000"
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from browser import Browser
+from support.browser import Browser
 
 # Listens on every address, as servers in containers do, and answers with the headers that it received.
 SERVES = """

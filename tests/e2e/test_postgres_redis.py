@@ -5,9 +5,9 @@ import signal
 
 import psutil
 import pytest
-from deployment import Deployment, wait_until
+from support.deployment import Deployment, wait_until
 
-from core.rings import pool_queue
+from core.notify.messages import pool_queue
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deployment import CLI, SERVER, wait_until
-from faults.history import check_history
-from faults.watched import Watched
+from support.deployment import CLI, SERVER, wait_until
+from support.faults.history import check_history
+from support.faults.observed_deployment import Watched
 
-from core.jobs.models import Job
+from core.db.models.jobs import Job
 
 SAYS_HASH = 'printf %s "$TOKEN" | sha256sum'
 

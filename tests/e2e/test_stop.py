@@ -1,7 +1,7 @@
 """Stopping: SIGTERM reaches whatever trains, SIGKILL comes after the grace, nothing is left behind."""
 
 import pytest
-from deployment import wait_until
+from support.deployment import wait_until
 
 GRACEFUL = """
 import os, signal, sys, time

@@ -4,8 +4,8 @@ import json
 import sys
 
 import pytest
-from clouds import simulated, tpu_settings
-from deployment import Deployment, wait_until
+from support.deployment import Deployment, wait_until
+from support.fake_clouds import simulated, tpu_settings
 
 WRITE = """
 import os

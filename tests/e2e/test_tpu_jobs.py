@@ -6,10 +6,10 @@ import subprocess
 
 import grpc
 import pytest
-from clouds import NOTHING, ZONES, simulated, tpu_settings
-from deployment import CLI, Deployment, wait_until
+from support.deployment import CLI, Deployment, wait_until
+from support.fake_clouds import NOTHING, ZONES, simulated, tpu_settings
 
-from gradient_server.simulator.faults import HANG, Fault
+from gradient_server.simulator.tpu.faults import HANG, Fault
 
 
 @pytest.fixture

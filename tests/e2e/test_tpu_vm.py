@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clouds import NOTHING, simulated, tpu_settings
-from deployment import Deployment, wait_until
-from dockerserver import SHELL
+from support.deployment import Deployment, wait_until
+from support.docker_server import SHELL
+from support.fake_clouds import NOTHING, simulated, tpu_settings
 
-from gradient_server.simulator.machines import Machines
+from gradient_server.simulator.tpu.vms import Machines
 
 LESS_RIGHTS = """#!/bin/bash
 echo "$@" >>{asked}

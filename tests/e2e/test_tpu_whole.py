@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from clouds import NOTHING
-from deployment import CLI, Deployment, wait_until
+from support.deployment import CLI, Deployment, wait_until
+from support.fake_clouds import NOTHING
 
-from gradient_server.simulator.world import World
+from gradient_server.simulator.cloud import World
 
 TRAINER = Path(__file__).parents[2] / "images" / "trainer"
 

@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
-from deployment import Deployment, wait_until
+from support.deployment import Deployment, wait_until
 
 from core.errors import GradientError
 from core.settings import TracingSettings

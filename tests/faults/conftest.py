@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dockerserver import DockerServer, running_engine
-from faults.contained import ENGINES_OWN, Contained, inventory
-from faults.watched import Watched
-from postgres import PostgresServer
-from redisserver import RedisServer
+from support.docker_server import DockerServer, running_engine
+from support.faults.containers import ENGINES_OWN, Contained, inventory
+from support.faults.observed_deployment import Watched
+from support.postgres import PostgresServer
+from support.redis_server import RedisServer
 
 QUICK = {
     "GRADIENT_WORKER__LEASE_SECONDS": "2",

@@ -6,8 +6,8 @@ import time
 
 import pytest
 import redis as client
-from faults.table import FULL, trial, tries
-from faults.truth import gate, recorded
+from support.faults.job_journal import gate, recorded
+from support.faults.table import FULL, trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
 

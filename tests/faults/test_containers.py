@@ -4,11 +4,11 @@ import random
 import time
 
 import pytest
-from deployment import wait_until
-from faults.contained import contained as recorded
-from faults.proxy import EngineProxy
-from faults.table import FULL, trial, tries
-from faults.truth import gate
+from support.deployment import wait_until
+from support.faults.containers import contained as recorded
+from support.faults.job_journal import gate
+from support.faults.proxy import EngineProxy
+from support.faults.table import FULL, trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
 

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-from deployment import wait_until
-from faults.contained import Contained, shims
-from faults.contained import contained as recorded
-from faults.table import FULL, trial, tries
+from support.deployment import wait_until
+from support.faults.containers import Contained, shims
+from support.faults.containers import contained as recorded
+from support.faults.table import FULL, trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 400)]
 

@@ -5,13 +5,13 @@ import time
 
 import psutil
 import pytest
-from deployment import wait_until
-from dockerserver import BARE
-from faults.contained import contained as recorded
-from faults.hostile import fight
-from faults.table import FULL, trial, tries
-from faults.truth import gate
-from outside import FETCH, METADATA, OUTSIDE, Outside
+from support.deployment import wait_until
+from support.docker_server import BARE
+from support.egress import FETCH, METADATA, OUTSIDE, Outside
+from support.faults.containers import contained as recorded
+from support.faults.hostile import fight
+from support.faults.job_journal import gate
+from support.faults.table import FULL, trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
 

@@ -6,12 +6,12 @@ import threading
 import time
 
 import pytest
-from deployment import wait_until
-from faults.table import FULL, trial, tries
-from faults.truth import gate, recorded
-from postgres import PostgresServer
+from support.deployment import wait_until
+from support.faults.job_journal import gate, recorded
+from support.faults.table import FULL, trial, tries
+from support.postgres import PostgresServer
 
-from core.jobs.models import Event
+from core.db.models.jobs import Event
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
 

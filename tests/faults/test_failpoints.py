@@ -3,11 +3,11 @@
 import signal
 
 import pytest
-from deployment import wait_until
-from faults.table import FULL, trial, tries
-from faults.truth import recorded
+from support.deployment import wait_until
+from support.faults.job_journal import recorded
+from support.faults.table import FULL, trial, tries
 
-from core.failpoints import FAILPOINTS, failpoint
+from core.system.failpoints import FAILPOINTS, failpoint
 
 SUBMITTING = sorted(name for name in FAILPOINTS if name.startswith("submit_"))
 RUNNING = sorted(set(FAILPOINTS) - set(SUBMITTING))

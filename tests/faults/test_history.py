@@ -5,10 +5,10 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from faults import table
-from faults.history import History, HistoryBroken, Served, check_history, judge, matches, violations
-from faults.table import Trial
-from faults.truth import Truth, recorded
+from support.faults import table
+from support.faults.history import History, HistoryBroken, Served, check_history, judge, matches, violations
+from support.faults.job_journal import Truth, recorded
+from support.faults.table import Trial
 
 from core.jobs.states import JobState
 

@@ -8,9 +8,9 @@ import time
 import zipfile
 
 import pytest
-from faults.hostile import SECRET, fight
-from faults.table import FULL, trial, tries
-from faults.truth import recorded
+from support.faults.hostile import SECRET, fight
+from support.faults.job_journal import recorded
+from support.faults.table import FULL, trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 240)]
 

@@ -4,10 +4,10 @@ import random
 import time
 
 import pytest
-from deployment import wait_until
-from faults.history import check_history
-from faults.table import FULL, trial, tries
-from faults.truth import recorded
+from support.deployment import wait_until
+from support.faults.history import check_history
+from support.faults.job_journal import recorded
+from support.faults.table import FULL, trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
 

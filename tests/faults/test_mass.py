@@ -5,11 +5,11 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from faults.order import disorder
-from faults.table import FULL, trial, tries
-from faults.truth import recorded
+from support.faults.job_journal import recorded
+from support.faults.order import disorder
+from support.faults.table import FULL, trial, tries
 
-from core.jobs.models import Event, Job
+from core.db.models.jobs import Event, Job
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if FULL else 300)]
 

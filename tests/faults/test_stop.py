@@ -5,11 +5,11 @@ import signal
 import time
 
 import pytest
-from deployment import wait_until
-from faults.table import FULL, Trial, trial, tries
-from faults.truth import gate, recorded
+from support.deployment import wait_until
+from support.faults.job_journal import gate, recorded
+from support.faults.table import FULL, Trial, trial, tries
 
-from core.failpoints import FAILPOINTS
+from core.system.failpoints import FAILPOINTS
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 300)]
 

@@ -3,9 +3,9 @@
 import signal
 
 import pytest
-from deployment import wait_until
-from faults.table import FULL, trial, tries
-from faults.truth import gate, recorded
+from support.deployment import wait_until
+from support.faults.job_journal import gate, recorded
+from support.faults.table import FULL, trial, tries
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600 if FULL else 240)]
 

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradient_cli import config, transport
+from gradient_cli import config
+from gradient_cli.api import transport
+from gradient_cli.api.transport import Transport
 from gradient_cli.errors import RefusedError
-from gradient_cli.transport import Transport
 
 
 @pytest.fixture

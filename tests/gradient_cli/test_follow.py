@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradient_cli import sse
+from gradient_cli.api import sse
 from gradient_cli.errors import LinkError
 
 BASICS = ("jobs", "create", "--machineType", "CPU", "--command", "x", "--workspace", "none")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gradient_cli import packing
 from gradient_cli.errors import ClientError
+from gradient_cli.workspace import archive as packing
 
 
 def paths(folder):

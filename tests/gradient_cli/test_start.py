@@ -52,7 +52,12 @@ def test_jobs_list_loads_no_packing(cli, server):
         check=True,
         env={**cli.env, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert not set(shown.stdout.split()) & {"tarfile", "pathspec", "gradient_cli.packing", "gradient_cli.create"}
+    assert not set(shown.stdout.split()) & {
+        "tarfile",
+        "pathspec",
+        "gradient_cli.workspace.archive",
+        "gradient_cli.commands.jobs_create",
+    }
 
 
 @pytest.mark.parametrize("args", [[], ["jobs"], ["jobs", "artifacts"], ["projects"]])

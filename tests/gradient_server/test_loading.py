@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from deployment import wait_until
+from support.deployment import wait_until
 
 READY = "is ready"
 

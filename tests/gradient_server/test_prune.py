@@ -10,16 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-from aged import Aging, tree
-from serving import a_zip, wait_until
+from support.live_service import a_zip, wait_until
+from support.old_jobs import Aging, tree
 
-from core.archives import ArchiveLimits
-from core.retention import DAY_SECONDS
 from core.settings import Settings
 from core.settings.database import DatabaseSettings
 from core.settings.retention import RetentionSettings
-from gradient_server import prune
-from worker.host import Host
+from core.storage.archives import ArchiveLimits
+from core.storage.retention import DAY_SECONDS
+from gradient_server.commands import prune
+from worker.context import Host
 
 PROGRAM = str(Path(sys.executable).parent / "gradient-server")
 

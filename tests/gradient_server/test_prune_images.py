@@ -8,7 +8,7 @@ from core.errors import StoreUnavailable
 from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
-from gradient_server import prune_images
+from gradient_server.commands import prune_images
 from worker.backends.base import Unused
 from worker.backends.docker.backend import DockerBackend
 

@@ -3,8 +3,8 @@
 import signal
 
 import pytest
-from deployment import Deployment, wait_until
-from postgres import PostgresServer
+from support.deployment import Deployment, wait_until
+from support.postgres import PostgresServer
 
 
 @pytest.fixture

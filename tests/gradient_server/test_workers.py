@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from deployment import SERVER, wait_until
+from support.deployment import SERVER, wait_until
 
 
 @pytest.fixture

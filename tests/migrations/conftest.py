@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.db import Database
+from core.db.database import Database
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

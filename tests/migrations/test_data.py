@@ -1,7 +1,8 @@
 """Data in migrations: every upgrade and every downgrade keeps rows and indexes as they are."""
 
 import pytest
-from releases import (
+from sqlalchemy import func, select, text
+from support.releases import (
     HARMLESS,
     HEAD,
     NEXT,
@@ -16,11 +17,10 @@ from releases import (
     release,
     tables_of,
 )
-from sqlalchemy import func, select, text
 
-from core import migrating, schema
-from core.db import Base, Database
-from core.jobs.models import Job
+from core.db import migrations, schema
+from core.db.database import Base, Database
+from core.db.models.jobs import Job
 
 
 def known_at_both(database, tables):
@@ -39,7 +39,7 @@ def models():
 
 @pytest.mark.parametrize("start", REVISIONS)
 def test_rows_go_through_every_step_forward_and_back(empty, start, tmp_path):
-    migrating.upgrade(empty, start)
+    migrations.upgrade(empty, start)
     fill(empty)
     tables, expected_indexes = described(empty), {start: indexes(empty)}
     rows = content(empty, tables)
@@ -47,17 +47,17 @@ def test_rows_go_through_every_step_forward_and_back(empty, start, tmp_path):
     later = [*REVISIONS[REVISIONS.index(start) + 1 :], NEXT]
     with release(later_release(tmp_path / "later", HARMLESS)):
         for revision in later:
-            migrating.upgrade(empty, revision)
+            migrations.upgrade(empty, revision)
             expected_indexes[revision] = indexes(empty)
             assert content(empty, tables) == rows
         with empty.read() as session:
             for model in models():  # as this release reads them
                 assert len(session.scalars(select(model)).all()) == (2 if model.__tablename__ in tables else 0)
         for revision in reversed([start, *later][:-1]):
-            migrating.downgrade(empty, revision)
+            migrations.downgrade(empty, revision)
             assert content(empty, tables) == rows
             assert indexes(empty) == expected_indexes[revision]
-        migrating.upgrade(empty)
+        migrations.upgrade(empty)
     assert content(empty, tables) == rows
     assert indexes(empty) == expected_indexes[NEXT]
 
@@ -65,22 +65,22 @@ def test_rows_go_through_every_step_forward_and_back(empty, start, tmp_path):
 @pytest.mark.parametrize("back", REVISIONS)
 def test_the_way_back_keeps_what_the_older_release_knows(empty, back, tmp_path):
     with release(later_release(tmp_path / "later", HARMLESS)):
-        migrating.upgrade(empty)
+        migrations.upgrade(empty)
         fill(empty)
         before = described(empty)
         everything = content(empty, before)
-        migrating.downgrade(empty, back)
+        migrations.downgrade(empty, back)
         kept = known_at_both(empty, before)
         assert kept.keys() < before.keys()
         rows = content(empty, kept)
-        migrating.upgrade(empty)
+        migrations.upgrade(empty)
     assert content(empty, kept) == rows
     assert {table: len(there) for table, there in rows.items()} == dict.fromkeys(kept, 2)
     assert rows["outbox"] == everything["outbox"]
 
 
 def test_the_indexes_are_those_of_the_models(empty, tmp_path, request):
-    migrating.upgrade(empty)
+    migrations.upgrade(empty)
     url = (
         f"sqlite:///{tmp_path / 'models.db'}" if empty.is_sqlite else request.getfixturevalue("postgres").new_database()
     )
@@ -92,12 +92,12 @@ def test_the_indexes_are_those_of_the_models(empty, tmp_path, request):
     made.close()
 
 
-@pytest.mark.parametrize("old", REVISIONS[REVISIONS.index(migrating.steps()[-1].module.serves) :])
+@pytest.mark.parametrize("old", REVISIONS[REVISIONS.index(migrations.steps()[-1].module.serves) :])
 def test_what_a_served_release_inserts_is_taken(empty, old):
     """With the columns that it knows, and with no more of them than it must fill."""
-    migrating.upgrade(empty, old)
+    migrations.upgrade(empty, old)
     tables = tables_of(empty)
-    migrating.upgrade(empty)
+    migrations.upgrade(empty)
     for table in tables:
         insert_twice(empty, table)
     with empty.read() as session:
@@ -118,7 +118,7 @@ def test_a_table_is_built_anew_under_the_rows_that_refer_to_it(sqlite_database, 
         batch.alter_column("name", existing_type=sa.String(200), nullable=True)
     """
     with release(later_release(tmp_path / "later", Step(body))):
-        migrating.upgrade(sqlite_database)
+        migrations.upgrade(sqlite_database)
     assert described(sqlite_database)["projects"]["columns"]["name"] == ("VARCHAR(200)", True, False)
     assert content(sqlite_database, tables) == rows
     with sqlite_database.read() as session:
@@ -132,6 +132,6 @@ def test_a_migration_that_leaves_a_reference_to_nothing_changes_nothing(sqlite_d
         release(later_release(tmp_path / "later", Step('op.execute("DELETE FROM projects")'))),
         pytest.raises(Exception, match="refers to none"),
     ):
-        migrating.upgrade(sqlite_database)
+        migrations.upgrade(sqlite_database)
     assert content(sqlite_database, described(sqlite_database)) == rows
     assert schema.check(sqlite_database).found == HEAD

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from releases import HARMLESS, HEAD, NEXT, Step, breaks, described, later_release, release
+from support.releases import HARMLESS, HEAD, NEXT, Step, breaks, described, later_release, release
 
-from core import migrating
-from core.db import Database
+from core.db import migrations
+from core.db.database import Database
 
 
 def retired_until(revision):
     """Return the tables and columns that the release of `revision` no longer uses."""
     names = set()
-    for step in migrating.steps():
+    for step in migrations.steps():
         names |= set(getattr(step.module, "retires", ()))
         if step.revision == revision:
             break
@@ -24,8 +24,8 @@ def violations(database):
     """Apply the remaining steps one by one, and return what breaks the rule, by revision."""
     found = {}
     before = described(database)
-    for step in migrating.steps()[1:]:
-        migrating.upgrade(database, step.revision)
+    for step in migrations.steps()[1:]:
+        migrations.upgrade(database, step.revision)
         after = described(database)
         found[step.revision] = breaks(
             before, after, removable=retired_until(step.module.serves), retired=retired_until(step.revision)
@@ -36,29 +36,29 @@ def violations(database):
 
 def test_every_step_only_adds_what_may_stay_empty(empty, tmp_path):
     with release(later_release(tmp_path / "later", HARMLESS)):
-        steps = migrating.steps()
-        migrating.upgrade(empty, steps[0].revision)
+        steps = migrations.steps()
+        migrations.upgrade(empty, steps[0].revision)
         assert violations(empty) == {step.revision: [] for step in steps[1:]}
     assert steps[-1].revision == NEXT
 
 
 def test_every_step_serves_the_release_before_it():
-    known = [step.revision for step in migrating.steps()]
-    for before, step in zip([known[0], *known], migrating.steps(), strict=False):
+    known = [step.revision for step in migrations.steps()]
+    for before, step in zip([known[0], *known], migrations.steps(), strict=False):
         assert known.index(step.module.serves) <= known.index(before), f"{step.revision} shuts out {before}"
 
 
 def test_what_is_retired_need_not_be_filled(empty, tmp_path):
     """A column that nobody fills any more has to take that."""
-    migrating.upgrade(empty)
+    migrations.upgrade(empty)
     tables = described(empty)
-    for name in migrating.retired():
+    for name in migrations.retired():
         table, _, column = name.partition(".")
         if table in tables and column in tables[table]["columns"]:
             _type, nullable, default = tables[table]["columns"][column]
             assert nullable or default, f"{name} is retired, and an insert without it fails"
     with release(later_release(tmp_path / "later", Step("pass", retires=("jobs.run_after",)))):
-        assert migrating.retired() == {"jobs.run_after"}
+        assert migrations.retired() == {"jobs.run_after"}
 
 
 @pytest.mark.parametrize("retires", [(), ("jobs.old", "relics")])
@@ -69,10 +69,10 @@ def test_a_new_migration_leaves_what_was_retired_alone(tmp_path, retires):
     )
     database = Database(f"sqlite:///{tmp_path / 'gradient.db'}")
     with release(later_release(tmp_path / "later", Step(body, retires=retires))):
-        migrating.upgrade(database)
+        migrations.upgrade(database)
         with database.engine.begin() as connection:
-            command.revision(migrating.configuration(connection), message="nothing new", autogenerate=True)
-        written = migrating.steps()[-1]
+            command.revision(migrations.configuration(connection), message="nothing new", autogenerate=True)
+        written = migrations.steps()[-1]
     database.close()
     text = Path(written.path).read_text()
     assert ("drop_column('old')" in text, "drop_table('relics')" in text) == (not retires, not retires)
@@ -106,7 +106,7 @@ HOSTILE = {
 @pytest.mark.parametrize("operation", HOSTILE)
 def test_the_rule_sees_what_breaks_it(empty, tmp_path, operation):
     body = f'with op.batch_alter_table("jobs") as batch:\n    {operation}'
-    migrating.upgrade(empty, migrating.steps()[0].revision)
+    migrations.upgrade(empty, migrations.steps()[0].revision)
     with release(later_release(tmp_path / "later", Step(body))):
         found = violations(empty)[NEXT]
     assert len(found) == len(HOSTILE[operation])
@@ -125,7 +125,7 @@ def test_what_was_retired_a_release_earlier_may_go(empty, tmp_path, serves, expe
         batch.drop_column("max_attempts")
     """
     later = later_release(tmp_path / "later", Step(retire, retires=("jobs.max_attempts",)), Step(drop, serves=serves))
-    migrating.upgrade(empty, migrating.steps()[0].revision)
+    migrations.upgrade(empty, migrations.steps()[0].revision)
     with release(later):
         found = violations(empty)
     assert list(found.values())[-2:] == [[], expected]

@@ -7,10 +7,11 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, inspect, text
 
-from core import credential_models, migrating, schema
-from core.db import Base
+from core.db import migrations, schema
+from core.db.database import Base
+from core.db.models import credentials
+from core.db.models.jobs import Job
 from core.errors import DatabaseOutdated
-from core.jobs.models import Job
 
 TABLES = {
     "api_keys",
@@ -49,8 +50,8 @@ def differences(database):
     def compared(item, name, kind, reflected, counterpart):
         del reflected, counterpart
         if kind == "index":
-            return not (on_sqlite and name in migrating.expression_indexes())
-        return (f"{item.table.name}.{name}" if isinstance(item, Column) else name) not in migrating.retired()
+            return not (on_sqlite and name in migrations.expression_indexes())
+        return (f"{item.table.name}.{name}" if isinstance(item, Column) else name) not in migrations.retired()
 
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "include_object": compared})
@@ -63,7 +64,7 @@ def tables(database):
 
 def test_models_and_migrations_agree(database):
     assert tables(database) == TABLES == set(Base.metadata.tables)
-    assert {credential_models.Secret.__tablename__, credential_models.BrowserSession.__tablename__} <= TABLES
+    assert {credentials.Secret.__tablename__, credentials.BrowserSession.__tablename__} <= TABLES
     assert differences(database) == []
 
 
@@ -81,29 +82,29 @@ def test_the_queue_is_indexed_in_its_order(database):
 def test_every_step_can_be_taken_back_and_forth(empty):
     steps = [
         step.revision
-        for step in reversed(list(ScriptDirectory.from_config(migrating.configuration()).walk_revisions()))
+        for step in reversed(list(ScriptDirectory.from_config(migrations.configuration()).walk_revisions()))
     ]
     for step in steps:
-        migrating.upgrade(empty, step)
-        migrating.downgrade(empty, "-1")
-        migrating.upgrade(empty, step)
+        migrations.upgrade(empty, step)
+        migrations.downgrade(empty, "-1")
+        migrations.upgrade(empty, step)
     schema.check(empty)
     assert differences(empty) == []
-    migrating.downgrade(empty, "base")
+    migrations.downgrade(empty, "base")
     assert tables(empty) == set()
-    migrating.upgrade(empty)
+    migrations.upgrade(empty)
     assert differences(empty) == []
 
 
 def test_migrations_are_one_line_without_forks():
-    directory = ScriptDirectory.from_config(migrating.configuration())
+    directory = ScriptDirectory.from_config(migrations.configuration())
     assert len(directory.get_heads()) == 1
     assert len(directory.get_bases()) == 1
 
 
 def test_a_migration_keeps_what_is_there(database, submit):
     job = submit("python main.py")
-    migrating.upgrade(database)
+    migrations.upgrade(database)
     with database.read() as session:
         assert session.get(Job, job.seq).id == job.id
 
@@ -115,6 +116,6 @@ def test_a_database_without_tables_is_refused_with_what_to_do(empty):
 
 def test_a_database_of_another_release_is_refused(database):
     with database.engine.execution_options(gradient_write=True).begin() as connection:
-        command.stamp(migrating.configuration(connection), "base")
+        command.stamp(migrations.configuration(connection), "base")
     with pytest.raises(DatabaseOutdated, match="empty"):
         schema.check(database)

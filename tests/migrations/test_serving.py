@@ -4,14 +4,14 @@ import logging
 import threading
 
 import pytest
-from deployment import wait_until
-from releases import HARMLESS, HEAD, NEXT, REVISIONS, Step, described, later_release, release
 from sqlalchemy import select, text, update
+from support.deployment import wait_until
+from support.releases import HARMLESS, HEAD, NEXT, REVISIONS, Step, described, later_release, release
 
-from core import migrating, schema
-from core.db import Database
+from core.db import migrations, schema
+from core.db.database import Database
+from core.db.schema import SchemaInfo, Standing
 from core.errors import DatabaseOutdated, ReleaseOutdated, StoreUnavailable
-from core.schema import SchemaInfo, Standing
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Status
 
@@ -35,14 +35,14 @@ def ahead(empty, tmp_path):
 
     def take(serves=HEAD):
         with release(later_release(tmp_path / "later", Step(NULLABLE, serves=serves))):
-            return migrating.upgrade(empty)
+            return migrations.upgrade(empty)
 
     return take
 
 
 def test_an_upgrade_tells_which_releases_may_run(empty):
-    assert migrating.upgrade(empty).standing is Standing.CURRENT
-    assert told(empty) == {"serves": migrating.steps()[-1].module.serves}
+    assert migrations.upgrade(empty).standing is Standing.CURRENT
+    assert told(empty) == {"serves": migrations.steps()[-1].module.serves}
     assert schema.check(empty).standing is Standing.CURRENT
 
 
@@ -58,58 +58,58 @@ def test_a_database_one_release_ahead_is_accepted_with_a_warning(empty, ahead, c
 def test_an_upgrade_by_an_older_release_that_is_served_changes_nothing(empty, ahead):
     ahead()
     before = described(empty)
-    assert migrating.upgrade(empty).standing is Standing.NEWER
+    assert migrations.upgrade(empty).standing is Standing.NEWER
     assert (described(empty), told(empty), schema.examine(empty).found) == (before, {"serves": HEAD}, NEXT)
 
 
 def test_a_release_that_is_not_served_is_refused_and_changes_nothing(empty, ahead):
-    migrating.upgrade(empty)
+    migrations.upgrade(empty)
     ahead(serves=NEXT)
     before = described(empty)
-    for refused in (schema.check, migrating.upgrade):
+    for refused in (schema.check, migrations.upgrade):
         with pytest.raises(ReleaseOutdated, match=rf"{NEXT}.*newer.*{HEAD}.*Install the release"):
             refused(empty)
     with pytest.raises(ReleaseOutdated, match="can take it back"):
-        migrating.downgrade(empty, REVISIONS[0])
+        migrations.downgrade(empty, REVISIONS[0])
     assert described(empty) == before
 
 
 def test_a_release_that_was_shut_out_stays_so(empty, tmp_path):
     """Whatever a later step says of itself."""
     with release(later_release(tmp_path / "later", Step("pass", serves=NEXT), Step(NULLABLE, serves=HEAD))):
-        migrating.upgrade(empty)
+        migrations.upgrade(empty)
     assert told(empty) == {"serves": NEXT}
     with pytest.raises(ReleaseOutdated):
         schema.check(empty)
 
 
 def test_a_newer_database_that_says_nothing_is_refused(empty):
-    migrating.upgrade(empty)
+    migrations.upgrade(empty)
     with empty.engine.execution_options(gradient_write=True).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
         connection.execute(text("DROP TABLE schema_info"))
     with pytest.raises(ReleaseOutdated, match="9999"):
-        migrating.upgrade(empty)
+        migrations.upgrade(empty)
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_an_older_database_is_refused_with_what_to_do(empty, revision, later):
-    migrating.upgrade(empty, revision)
+    migrations.upgrade(empty, revision)
     with release(later), pytest.raises(DatabaseOutdated, match=rf"is {revision}.*needs {NEXT}.*backup.*server migrate"):
         schema.check(empty)
 
 
 def test_the_way_back_leads_to_what_there_was(empty, later):
     with release(later):
-        migrating.upgrade(empty)
+        migrations.upgrade(empty)
         for nowhere in ("9999", "head", ""):
             with pytest.raises(DatabaseOutdated, match=f"leads to {', '.join([NEXT, *reversed(REVISIONS)])}"):
-                migrating.downgrade(empty, nowhere)
-        state = migrating.downgrade(empty, HEAD)
+                migrations.downgrade(empty, nowhere)
+        state = migrations.downgrade(empty, HEAD)
         assert (state.standing, state.found) == (Standing.OLDER, HEAD)
         with pytest.raises(DatabaseOutdated, match="cannot be taken back"):
-            migrating.downgrade(empty, NEXT)
-        assert migrating.upgrade(empty).standing is Standing.CURRENT
+            migrations.downgrade(empty, NEXT)
+        assert migrations.upgrade(empty).standing is Standing.CURRENT
 
 
 def test_the_doctor_tells_the_cases_apart(empty, ahead, tmp_path):
@@ -119,7 +119,7 @@ def test_the_doctor_tells_the_cases_apart(empty, ahead, tmp_path):
 
     status, message, fix = finds()
     assert (status, "empty" in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
-    migrating.upgrade(empty)
+    migrations.upgrade(empty)
     with release(later_release(tmp_path / "next", HARMLESS)):
         status, message, fix = finds()
     assert (status, HEAD in message, "gradient-server migrate" in fix) == (Status.PROBLEM, True, True)
@@ -152,9 +152,11 @@ def waiting(database, kind):
 def test_upgrades_at_once_take_turns(on_postgres):
     """All of them are held at the gate; then one does it, and the others find it done."""
     found = []
-    threads = [threading.Thread(target=lambda: found.append(migrating.upgrade(on_postgres).standing)) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: found.append(migrations.upgrade(on_postgres).standing)) for _ in range(3)
+    ]
     with on_postgres.engine.begin() as gate:
-        gate.execute(text(f"SELECT pg_advisory_xact_lock({migrating._ADVISORY_LOCK})"))
+        gate.execute(text(f"SELECT pg_advisory_xact_lock({migrations._ADVISORY_LOCK})"))
         for thread in threads:
             thread.start()
         wait_until(lambda: waiting(on_postgres, "advisory") == 3, "three upgrades to wait")
@@ -165,19 +167,19 @@ def test_upgrades_at_once_take_turns(on_postgres):
 
 
 def test_an_upgrade_lets_others_pass_until_it_gets_the_lock(on_postgres, monkeypatch, caplog, later):
-    migrating.upgrade(on_postgres)
+    migrations.upgrade(on_postgres)
     monkeypatch.setattr(schema, "MIGRATIONS", later)
-    monkeypatch.setattr(migrating, "_LOCK_SECONDS", 0.05)
-    monkeypatch.setattr(migrating, "_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(migrating, "_TRIES", 3)
+    monkeypatch.setattr(migrations, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(migrations, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(migrations, "_TRIES", 3)
     with on_postgres.engine.begin() as reader:
         reader.execute(text("SELECT 1 FROM jobs"))
         with pytest.raises(StoreUnavailable, match="kept a table locked"):
-            migrating.upgrade(on_postgres)
+            migrations.upgrade(on_postgres)
         assert [record.message for record in caplog.records].count("migration_waits_for_lock") == 3
         assert schema.examine(on_postgres).found == HEAD
-        monkeypatch.setattr(migrating, "_TRIES", 10_000)
-        upgrade = threading.Thread(target=migrating.upgrade, args=[on_postgres])
+        monkeypatch.setattr(migrations, "_TRIES", 10_000)
+        upgrade = threading.Thread(target=migrations.upgrade, args=[on_postgres])
         upgrade.start()
         wait_until(lambda: [record.message for record in caplog.records].count("migration_waits_for_lock") > 4, "tries")
     upgrade.join(60)

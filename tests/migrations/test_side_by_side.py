@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from deployment import Deployment
-from releases import HEAD, NEXT, Step, later_release, release
+from support.deployment import Deployment
+from support.releases import HEAD, NEXT, Step, later_release, release
 
-from core import migrating, schema
-from core.db import Database
+from core.db import migrations as migrating
+from core.db import schema
+from core.db.database import Database
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from deployment import Deployment
+from support.deployment import Deployment
 
 MAIN = """
 import os, pathlib

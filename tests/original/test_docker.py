@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from deployment import Deployment
-from dockerserver import SHELL
+from support.deployment import Deployment
+from support.docker_server import SHELL
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from deployment import wait_until
+from support.deployment import wait_until
 
 TABLE_LINE = re.compile(r"^\|(.*)\|$", re.MULTILINE)
 

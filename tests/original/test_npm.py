@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deployment import SERVER, wait_until
+from support.deployment import SERVER, wait_until
 
 REDIRECT = Path(__file__).parent.parent.parent / "deploy" / "original" / "s3redirect.js"
 NO_CODE = ("--container", "tensorflow/tensorflow:2.21.0", "--workspace", "none")

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deployment import WITHOUT_TLS
 from fastapi import FastAPI
-from fuzzing import Fuzzed
 from schemathesis.python.asgi import shutdown_lifespans
-from serving import Live, Worker
+from support.deployment import WITHOUT_TLS
+from support.fuzzing import Fuzzed
+from support.live_service import Live, Worker
 
-from core import keys, migrating
-from core.db import Database
+from core.db import migrations
+from core.db.database import Database
+from core.security import api_keys
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from service.deps import OpenStores
@@ -54,7 +55,7 @@ def stores(app: FastAPI) -> OpenStores:
 @pytest.fixture
 def secret(database: Database) -> str:
     with database.write() as session:
-        return keys.create(session, "tests")[1]
+        return api_keys.create(session, "tests")[1]
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def fuzzed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "postgresql":
         url = request.getfixturevalue("postgres").new_database()
     database = Database(url)
-    migrating.upgrade(database)
+    migrations.upgrade(database)
     yield Fuzzed(home, database)
     shutdown_lifespans()
     database.close()

@@ -6,25 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-from core.jobs.spec import JobSpec
-from gradient_cli import spec as flags
-from service.wire import JobView, ResolvedJob, SubmitJob
+from core.jobs.spec.job_spec import JobSpec
+from gradient_cli.workspace import spec as flags
+from service.schemas.jobs import JobView, ResolvedJob, SubmitJob
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core", "service", "stores", "gradient_cli")
+PACKAGES = ("core", "service", "gradient_cli")
 RECIPE = {
-    "core/jobs/spec.py": ("    code_commit:", '    toy_level: Annotated[int | None, "a toy"] = None\n'),
-    "gradient_cli/spec.py": ('    "cpus":', '    "toyLevel": (_whole, "N", "a toy"),\n'),
+    "core/jobs/spec/job_spec.py": ("    code_commit:", '    toy_level: Annotated[int | None, "a toy"] = None\n'),
+    "gradient_cli/workspace/spec.py": ('    "cpus":', '    "toyLevel": (_whole, "N", "a toy"),\n'),
 }
 """The line that the recipe in ARCHITECTURE.md adds to each file, and the line that it goes before."""
 JOURNEY = """
 import argparse, json, sys
 from fastapi.testclient import TestClient
-from core import keys
-from core.db import Database
-from core.jobs import claims
+from core.db.database import Database
+from core.jobs.scheduling import claims
+from core.security import api_keys
 from core.settings import Settings
-from gradient_cli import spec as flags
+from gradient_cli.workspace import spec as flags
 from service.main import create_app
 
 parser = argparse.ArgumentParser()
@@ -35,7 +35,7 @@ asked, workspace = flags.resolve(parser.parse_args([*line, "--toyLevel", "7"]))
 settings = Settings(home=sys.argv[1])
 database = Database(settings.database_url)
 with database.write() as session:
-    secret = keys.create(session, "tests")[1]
+    secret = api_keys.create(session, "tests")[1]
 with TestClient(
     create_app(settings, database=database, wake=lambda: None), "http://127.0.0.1", headers={"x-api-key": secret}
 ) as client:

@@ -3,19 +3,19 @@
 import threading
 
 import pytest
-from deployment import wait_until
-from serving import a_job
-from toybackend import ToyBackend
+from support.deployment import wait_until
+from support.live_service import a_job
+from support.toy_backend import ToyBackend
 
-from core.backends import BACKENDS, BackendType
-from core.bell import Bell
-from core.machines import PACKAGED
+from core.catalogue.backends import BACKENDS, BackendType
+from core.catalogue.machine_types import PACKAGED
+from core.notify.local_notifier import Bell
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
-from worker.host import Host
+from worker.context import Host
 from worker.supervisor import Supervisor
 
-TOY = BackendType(path="toybackend:ToyBackend", capabilities=ToyBackend.capabilities, offered=lambda _: True)
+TOY = BackendType(path="support.toy_backend:ToyBackend", capabilities=ToyBackend.capabilities, offered=lambda _: True)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def main() -> int:
         parser.error(f"this machine lacks {lacking}")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    logging.getLogger("core.db").setLevel(logging.CRITICAL)
+    logging.getLogger("core.db.database").setLevel(logging.CRITICAL)
     wrong = ["interrupted"]
     with place(keep=lambda: bool(wrong)) as folder:
         log = Log(folder / "soak.log")

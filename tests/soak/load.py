@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-from deployment import ENDED
 from soak.service import SLOTS, Soaked
+from support.deployment import ENDED
 
 UNDER_WAY = 2 * SLOTS
 _COMMAND = "echo done; echo weights >/artifacts/model"

@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from deployment import wait_until
-from dockerserver import running_engine
-from faults.contained import Contained
-from postgres import PostgresServer
-from redisserver import RedisServer
+from support.deployment import wait_until
+from support.docker_server import running_engine
+from support.faults.containers import Contained
+from support.postgres import PostgresServer
+from support.redis_server import RedisServer
 
 SLOTS = 8
 

@@ -3,19 +3,20 @@
 import threading
 
 import pytest
-from deployment import wait_until
-from postgres import EndedBackends
+from support.deployment import wait_until
+from support.postgres import EndedBackends
 
-from core.bell import Bell
+from core.db.models.jobs import Worker
 from core.errors import StoreUnavailable
-from core.jobs import claims, lifecycle, queries
-from core.jobs.models import Worker
+from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
+from core.jobs.scheduling import claims
+from core.notify.local_notifier import Bell
 from core.settings import Settings
 from worker import supervisor as module
-from worker.host import Host
+from worker.context import Host
+from worker.maintenance.jobs import Sweep
 from worker.supervisor import Supervisor
-from worker.sweep import Sweep
 
 
 @pytest.fixture

@@ -1,15 +1,15 @@
-"""Creates backends by name; `core.backends` lists them.
+"""Creates backends by name; `core.catalogue.backends` lists them.
 
 A class is imported when a worker first needs it, so that a missing extra affects only the backend that needs it.
 """
 
 from importlib import import_module
 
-from core.backends import BACKENDS
+from core.catalogue.backends import BACKENDS
 from core.errors import GradientError
 from core.settings import Settings
 from worker.backends.base import Backend
-from worker.backends.tpu.ledger import Ledger
+from worker.backends.tpu.resource_log import Ledger
 
 
 class LibraryMissing(GradientError):

@@ -1,7 +1,7 @@
 """The interface of backends, which run jobs.
 
-All calls except `launch` return soon. Loops, time limits, retries and state belong to `worker.attempt`; a backend
-translates. A job's output and its exit code are in files of its control folder, whichever backend runs it: `log`,
+All calls except `launch` return soon. Loops, time limits, retries and state belong to `worker.attempt.pipeline`; a
+backend translates. A job's output and its exit code are in files of its control folder, on every backend: `log`,
 `start.lock`, `started` (the wrapper's pid), `exit`, `metrics.jsonl` (written by `worker/wrapper/run.sh`, except the
 last), and `stopping` once `stop` was called. The files in `RESERVED` exist before the wrapper starts, filled with
 spaces. The wrapper runs `command`.
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from core.backends import Capabilities
-from core.filesystem import write_atomically
-from core.image_registry import Login
-from core.jobs import options
+from core.catalogue.backends import Capabilities
+from core.catalogue.registries import Login
+from core.jobs.spec import container as options
+from core.system.filesystem import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.backends import BACKENDS
-from core.failpoints import failpoint
+from core.catalogue.backends import BACKENDS
 from core.formatting import MIB
 from core.settings import Settings
+from core.system.failpoints import failpoint
 from worker.backends.base import (
     STOPPING,
     WRAPPER,
@@ -42,7 +42,7 @@ from worker.backends.base import (
     read_exit_code,
     write_command,
 )
-from worker.backends.free_ports import require_free
+from worker.backends.ports import require_free
 from worker.backends.processes import Members, boot_id
 
 REFUSED = 97

@@ -10,10 +10,10 @@ import socket
 import threading
 import time
 
-from worker.host import Host
-from worker.statsd.collector import Collector
-from worker.statsd.packets import parse
-from worker.statsd.senders import Senders, senders_of
+from worker.context import Host
+from worker.statsd.aggregator import Collector
+from worker.statsd.protocol import parse
+from worker.statsd.sender_lookup import Senders, senders_of
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
-from core.db import now, on_commit
+from core.db.database import now, on_commit
+from core.db.models.jobs import Attempt, Event, Job, Outbox
 from core.errors import IdempotencyMismatch, JobNotFound, LeaseLost
-from core.jobs import claims, lifecycle, queries, workers
-from core.jobs.claims import Offer
-from core.jobs.models import Attempt, Event, Job, Outbox
+from core.jobs import lifecycle, queries
+from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling.claims import Offer
 from core.jobs.states import JobState
 
 HANDLE = {"version": 1, "name": "x"}

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
 from sqlalchemy import delete, select, update
 
-from core.db import Database, now
+from core.catalogue.machine_types import Catalogue
+from core.db.database import Database, now
+from core.db.models.jobs import HeldCard, Job, Project
 from core.errors import LeaseLost
-from core.jobs import claims, lifecycle, queries, workers
-from core.jobs.claims import Offer
-from core.jobs.models import HeldCard, Job, Project
-from core.jobs.spec import JobSpec
+from core.jobs import lifecycle, queries
+from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling.claims import Offer
+from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import MOVES, OWNED, TERMINAL, JobState
-from core.machines import Catalogue
 
 EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "25"))
 WORKERS = st.sampled_from(["w1", "w2"])

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from trainer_process import fork_trainer
+from support.trainer_process import fork_trainer
 
-from core.artifacts import DirectoryStore
 from core.settings import Settings
-from gradient_server.simulator.device import DeviceNotStarted, DeviceServer
-from worker.buckets import open_bucket
+from core.storage.artifacts.store import DirectoryStore
+from gradient_server.simulator.tpu.device import DeviceNotStarted, DeviceServer
+from worker.backends.tpu.storage import open_bucket
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
@@ -90,7 +90,7 @@ def test_a_program_of_tensorflow_1_runs_on_the_device(device, bucket, tmp_path):
 def test_a_device_whose_starter_is_killed_ends(tmp_path):
     starter = (
         "import sys, time\n"
-        "from gradient_server.simulator.device import DeviceServer\n"
+        "from gradient_server.simulator.tpu.device import DeviceServer\n"
         "device = DeviceServer(replicas=1).start(400)\n"
         "print(device._process.pid, flush=True)\n"
         "time.sleep(600)\n"

@@ -12,7 +12,7 @@ import requests
 from google.api_core.exceptions import BadRequest, NotFound, PreconditionFailed
 from google.cloud.storage import transfer_manager
 
-from gradient_server.simulator.gcs_objects import crc32c
+from gradient_server.simulator.gcs.objects import crc32c
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from dockerserver import DockerServer, busybox, layer, shell_links
+from support.docker_server import DockerServer, busybox, layer, shell_links
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TRAINER = ROOT / "images" / "trainer"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from trainer_process import SMALL_MODEL, fork_trainer
+from support.trainer_process import SMALL_MODEL, fork_trainer
 
 pytestmark = pytest.mark.tensorflow
 

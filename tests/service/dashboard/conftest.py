@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from deployment import WITHOUT_TLS
-from serving import Live
+from support.deployment import WITHOUT_TLS
+from support.live_service import Live
 
 PAGES = {"Accept": "text/html,application/xhtml+xml"}
 

@@ -5,7 +5,7 @@ import re
 from urllib.parse import quote
 
 import pytest
-from serving import a_job
+from support.live_service import a_job
 
 FILES = {
     "models/final/weights.bin": bytes(range(256)) * 10,

@@ -1,7 +1,7 @@
 """Errors as pages for browsers, as JSON for everybody else; and the headers of every page."""
 
 import pytest
-from serving import a_job
+from support.live_service import a_job
 
 from core.errors import StoreUnavailable
 

@@ -5,9 +5,9 @@ import re
 import threading
 from html.parser import HTMLParser
 
-from serving import a_job
+from support.live_service import a_job
 
-from core.jobs import measured
+from core.jobs import metrics
 
 EVIL = "<script>alert('x')</script>\" onload=alert(1) 🚀"
 
@@ -122,7 +122,7 @@ def test_nothing_a_job_says_becomes_markup(person, client, worker, stores):
     with stores.logs.open_writer(job_id, 1) as log:
         log.append(f"\x1b[31m{EVIL}\x1b[0m </pre><script>x</script>\n".encode(), 1000)
     with stores.database.write() as session:
-        measured.add(session, [a_metric(job_id, job.started_at, {f"</table>{EVIL}": 1.0})])
+        metrics.add(session, [a_metric(job_id, job.started_at, {f"</table>{EVIL}": 1.0})])
     worker.end(job, "exit_nonzero", detail=EVIL, exit_code=3)
     for address in ("/ui/jobs", f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/artifacts"):
         page = person.get(address)
@@ -160,7 +160,7 @@ def test_the_page_of_a_job_tells_all_about_it(person, client, worker, stores):
         log.append(b"\x1b[1mepoch 1\x1b[0m\nepoch 2\n", 1000)
     with stores.database.write() as session:
         rows = [a_metric(job_id, job.started_at, {"loss": 1.0 / step}, step) for step in (1.0, 2.0)]
-        measured.add(session, rows)
+        metrics.add(session, rows)
     worker.end(job, exit_code=0)
     page = person.get(f"/ui/jobs/{job_id}")
     for text in (

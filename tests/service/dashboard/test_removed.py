@@ -1,10 +1,10 @@
 """Pages about a job whose outputs a policy removed."""
 
 import pytest
-from aged import Aging
+from support.old_jobs import Aging
 
-from core.prune import prune
 from core.settings.retention import RetentionSettings
+from core.storage.prune import prune
 
 
 @pytest.fixture

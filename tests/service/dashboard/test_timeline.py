@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from service.dashboard.timeline import stretches
-from service.wire import EventView
+from service.schemas.jobs import EventView
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -1,9 +1,9 @@
 """The page of billed TPUs."""
 
 import pytest
-from serving import a_job
+from support.live_service import a_job
 
-from worker.ledger import DatabaseLedger
+from worker.resource_log import DatabaseLedger
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_a_link_of_a_deleted_job_leads_nowhere(client, links, stranger, job):
 
 
 def test_pages_go_on_after_the_last_file(client, job, monkeypatch):
-    monkeypatch.setattr("service.routes.original.artifacts._PAGE", 3)
+    monkeypatch.setattr("service.original.routes.artifacts._PAGE", 3)
     first = client.get("/jobs/artifactsListV2", params={"jobId": job}).json()
     second = client.get("/jobs/artifactsListV2", params={"jobId": job, "startAfter": first["startAfter"]}).json()
     assert [one["file"] for one in first["data"] + second["data"]] == sorted(FILES)
@@ -101,7 +101,7 @@ def test_a_long_pattern_is_refused_before_a_file_is_compared(client, job):
 
 def test_comparing_files_with_patterns_ends(client, job, monkeypatch):
     """Many patterns and many files, each of them short."""
-    monkeypatch.setattr("service.routes.original.artifacts._SECONDS", -1.0, raising=False)
+    monkeypatch.setattr("service.original.routes.artifacts._SECONDS", -1.0, raising=False)
     answer = client.get("/jobs/artifactsList", params={"jobId": job, "files": "*.txt"})
     assert answer.status_code == 400, answer.text
     assert "fewer or shorter patterns" in answer.text

@@ -7,10 +7,10 @@ import time
 
 import httpx
 import pytest
-from serving import a_zip
+from support.live_service import a_zip
 
-from core import credentials
-from core.vault import Vault
+from core.security import credentials
+from core.security.encryption import Vault
 
 NPM = {"ps_client_name": "paperspace-node"}
 GRADIENT = {"ps_client_name": "gradient-cli"}
@@ -206,7 +206,7 @@ def test_a_read_of_nothing_is_held_back_until_there_is_something(client, create,
 
 
 def test_nothing_is_an_empty_list_after_a_while(client, create, monkeypatch):
-    monkeypatch.setattr("service.routes.original.holding.HOLD_SECONDS", 0.3)
+    monkeypatch.setattr("service.original.long_poll.HOLD_SECONDS", 0.3)
     job = create()
     assert client.get("/jobs/logs", params={"jobId": job["id"]}).json() == []
     assert client.get("/jobs/getJob", params={"jobId": job["id"], "state": "Running"}).json()["state"] == "Pending"

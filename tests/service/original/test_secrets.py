@@ -4,8 +4,8 @@ import socket
 from urllib.parse import urlsplit
 
 import pytest
-from deployment import Deployment, wait_until
-from serving import a_zip
+from support.deployment import Deployment, wait_until
+from support.live_service import a_zip
 
 SECRET = "hunter2-is-no-password"
 IN_QUERY = {

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from core import keys, users
+from core.security import api_keys, users
 
 PERSON = {"email": "ann@example.org", "password": "a password of hers"}
 
@@ -32,7 +32,7 @@ def test_one_sign_in_makes_one_key_however_often_its_token_is_sent(live, databas
     [made] = [answer.json()["key"] for answer in answers if answer.status_code == 200]
     assert httpx.get(f"{live.url}/jobs", headers={"x-api-key": made}, timeout=60).status_code == 200
     with database.read() as session:
-        [key] = [key for key in keys.list_keys(session) if key.name == "mine"]
+        [key] = [key for key in api_keys.list_keys(session) if key.name == "mine"]
     assert abs(key.expires_at - datetime.now(UTC) - timedelta(days=90)) < timedelta(hours=1)
 
 

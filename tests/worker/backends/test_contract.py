@@ -9,13 +9,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from backendplace import Place
-from clouds import MemoryLedger, simulated, tpu_settings
-from deployment import wait_until
+from support.backend_place import Place
+from support.deployment import wait_until
+from support.fake_clouds import MemoryLedger, simulated, tpu_settings
 
-from core.backends import BACKENDS
+from core.catalogue.backends import BACKENDS
+from worker.attempt.scratch import Scratch
 from worker.backends.base import CONTROL, STORAGE, WRAPPER, LaunchError
-from worker.workspace import Scratch
 
 
 # The simulator's is the TPU backend under another name; here that one talks to the simulator anyhow.

@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deployment import SERVER, Deployment, wait_until
-from dockerserver import SHELL, busybox, layer, shell_links
+from support.deployment import SERVER, Deployment, wait_until
+from support.docker_server import SHELL, busybox, layer, shell_links
 
 PORT = 8125
 BASH = "gradient-test:bash"

@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import pytest
-from deployment import Deployment, wait_until
+from support.deployment import Deployment, wait_until
 
 SEND = """
 import os, socket, sys, time

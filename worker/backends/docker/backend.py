@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.backends import BACKENDS
-from core.failpoints import failpoint
+from core.catalogue.backends import BACKENDS
 from core.settings import Settings
+from core.system.failpoints import failpoint
 from worker.backends.base import (
     STOPPING,
     Backend,
@@ -32,8 +32,10 @@ from worker.backends.base import (
     read_control,
     read_exit_code,
 )
-from worker.backends.docker.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
-from worker.backends.docker.engine import (
+from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
+from worker.backends.docker.container.exit_status import verdict
+from worker.backends.docker.container.launcher import Launcher
+from worker.backends.docker.engine.client import (
     OLDEST_API,
     ContainerState,
     Engine,
@@ -41,11 +43,9 @@ from worker.backends.docker.engine import (
     EngineError,
     EngineRefused,
 )
-from worker.backends.docker.launch import Launcher
-from worker.backends.docker.nvidia import Cards
-from worker.backends.docker.shelf import Shelf
-from worker.backends.docker.stats import Sampler
-from worker.backends.docker.verdict import verdict
+from worker.backends.docker.engine.stats import Sampler
+from worker.backends.docker.gpu.monitor import Cards
+from worker.backends.docker.images.cache import Shelf
 from worker.backends.processes import Members, boot_id
 
 logger = logging.getLogger(__name__)

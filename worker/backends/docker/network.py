@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 from core.settings import Settings
 from worker.backends.base import LaunchError
-from worker.backends.docker.config import LABEL_HOME
-from worker.backends.docker.engine import NOT_FOUND, Engine, EngineRefused
+from worker.backends.docker.container.config import LABEL_HOME
+from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineRefused
 
 logger = logging.getLogger(__name__)
 

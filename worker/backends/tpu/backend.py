@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from core.backends import BACKENDS
-from core.machines import Catalogue
+from core.catalogue.backends import BACKENDS
+from core.catalogue.machine_types import Catalogue
 from core.settings import Settings
 from worker.backends import make_backend
 from worker.backends.base import (
@@ -29,15 +29,15 @@ from worker.backends.base import (
     read_control,
 )
 from worker.backends.tpu.api import ApiError, TpuApi
-from worker.backends.tpu.buckets import Homecoming, Places, buckets_of
-from worker.backends.tpu.ledger import Entry, Ledger
-from worker.backends.tpu.removal import Removal
-from worker.backends.tpu.seeking import Device, Seeker
-from worker.backends.tpu.starting import reachable, wish_for
-from worker.backends.tpu.strays import Owned, Strays
-from worker.backends.tpu.verdict import Trouble
-from worker.backends.tpu.vm.following import OnVm
-from worker.backends.tpu.watching import Watching
+from worker.backends.tpu.deletion import Removal
+from worker.backends.tpu.health import Watching
+from worker.backends.tpu.node_state import Trouble
+from worker.backends.tpu.orphans import Owned, Strays
+from worker.backends.tpu.provisioning.node_request import reachable, wish_for
+from worker.backends.tpu.provisioning.provision import Device, Seeker
+from worker.backends.tpu.resource_log import Entry, Ledger
+from worker.backends.tpu.storage.job_storage import Homecoming, Places, buckets_of
+from worker.backends.tpu.vm.client import OnVm
 
 logger = logging.getLogger(__name__)
 

@@ -3,14 +3,14 @@
 import os
 
 import pytest
-from backendplace import Place
-from dockerserver import layer, running_engine
-from registryserver import Registry
+from support.backend_place import Place
+from support.docker_server import layer, running_engine
+from support.registry_server import Registry
 
 from core.settings import Settings
 from core.settings.docker import EgressSettings, ImageSettings
-from worker.backends.docker.engine import Engine
-from worker.backends.docker.images import Images
+from worker.backends.docker.engine.client import Engine
+from worker.backends.docker.images.pull import Images
 
 
 @pytest.fixture

@@ -1,21 +1,22 @@
 """Disk use of a container's own files, and the memory limit of a job that names none."""
 
 import pytest
-from backendplace import Place
-from deployment import wait_until
-from dockerserver import SHELL
+from support.backend_place import Place
+from support.deployment import wait_until
+from support.docker_server import SHELL
 
-from core.db import Database
-from core.jobs import claims, lifecycle, queries
-from core.jobs.claims import Offer
+from core.catalogue.machine_types import Catalogue
+from core.db.database import Database
+from core.jobs import lifecycle, queries
 from core.jobs.lifecycle import Submission
-from core.jobs.spec import JobSpec
-from core.machines import Catalogue
+from core.jobs.scheduling import claims
+from core.jobs.scheduling.claims import Offer
+from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
 from core.settings.worker import DiskSettings, MachineSettings, WorkerSettings
-from worker.attempt import run_attempt
-from worker.host import Host
-from worker.signals import Signals
+from worker.attempt.control import Signals
+from worker.attempt.pipeline import run_attempt
+from worker.context import Host
 
 MIB = 1024**2
 FILL = "dd if=/dev/urandom of=/tmp/fill bs=1M count=8 2>/dev/null; echo full; sleep 600"

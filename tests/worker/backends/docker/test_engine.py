@@ -7,10 +7,10 @@ import threading
 
 import psutil
 import pytest
-from backendplace import Place
+from support.backend_place import Place
 
 from core.settings.docker import DockerSettings
-from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine.client import Engine, EngineAway, EngineRefused
 
 
 class FlakyEngine(socketserver.ThreadingUnixStreamServer):

@@ -3,9 +3,9 @@
 import signal
 
 import pytest
-from backendplace import Place
-from deployment import wait_until
-from dockerserver import running_engine
+from support.backend_place import Place
+from support.deployment import wait_until
+from support.docker_server import running_engine
 
 from worker.backends.base import Exit, read_control
 

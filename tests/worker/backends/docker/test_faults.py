@@ -4,14 +4,14 @@ import time
 
 import pytest
 import requests
-from deployment import wait_until
 from docker.api.client import APIClient
 from docker.errors import APIError
-from dockerserver import BARE
+from support.deployment import wait_until
+from support.docker_server import BARE
 
+from worker.attempt.scratch import Scratch
 from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control
-from worker.backends.docker.engine import Engine, EngineAway, EngineRefused
-from worker.workspace import Scratch
+from worker.backends.docker.engine.client import Engine, EngineAway, EngineRefused
 
 PRINTS = "i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 7"
 PRINTED = b"".join(b"line %d\n" % i for i in range(300))

@@ -5,16 +5,16 @@ import dataclasses
 import subprocess
 
 import pytest
-from deployment import wait_until
-from dockerserver import SHELL
-from outside import FETCH, METADATA, OUTSIDE, PRIVATE, Outside
+from support.deployment import wait_until
+from support.docker_server import SHELL
+from support.egress import FETCH, METADATA, OUTSIDE, PRIVATE, Outside
 
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.settings.database import DatabaseSettings, QueueSettings
 from worker.backends.base import LaunchError
 from worker.backends.docker import network as module
-from worker.backends.docker.engine import Engine
+from worker.backends.docker.engine.client import Engine
 from worker.backends.docker.network import Fence, FenceMissing, Network, fence_of, resolvers, service_addresses
 
 

@@ -1,4 +1,4 @@
-from worker.backends.docker.stats import read
+from worker.backends.docker.engine.stats import read
 
 
 def stats(second, cpu, **more):

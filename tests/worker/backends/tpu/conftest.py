@@ -1,8 +1,8 @@
 """A backend over a simulated cloud, with nothing left in it at the end."""
 
 import pytest
-from backendplace import Place
-from clouds import NOTHING, MemoryLedger, simulated, tpu_settings
+from support.backend_place import Place
+from support.fake_clouds import NOTHING, MemoryLedger, simulated, tpu_settings
 
 
 @pytest.fixture

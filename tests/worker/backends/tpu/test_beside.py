@@ -4,15 +4,15 @@ import subprocess
 import sys
 
 import pytest
-from backendplace import Place
-from clouds import NOTHING, MemoryLedger, tpu_settings
+from support.backend_place import Place
+from support.fake_clouds import NOTHING, MemoryLedger, tpu_settings
 
-from core.backends import offered
-from core.machines import Catalogue
+from core.catalogue.backends import offered
+from core.catalogue.machine_types import Catalogue
 from core.settings import Settings
 from core.settings.cloud import TpuSettings
 from worker.backends import LibraryMissing, make_backend
-from worker.backends.tpu.starting import wish_for
+from worker.backends.tpu.provisioning.node_request import wish_for
 
 
 @pytest.fixture

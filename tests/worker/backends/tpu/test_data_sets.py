@@ -8,7 +8,7 @@ import pytest
 
 from core.settings import Settings
 from worker.backends.base import LaunchError
-from worker.backends.tpu.buckets import Places
+from worker.backends.tpu.storage.job_storage import Places
 
 ZONE = "us-central1-b"
 

@@ -5,11 +5,11 @@ import time
 
 import grpc
 import pytest
-from clouds import NOTHING, ZONES, none_over, refused
-from deployment import wait_until
+from support.deployment import wait_until
+from support.fake_clouds import NOTHING, ZONES, none_over, refused
 
-from gradient_server.simulator.cloud import DENIED, Health, NodeState
-from gradient_server.simulator.faults import HANG, Fault
+from gradient_server.simulator.tpu.api import DENIED, Health, NodeState
+from gradient_server.simulator.tpu.faults import HANG, Fault
 from worker.backends.base import LaunchError
 
 

@@ -5,11 +5,11 @@ import threading
 
 import grpc
 import pytest
-from backendplace import Place
-from clouds import ZONES, none_over, refused
+from support.backend_place import Place
+from support.fake_clouds import ZONES, none_over, refused
 
-from gradient_server.simulator.cloud import Health, NodeState
-from gradient_server.simulator.faults import Fault
+from gradient_server.simulator.tpu.api import Health, NodeState
+from gradient_server.simulator.tpu.faults import Fault
 from worker.backends.base import LaunchError
 
 

@@ -5,14 +5,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from backendplace import Place
-from clouds import MemoryLedger, refused, tpu_settings
+from support.backend_place import Place
+from support.fake_clouds import MemoryLedger, refused, tpu_settings
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
 from worker.backends.base import LaunchError, PortMap, read_control
 from worker.backends.tpu.vm.agent import PART_BYTES
-from worker.backends.tpu.vm.following import OnVm
+from worker.backends.tpu.vm.client import OnVm
 
 
 class MemoryRelay:

@@ -1,0 +1,141 @@
+"""Values of `container`: image references, and the short names of `images.toml` beside this file.
+
+An administrator's file of the same layout changes or adds names.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from core.catalogue.machine_types import MachineType
+from core.catalogue.toml_file import Entry, TableList
+from core.errors import SpecInvalid
+
+PACKAGED = Path(__file__).with_name("images.toml")
+
+# The reference grammar of the distribution project: [host[:port]/]path[:tag][@digest].
+_REFERENCE = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
+    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?\Z"
+)
+_IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_HUB = ("docker.io/library/", "index.docker.io/library/", "docker.io/", "index.docker.io/")
+MAX_REFERENCE = 512
+"""Characters of an image reference; more than any registry accepts."""
+
+
+def is_reference(text: str) -> bool:
+    """Check whether the text has the form of an image reference."""
+    return len(text) <= MAX_REFERENCE and _REFERENCE.match(text) is not None
+
+
+def is_image_id(text: str) -> bool:
+    """Check whether the text is a local image ID (`sha256:` and 64 hex digits), which no registry knows."""
+    return _IMAGE_ID.match(text) is not None
+
+
+def canonical(reference: str) -> str:
+    """Return the reference as engines list it: without Docker Hub's host, and with a digest or else a tag."""
+    if is_image_id(reference):
+        return reference
+    for prefix in _HUB:
+        if reference.startswith(prefix):
+            reference = reference.removeprefix(prefix)
+            break
+    name, at, digest = reference.partition("@")
+    place, slash, last = name.rpartition("/")
+    repository, colon, _tag = last.partition(":")
+    if at:
+        return f"{place}{slash}{repository}@{digest}"
+    return name if colon else f"{name}:latest"
+
+
+def pinned(reference: str, digest: str | None) -> str | None:
+    """Return the `container` value that names exactly the image that ran; None if it is unknown.
+
+    Args:
+        reference: The reference that was resolved.
+        digest: As recorded for the attempt: `repository@sha256:…`, or the image ID if no registry has the image.
+    """
+    if digest is None:
+        return reference if "@" in reference else None
+    return digest
+
+
+class ShortName(Entry):
+    """One short name."""
+
+    image: str = Field(min_length=1, description="what it stands for")
+    gpu_image: str | None = Field(None, description="the same for machine types with NVIDIA cards, if it differs")
+    summary: str = Field(min_length=1, description="what is in it, in a line")
+
+
+_LIST = TableList("image name", "images.file", ShortName)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A resolved `container`.
+
+    Attributes:
+        image: The reference, as engines list it; None: the worker's default image.
+        short_name: The short name it was resolved from, if any.
+    """
+
+    image: str | None
+    short_name: str | None = None
+
+
+class ImageCatalogue:
+    """All short names, in the order of the file.
+
+    Args:
+        names: The short names; names and aliases must all differ.
+
+    Raises:
+        SpecInvalid: Two of them share a name, or one stands for something that is not an image reference.
+    """
+
+    def __init__(self, names: list[ShortName]) -> None:
+        self._names = tuple(names)
+        for short in names:
+            for image in (short.image, short.gpu_image):
+                if image is not None and not is_reference(image):
+                    raise SpecInvalid(
+                        f"image name {short.name!r}: {image[:80]!r} is not an image reference; write name:tag",
+                        field=_LIST.setting,
+                    )
+        self._by_name = _LIST.by_name(names)
+
+    @classmethod
+    def load(cls, path: Path = PACKAGED, override_path: Path | None = None) -> "ImageCatalogue":
+        """Read the list, and an administrator's changes on top of it.
+
+        Args:
+            path: The full list.
+            override_path: Tables that change single values of a name, or add names.
+
+        Raises:
+            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message says where.
+        """
+        return cls(_LIST.read(path, override_path))
+
+    def resolve(self, container: str | None, machine: MachineType) -> Resolved:
+        """Resolve a `container` for a machine type; a name with a tag is never a short name."""
+        if container is None:
+            return Resolved(None)
+        short = self._by_name.get(container)
+        if short is None:
+            return Resolved(canonical(container))
+        image = short.gpu_image if machine.kind == "gpu" and short.gpu_image is not None else short.image
+        return Resolved(canonical(image), short.name)
+
+    def __iter__(self) -> Iterator[ShortName]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -1,0 +1,117 @@
+"""The catalogue of machine types: devices, prices and backends.
+
+The shipped list is `machines.toml` beside this file; an administrator's file of the same layout changes or adds to it.
+"""
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from core.catalogue.backends import BACKENDS
+from core.catalogue.container_policy import Opening
+from core.catalogue.toml_file import Entry, TableList
+from core.errors import MachineTypeUnknown
+
+PACKAGED = Path(__file__).with_name("machine_types.toml")
+
+_NEAREST = 3
+_NEAR_ENOUGH = 0.5
+
+
+class MachineType(Entry):
+    """One machine type.
+
+    A device is one GPU, one TPU chip or, on a CPU type, the whole host.
+    """
+
+    backend: str = Field(description="what runs its jobs")
+    kind: Literal["cpu", "gpu", "tpu"] = Field(description="what does the work")
+    accelerator: str = Field(min_length=1, description="device model, in words")
+    tpu_type: str | None = Field(None, description="the cloud's name of the TPU slice; TPU types only")
+    count: int = Field(ge=1, description="devices in the machine")
+    replicas: int = Field(ge=1, description="workers of a data-parallel program that uses the whole machine")
+    cpus: int | None = Field(None, ge=1, description="virtual CPUs of the host, where the type fixes them")
+    memory_gb: float = Field(gt=0, description="GB, all devices together (CPU types: host memory)")
+    memory_bandwidth_gb_per_s: float = Field(gt=0, description="GB/s of one device's memory")
+    tflops: dict[str, float] = Field(
+        min_length=1,
+        description="peak 10^12 operations/s by precision, all devices together, without sparsity",
+    )
+    price_per_hour: float = Field(gt=0, description="US dollars for the whole machine")
+    price_source: str = Field(min_length=1, description="whose list price, and when")
+    spec_source: str = Field(min_length=1, description="where the other figures come from")
+    docker: Opening = Field(Opening(), description="what its containers may beyond the default")
+
+    @field_validator("backend")
+    @classmethod
+    def _is_backend(cls, name: str) -> str:
+        known = [one for one, backend in BACKENDS.items() if backend.selectable]
+        if name not in known:
+            raise ValueError(f"{name!r} is no backend; there are {', '.join(map(repr, known))}")
+        return name
+
+    @property
+    def cards(self) -> int:
+        """GPUs that a job gets exclusively on its host; TPUs do not count."""
+        return self.count if self.kind == "gpu" else 0
+
+
+def _key(name: str) -> str:
+    return " ".join(name.split()).casefold()
+
+
+_LIST = TableList("machine type", "machines.file", MachineType, _key)
+
+
+class Catalogue:
+    """All machine types, in the order of the file.
+
+    Args:
+        types: The types; names and aliases must all differ, ignoring case.
+
+    Raises:
+        SpecInvalid: Two types share a name or alias.
+    """
+
+    def __init__(self, types: list[MachineType]) -> None:
+        self._types = tuple(types)
+        self._by_name = _LIST.by_name(types)
+
+    @classmethod
+    def load(cls, path: Path = PACKAGED, override_path: Path | None = None) -> "Catalogue":
+        """Read the list, and an administrator's changes on top of it.
+
+        Args:
+            path: The full list.
+            override_path: Tables that change single values of a type of the same name, or add types.
+
+        Raises:
+            SpecInvalid: A file is missing, is not TOML or has an invalid value; the message says where.
+        """
+        return cls(_LIST.read(path, override_path))
+
+    def get(self, name: str) -> MachineType:
+        """Return the type with this name or alias, ignoring case.
+
+        Raises:
+            MachineTypeUnknown: There is none; the message names the nearest ones.
+        """
+        if found := self._by_name.get(_key(name)):
+            return found
+        near = difflib.get_close_matches(_key(name)[:100], self._by_name, n=_NEAREST, cutoff=_NEAR_ENOUGH)
+        # Aliases of one type count once.
+        names = list(dict.fromkeys(self._by_name[key].name for key in near))
+        nearest = f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
+        raise MachineTypeUnknown(
+            f"There is no machine type {name[:100]!r}.{nearest} `gradient-cli machine-types` lists them all.",
+            field="machineType",
+        )
+
+    def __iter__(self) -> Iterator[MachineType]:
+        return iter(self._types)
+
+    def __len__(self) -> int:
+        return len(self._types)

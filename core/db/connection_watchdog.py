@@ -1,0 +1,64 @@
+"""A watchdog that closes database connections which hang.
+
+TCP's timers detect a dead server, and the server ends slow statements. Neither detects a server, or a proxy in front
+of it, that accepts data and never answers: the thread would wait forever.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import event
+
+from core.db.database import Database
+
+logger = logging.getLogger(__name__)
+
+
+class Patience:
+    """A thread that shuts down connections which have been checked out for too long.
+
+    The thread that waits on one gets an error, and can retry on a new connection.
+
+    Args:
+        database: A PostgreSQL database; for SQLite nothing is done.
+        seconds: Longest time for which a connection may be checked out: longer than any transaction takes, given
+            that the server ends statements after 15 s and waits for a lock after 5 s.
+    """
+
+    def __init__(self, database: Database, seconds: float) -> None:
+        self._seconds = seconds
+        self._out: dict[int, tuple[float, Any]] = {}
+        self._thread = threading.Thread(target=self._run, name="patience", daemon=True)
+        if not database.is_sqlite:
+            # Inserted before the ping that checks the connection, which may hang as well.
+            event.listen(database.engine, "checkout", self._taken, insert=True)
+            event.listen(database.engine, "checkin", self._given_back)
+            self._thread.start()
+
+    def _taken(self, connection: Any, record: object, _fairy: object) -> None:  # noqa: ANN401 - the driver's own
+        self._out[id(record)] = (time.monotonic(), connection)
+
+    def _given_back(self, _connection: object, record: object) -> None:
+        self._out.pop(id(record), None)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._seconds / 10)
+            late = time.monotonic() - self._seconds
+            for key, (taken_at, connection) in list(self._out.items()):
+                if taken_at < late:
+                    self._out.pop(key, None)
+                    logger.error("connection_broken", extra={"seconds": self._seconds})
+                    _break(connection)
+
+
+def _break(connection: Any) -> None:  # noqa: ANN401 - the driver's own
+    """Shut down the connection's socket, which ends the wait of the thread that uses it."""
+    # It may be closed by now.
+    with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as ours:
+        ours.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,275 @@
+"""Engine, sessions and on_commit(): the only place that commits."""
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import (
+    Connection,
+    DateTime,
+    Dialect,
+    Engine,
+    Float,
+    MetaData,
+    TypeDecorator,
+    create_engine,
+    event,
+    literal,
+)
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import (
+    DBAPIError,
+    DisconnectionError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from core.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+_ON_COMMIT = "gradient_on_commit"
+_USED = "gradient_used"
+_SQLITE_BUSY_SECONDS = 20
+# Besides operational errors: a connection that broke between two statements or was idle for too long, a server that
+# became read-only, and a pool whose connections all hang.
+_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
+_POSTGRES = {
+    # With psycopg's defaults, calls still blocked 75 s after the network had gone down.
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
+_POSTGRES_OPTIONS = "-c statement_timeout=15s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s"
+
+
+class Base(DeclarativeBase):
+    """Base of all tables; names every constraint, so that migrations can drop it."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_N_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC datetime; SQLite has no time zones, so it is naive UTC there."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Convert a value for the database: UTC, naive on SQLite."""
+        if value is None:
+            return None
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Convert a value from the database: aware UTC."""
+        del dialect
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class now(FunctionElement[datetime]):  # noqa: N801 - reads as the SQL function it is
+    """The database's clock plus `seconds`. Leases use this clock only, never a host's."""
+
+    type = UtcDateTime()
+    # The seconds are a bound parameter, so that a statement with a time in it is compiled only once.
+    inherit_cache = True
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(literal(round(float(seconds), 3), Float))
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(element: now, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
+    seconds = compiler.process(element.clauses, **options)
+    return f"(strftime('%Y-%m-%d %H:%M:%f', 'now', {seconds} || ' seconds') || '000')"
+
+
+@compiles(now, "postgresql")
+def _now_postgresql(element: now, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's hook
+    seconds = compiler.process(element.clauses, **options)
+    return f"(clock_timestamp() + make_interval(secs => {seconds}))"
+
+
+def on_commit(session: Session, callback: Callable[[], None]) -> None:
+    """Run `callback` once the session's transaction is safely committed; never if it is rolled back."""
+    session.info.setdefault(_ON_COMMIT, []).append(callback)
+
+
+class Database:
+    """Access of one process to the database.
+
+    Args:
+        url: SQLAlchemy URL; `sqlite:///…` or `postgresql://…` (psycopg is used for the latter).
+        pool_size: Connections kept (PostgreSQL only).
+        read_only: Refuse every change, create nothing, and leave the database's settings as they are.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 5, read_only: bool = False) -> None:
+        self.url = _with_driver(url)
+        self.engine = _reading_engine(self.url) if read_only else _engine(self.url, pool_size)
+        # SQLite polls for its write lock with sleeps; within one process this lock orders the threads instead.
+        self._turn: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
+
+    @property
+    def is_sqlite(self) -> bool:
+        """True for SQLite, the embedded database."""
+        return self.engine.dialect.name == "sqlite"
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Open a session that only reads; nothing in it is committed.
+
+        Raises:
+            StoreUnavailable: The database does not answer.
+        """
+        try:  # around the session: it ends with a ROLLBACK, which fails if the connection is gone
+            with Session(self.engine, expire_on_commit=False) as session:
+                yield session
+        except _AWAY as error:
+            raise _unavailable(error) from error
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """Open a session whose changes are committed when the block ends, all or none.
+
+        Raises:
+            StoreUnavailable: The database does not answer; nothing was committed, as far as it can be known.
+        """
+        engine = self.engine.execution_options(gradient_write=True)
+        try:
+            with self._turn, Session(engine, expire_on_commit=False) as session:
+                yield session
+                session.commit()
+                callbacks: list[Callable[[], None]] = session.info.pop(_ON_COMMIT, [])
+        except _AWAY as error:
+            raise _unavailable(error) from error
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # the commit stands; a failed notification must not fail the request
+                logger.exception("on_commit_failed")
+
+    def ping(self) -> None:
+        """Check that the database answers.
+
+        Raises:
+            StoreUnavailable: It does not.
+        """
+        try:
+            with self.engine.connect() as connection:
+                connection.exec_driver_sql("SELECT 1")
+        except (DBAPIError, PoolTimeoutError) as error:
+            raise _unavailable(error) from error
+
+    def close(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+
+def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
+    logger.warning("database_unavailable", exc_info=error)
+    return StoreUnavailable("The database does not answer right now. Try again in a moment.")
+
+
+def _with_driver(url: str) -> str:
+    for plain in ("postgres://", "postgresql://"):
+        if url.startswith(plain):
+            return "postgresql+psycopg://" + url.removeprefix(plain)
+    return url
+
+
+def _engine(url: str, pool_size: int) -> Engine:
+    if url.startswith("sqlite"):
+        path = url.removeprefix("sqlite:///")
+        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Parameters hold users' data, including secrets, and must not get into errors and so into our log.
+        engine = create_engine(url, connect_args={"timeout": _SQLITE_BUSY_SECONDS}, hide_parameters=True)
+        event.listen(engine, "connect", _sqlite_connect)
+        event.listen(engine, "begin", _sqlite_begin)
+        return engine
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size * 2,
+        pool_timeout=5,
+        hide_parameters=True,
+        connect_args=_POSTGRES | {"options": _POSTGRES_OPTIONS},
+    )
+    event.listen(engine, "checkout", partial(_ping, engine.dialect))
+    return engine
+
+
+def _ping(dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _fairy: object) -> None:
+    """Check that a pooled connection still works, and have the pool replace it if not.
+
+    The pool's own pre-ping runs before the checkout event, so `core.db.connection_watchdog` could not free a thread
+    whose ping never gets an answer.
+    """
+    if _USED not in record.info:
+        record.info[_USED] = True  # just created
+        return
+    try:
+        dialect.do_ping(connection)
+    except dialect.loaded_dbapi.Error as error:
+        raise DisconnectionError from error
+
+
+def _reading_engine(url: str) -> Engine:
+    if not url.startswith("sqlite"):
+        options = f"{_POSTGRES_OPTIONS} -c default_transaction_read_only=on"
+        return create_engine(url, connect_args=_POSTGRES | {"options": options})
+    # Opened read-write, because the last connection removes the -wal and -shm files on close; but never created.
+    file = f"file:{quote(url.removeprefix('sqlite:///'))}?mode=rw"
+    engine = create_engine(
+        url,
+        creator=lambda: sqlite3.connect(file, uri=True, timeout=_SQLITE_BUSY_SECONDS, check_same_thread=False),
+    )
+    event.listen(engine, "connect", _sqlite_connect_reading)
+    event.listen(engine, "begin", _sqlite_begin)
+    return engine
+
+
+def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # `_sqlite_begin` sends BEGIN
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _sqlite_connect_reading(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only=ON")
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    # A transaction that reads first and writes later fails at once with "database is locked" if another one
+    # wrote in between; with the write lock taken at BEGIN it waits instead.
+    write = connection.get_execution_options().get("gradient_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

@@ -1,0 +1,99 @@
+"""Tables of credentials: secrets and logins, encrypted (`core.security.encryption`), and hashes of browsers' tokens."""
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey, LargeBinary, String, Text, false
+from sqlalchemy.orm import Mapped, mapped_column
+
+from core.db.database import Base, UtcDateTime
+
+
+class Secret(Base):
+    """A named value for jobs; the API never returns it."""
+
+    __tablename__ = "secrets"
+
+    project_id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """Project whose jobs may use it; empty: all projects."""
+    name: Mapped[str] = mapped_column(String(100), primary_key=True)
+    sealed: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Registry(Base):
+    """Login for a container registry, for the jobs of all projects."""
+
+    __tablename__ = "registries"
+
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    """Includes the port, if it is not the default."""
+    username: Mapped[str] = mapped_column(String(255))
+    sealed: Mapped[str] = mapped_column(Text)
+    """The password."""
+    push: Mapped[bool] = mapped_column(server_default=false())
+    """True if jobs may also push images with it."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class ProjectRegistry(Base):
+    """Login for a container registry, for the jobs of one project; takes precedence over `Registry`."""
+
+    __tablename__ = "project_registries"
+
+    project_id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    username: Mapped[str] = mapped_column(String(255))
+    sealed: Mapped[str] = mapped_column(Text)
+    push: Mapped[bool] = mapped_column(server_default=false())
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class GitLogin(Base):
+    """`user:password` for the git server of a job's workspace; kept until the job is deleted, for its clones."""
+
+    __tablename__ = "git_logins"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    sealed: Mapped[str] = mapped_column(Text)
+
+
+class JobLogin(Base):
+    """Registry password that was submitted with a job; deleted when the job has ended."""
+
+    __tablename__ = "job_logins"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    sealed: Mapped[str] = mapped_column(Text)
+
+
+class BrowserSession(Base):
+    """A browser session; the row is deleted at logout."""
+
+    __tablename__ = "sessions"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """`s` and 13 of [a-z0-9]: not secret."""
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    """Hash of the token in the cookie, which is random enough to need no slow hash."""
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"), index=True)
+    """The API key that it was opened with; revoking the key ends the session."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    """Absolute expiry, regardless of use."""
+
+
+class OneTimeToken(Base):
+    """A one-time token; the row is deleted when it is used."""
+
+    __tablename__ = "one_time_tokens"
+
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    purpose: Mapped[str] = mapped_column(String(16))
+    """ticket: opens a browser session; login: creates an API key."""
+    subject: Mapped[str] = mapped_column(String(16))
+    """Id of the key (ticket) or of the user (login)."""
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)

@@ -1,0 +1,449 @@
+"""The database tables of projects, users, keys, jobs and workers."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Enum, ForeignKey, Index, Integer, LargeBinary, String, Text, text
+from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.sql import ColumnElement
+
+from core.catalogue.images import MAX_REFERENCE
+from core.db.database import Base, UtcDateTime
+from core.jobs.spec.job_spec import JobSpec
+from core.jobs.states import TERMINAL, JobState
+
+_QUEUED = text("state = 'queued'")
+_OWNED = text("state IN ('starting', 'running', 'finishing')")
+_ENDED = text("finished_at IS NOT NULL")
+# Partial indexes without removed outputs: the cost of finding due jobs depends only on how many are due.
+_KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_removed_at IS NULL")
+_KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
+_RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
+
+MAX_DIGEST = MAX_REFERENCE + 80
+"""Characters of a repository's name with a digest."""
+BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements only INTEGER PRIMARY KEY
+
+
+StateColumn = Enum(JobState, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])
+
+
+class Project(Base):
+    """A named group of jobs, with limits and policies."""
+
+    __tablename__ = "projects"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """`pr` and 13 of [a-z0-9]."""
+    name: Mapped[str] = mapped_column(String(200), unique=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    max_running: Mapped[int | None]
+    """Most jobs that run at once; None: no limit."""
+    max_stored_mb: Mapped[int | None]
+    """MiB of logs and artifacts kept at most; 0: no limit; None: as the service's settings say."""
+    last_claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Time of its last claim: among projects with equally many running jobs, the longest unserved is next."""
+    keep_logs_days: Mapped[int | None]
+    """Days that logs are kept after the end of a job; 0: forever; None: as the service's settings say."""
+    keep_artifacts_days: Mapped[int | None]
+    """Days that artifacts are kept after the end of a job; 0: forever; None: as the service's settings say."""
+    tags: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    repo_name: Mapped[str | None] = mapped_column(String(200))
+    """Name of the code repository, for display."""
+    repo_url: Mapped[str | None] = mapped_column(String(2000))
+    deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class User(Base):
+    """A user who can sign in with a password to get an API key."""
+
+    __tablename__ = "users"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """`u` and 13 of [a-z0-9]."""
+    email: Mapped[str] = mapped_column(String(254), unique=True)
+    """In lower case."""
+    password: Mapped[str] = mapped_column(String(255))
+    """Slow hash (Argon2id), with salt and cost parameters."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class UserKey(Base):
+    """The user an API key was issued to at login."""
+
+    __tablename__ = "user_keys"
+
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
+    user_id: Mapped[str] = mapped_column(String(16), index=True)
+
+
+class ApiKey(Base):
+    """An API key, stored as a hash."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """The part of the key that is not secret."""
+    name: Mapped[str] = mapped_column(String(200))
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
+    """Hash of the whole key, which is random enough to need no slow hash."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Time of expiry; None: never."""
+
+
+class Job(Base):
+    """A job: its specification, state, holder and outcome."""
+
+    __tablename__ = "jobs"
+
+    seq: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    """Order of submission; key for pagination and for the queue."""
+    id: Mapped[str] = mapped_column(String(16), unique=True)
+    """`j` and 13 of [a-z0-9]: never looks like a number."""
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    submitted_by: Mapped[str] = mapped_column(String(16))
+    """Id of an API key."""
+    parent_id: Mapped[str | None] = mapped_column(String(16))
+    """Id of the job that this one is a clone of."""
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    request_sha256: Mapped[str | None] = mapped_column(String(64))
+    """Digest of the request with the idempotency key; a different request with the same key is refused."""
+
+    spec_json: Mapped[dict[str, Any]] = mapped_column("spec", JSON)
+    name: Mapped[str | None] = mapped_column(String(200))
+    machine_type: Mapped[str] = mapped_column(String(64))
+    backend: Mapped[str] = mapped_column(String(32))
+    simulated: Mapped[bool]
+    """True if another backend simulates the requested machine."""
+    price_per_hour: Mapped[float]
+    """US dollars, at the time of submission."""
+    priority: Mapped[int]
+    max_attempts: Mapped[int]
+    cards: Mapped[int] = mapped_column(default=0, server_default="0")
+    """GPUs that it needs exclusively on its host."""
+    cpus: Mapped[float | None]
+    """Requested CPUs; None: as its slot provides."""
+    memory_mb: Mapped[int | None]
+    """Requested memory in MiB; None: as its slot provides."""
+    image: Mapped[str | None] = mapped_column(String(MAX_REFERENCE))
+    """Image that `container` resolves to, as engines list it; None: the host's default image, or one that is built."""
+    any_ports: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Free ports that it needs from its host's range (`holds.any_ports`); ports it names are in WantedPort."""
+    request_id: Mapped[str | None] = mapped_column(String(64))
+    """Id of the submitting request, for log lines of the service and the worker."""
+    trace_parent: Mapped[str | None] = mapped_column(String(64))
+    """W3C traceparent of the submission; the attempts' spans continue that trace."""
+
+    state: Mapped[JobState] = mapped_column(StateColumn)
+    reason: Mapped[str | None] = mapped_column(String(32))
+    reason_detail: Mapped[str | None] = mapped_column(Text)
+    phase: Mapped[str | None] = mapped_column(String(32))
+    phase_detail: Mapped[str | None] = mapped_column(Text)
+    exit_code: Mapped[int | None]
+    image_digest: Mapped[str | None] = mapped_column(String(MAX_DIGEST))
+    """Image of the current attempt: `repository@sha256:…`, or its image ID if no registry has it."""
+    artifacts_state: Mapped[str] = mapped_column(String(16), default="none")
+    """none, partial, complete, failed or removed; separate from the state, as a failed upload does not fail a job."""
+
+    attempt: Mapped[int] = mapped_column(default=0)
+    """Number of attempts so far."""
+    machine_faults: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Attempts that ended by a fault of the machine or the service; they do not count against `max_attempts`."""
+    lease: Mapped[int] = mapped_column(default=0)
+    """Fencing token: increases with every claim, adoption and requeue; writes with an older value fail."""
+    worker: Mapped[str | None] = mapped_column(String(255))
+    host: Mapped[str | None] = mapped_column(String(255))
+    handle: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    heartbeat_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    stop_requested_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """A request, not a state."""
+    run_after: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Earliest time of the next claim, after the pause before a retry."""
+
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    claimed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Start of the current attempt's command."""
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """End of the current attempt's command."""
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Time at which the job entered a final state."""
+    deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    logs_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Time at which its logs were removed, by policy or because the job was deleted."""
+    artifacts_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """The same for its artifacts."""
+
+    __table_args__ = (
+        Index("ix_jobs_queue", text("priority DESC"), "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
+        Index(
+            "ix_jobs_project_queue",
+            "project_id",
+            text("priority DESC"),
+            "seq",
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
+        Index(
+            "ix_jobs_pool",
+            "machine_type",
+            "backend",
+            "project_id",
+            text("priority DESC"),
+            "seq",
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
+        Index("ix_jobs_key_queue", "submitted_by", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
+        Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
+        Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
+        Index("ix_jobs_project_id_seq", "project_id", "seq"),
+        Index("ix_jobs_state_seq", "state", "seq"),
+        Index("ix_jobs_finished_at", "finished_at", sqlite_where=_ENDED, postgresql_where=_ENDED),
+        Index(
+            "ix_jobs_kept_logs",
+            "project_id",
+            "finished_at",
+            "seq",
+            sqlite_where=_KEPT_LOGS,
+            postgresql_where=_KEPT_LOGS,
+        ),
+        Index(
+            "ix_jobs_kept_artifacts",
+            "project_id",
+            "finished_at",
+            "seq",
+            sqlite_where=_KEPT_ARTIFACTS,
+            postgresql_where=_KEPT_ARTIFACTS,
+        ),
+        Index("uq_jobs_idempotency", "submitted_by", "idempotency_key", unique=True),
+    )
+
+    @property
+    def spec(self) -> JobSpec:
+        """The submitted specification, parsed once for each value of its column."""
+        parsed: tuple[dict[str, Any], JobSpec] | None = self.__dict__.get("_parsed")
+        if parsed is None or parsed[0] is not self.spec_json:
+            parsed = self.__dict__["_parsed"] = (self.spec_json, JobSpec.from_json(self.spec_json))
+        return parsed[1]
+
+    @classmethod
+    def spec_text(cls, name: str) -> ColumnElement[str]:
+        """Return the SQL expression of a text in the specification."""
+        text_of: ColumnElement[str] = cls.spec_json[name].as_string()
+        return text_of
+
+    @property
+    def ended(self) -> bool:
+        """True in a final state."""
+        return self.state in TERMINAL
+
+    @property
+    def shown_name(self) -> str:
+        """The user's name for it, or "job N"."""
+        return self.name or f"job {self.seq}"
+
+    def log_context(self) -> dict[str, Any]:
+        """Return the fields that identify the job in log lines."""
+        context = {"job_id": self.id, "attempt": self.attempt, "lease": self.lease}
+        return context if self.request_id is None else context | {"request_id": self.request_id}
+
+
+class Attempt(Base):
+    """One run of a job."""
+
+    __tablename__ = "attempts"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    worker: Mapped[str] = mapped_column(String(255))
+    host: Mapped[str] = mapped_column(String(255))
+    due_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Earliest time of its claim: the submission, or the end of the pause before a retry."""
+    claimed_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    exit_code: Mapped[int | None]
+    image_digest: Mapped[str | None] = mapped_column(String(MAX_DIGEST))
+    """As `Job.image_digest`."""
+    reason: Mapped[str | None] = mapped_column(String(32))
+    reason_detail: Mapped[str | None] = mapped_column(Text)
+    log_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Bytes of log kept; None until they are collected."""
+    artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Bytes of artifacts kept; None until they are collected."""
+    cards: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    """Its GPUs, in the attempt's numbering: index, uuid, name, memory (bytes), serial, driver, cuda."""
+    tpu: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """Its TPU: zone, name, type, url (None if the job runs on the TPU VM)."""
+    sampled_seconds: Mapped[float | None]
+    """Running time covered by the means below; None: no sample yet."""
+    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    peak_cpu_percent: Mapped[float | None]
+    """100 is one CPU."""
+    mean_cpu_percent: Mapped[float | None]
+    peak_gpu_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Of the GPU that used most."""
+    peak_gpu_percent: Mapped[float | None]
+    """Of the busiest GPU; 100 is full use."""
+    mean_gpu_percent: Mapped[float | None]
+    """Of all its GPUs."""
+
+
+class HeldCard(Base):
+    """A GPU allocated to a job. The primary key ensures that two jobs never share one."""
+
+    __tablename__ = "held_cards"
+
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    card: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """The device's index or UUID on that host."""
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    attempt: Mapped[int]
+
+
+class HeldImage(Base):
+    """An image present on a host, where jobs that need it are preferably claimed."""
+
+    __tablename__ = "held_images"
+
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    reference: Mapped[str] = mapped_column(String(MAX_REFERENCE), primary_key=True)
+    """In the form of `Job.image`."""
+
+    __table_args__ = (Index("ix_held_images_reference", "reference"),)
+
+
+class WantedPort(Base):
+    """A host port that a job names; kept until the job has ended."""
+
+    __tablename__ = "wanted_ports"
+
+    port: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True, index=True)
+
+
+class HeldPort(Base):
+    """A host port allocated to a job. The primary key ensures that two jobs never share one."""
+
+    __tablename__ = "held_ports"
+
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    port: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    attempt: Mapped[int]
+    internal: Mapped[int]
+    """The port inside the job that it forwards to."""
+    address: Mapped[str] = mapped_column(String(255))
+    """Address of the host for users."""
+
+
+class Event(Base):
+    """An event of a job; rows are only ever added."""
+
+    __tablename__ = "events"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    kind: Mapped[str] = mapped_column(String(32))
+    """submitted, claimed, adopted, started, ended, finished, requeued, stop_requested, phase, retention, …"""
+    attempt: Mapped[int]
+    lease: Mapped[int]
+    from_state: Mapped[str | None] = mapped_column(String(16))
+    to_state: Mapped[str | None] = mapped_column(String(16))
+    phase: Mapped[str | None] = mapped_column(String(32))
+    reason: Mapped[str | None] = mapped_column(String(32))
+    detail: Mapped[str | None] = mapped_column(Text)
+
+    __table_args__ = (Index("ix_events_job", "job_id", "id"),)
+
+
+class Metric(Base):
+    """One line of a job's metrics file, or one sample of its machine."""
+
+    __tablename__ = "metrics"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    source: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """job or system."""
+    offset: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    """Byte offset in the metrics file (job), or ms since the attempt began (system): a repeat is a no-op."""
+    step: Mapped[float | None]
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    values: Mapped[dict[str, float | None]] = mapped_column(JSON)
+
+
+class Outbox(Base):
+    """Messages to send once the transaction that wrote them is committed."""
+
+    __tablename__ = "outbox"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True, autoincrement=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    job_id: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Removal(Base):
+    """Files to delete that no other row refers to any more; the row is deleted after them."""
+
+    __tablename__ = "removals"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    what: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """logs or artifacts."""
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Worker(Base):
+    """A supervisor that runs, or has run."""
+
+    __tablename__ = "workers"
+
+    name: Mapped[str] = mapped_column(String(255), primary_key=True)
+    host: Mapped[str] = mapped_column(String(255))
+    boot_id: Mapped[str] = mapped_column(String(64))
+    backends: Mapped[list[str]] = mapped_column(JSON)
+    slots: Mapped[int]
+    machine_types: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Names of the machine types it takes; None: all that its backends run."""
+    cards: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Its host's GPUs; None: not counted (simulated machines)."""
+    cpus: Mapped[float | None]
+    memory_mb: Mapped[int | None]
+    started_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    heard_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Time of the last message through the broker; None: it has no broker, or none ever arrived."""
+    taken_cards: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
+    """GPUs in use outside this service, and by what; as of the last attempt to allocate one."""
+    low_disk: Mapped[str | None] = mapped_column(Text)
+    """Explanation why it claims nothing for lack of disk space; None: it has enough."""
+    drained_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Time at which an administrator drained it; it claims nothing since, even after a restart."""
+
+
+class Turn(Base):
+    """A lease on a task that only one worker does at a time."""
+
+    __tablename__ = "turns"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    holder: Mapped[str] = mapped_column(String(255))
+    until: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Repair(Base):
+    """Number of repairs of one kind by the sweep."""
+
+    __tablename__ = "repairs"
+
+    kind: Mapped[str] = mapped_column(String(64), primary_key=True)
+    total: Mapped[int] = mapped_column(BigInteger)
+    last_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    last_worker: Mapped[str] = mapped_column(String(255))

@@ -1,0 +1,59 @@
+"""Database operations of the sweep: its lease, repairs of stale rows, and counts of repairs."""
+
+from collections.abc import Mapping
+
+from sqlalchemy import delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from core.db.database import now
+from core.db.models.jobs import HeldCard, Job, Outbox, Repair, Turn
+from core.jobs.states import OWNED, JobState
+from core.jobs.transitions import insert_once, ring
+
+
+def take_turn(session: Session, name: str, holder: str, seconds: float) -> bool:
+    """Take or renew the lease on a task for `seconds`; False if another holder has it."""
+    first = insert_once(session.get_bind().dialect.name, Turn)
+    session.execute(first.values(name=name, holder=holder, until=now()))
+    mine = (
+        update(Turn)
+        .where(Turn.name == name, or_(Turn.holder == holder, Turn.until < now()))
+        .values(holder=holder, until=now(seconds))
+        .returning(Turn.name)
+    )
+    return session.scalar(mine, execution_options={"synchronize_session": False}) is not None
+
+
+def note(session: Session, worker: str, repaired: Mapping[str, int]) -> None:
+    """Add to the count of each kind of repair."""
+    for kind, number in repaired.items():
+        if number:
+            first = insert_once(session.get_bind().dialect.name, Repair)
+            session.execute(first.values(kind=kind, total=0, last_at=now(), last_worker=worker))
+            counted = update(Repair).where(Repair.kind == kind)
+            session.execute(counted.values(total=Repair.total + number, last_at=now(), last_worker=worker))
+
+
+def ring_again(session: Session, *, seconds: float) -> int:
+    """Add a wake message for each machine type with a job due for longer than `seconds`, if none are unsent.
+
+    The first message may have been lost with the broker. If no machine is free, another one does no harm.
+    """
+    due_since = func.coalesce(Job.run_after, Job.created_at)
+    late = (
+        select(func.min(Job.seq))
+        .where(Job.state == JobState.QUEUED, due_since < now(-seconds))
+        .group_by(Job.machine_type)
+    )
+    unsent = exists().where(Outbox.kind == "ring")
+    jobs = list(session.scalars(select(Job).where(Job.seq.in_(late), ~unsent)))
+    for job in jobs:
+        ring(session, job)
+    return len(jobs)
+
+
+def free_cards(session: Session) -> int:
+    """Free the GPUs of jobs that no worker holds; transitions free them, so there are some only after a failure."""
+    held = exists().where(Job.id == HeldCard.job_id, Job.attempt == HeldCard.attempt, Job.state.in_(OWNED))
+    freed = delete(HeldCard).where(~held).returning(HeldCard.card)
+    return len(session.execute(freed, execution_options={"synchronize_session": False}).all())

@@ -1,0 +1,209 @@
+"""Stores, counts, samples and deletes a job's metrics in the database."""
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from sqlalchemy import delete, func, or_, select, tuple_
+from sqlalchemy.orm import Session
+
+from core.db.database import Database
+from core.db.models.jobs import Event, Job, Metric
+from core.jobs.transitions import insert_once, record
+
+EVENT = "metrics"
+"""Kind of the event that records that metric values were dropped."""
+MAX_SERIES = 1000
+"""Most series in one response."""
+_LEAST_ROWS = 500
+_SAMPLES = 16
+_FETCHED = 500
+_REMOVED = 5000
+
+
+@dataclass(slots=True)
+class Series:
+    """One metric of a job over time."""
+
+    name: str
+    source: str
+    points: list[tuple[float | None, float, float | None]] = field(default_factory=list)
+    """(step, unix time in seconds, value; None: it was not finite)"""
+
+
+class Extent(NamedTuple):
+    """Number of metric rows of an attempt from one source, and the offset of the last one."""
+
+    source: str
+    attempt: int
+    rows: int
+    last: int
+
+
+@dataclass(slots=True)
+class Stored:
+    """Summary of the stored metrics that a job wrote itself.
+
+    Attributes:
+        offset: Offset of the attempt's last stored line; 0 if none is stored.
+        values: Values stored of the job, of all attempts.
+        names: Names of its metrics.
+    """
+
+    offset: int = 0
+    values: int = 0
+    names: set[str] = field(default_factory=set)
+
+
+def add(session: Session, rows: Sequence[dict[str, Any]]) -> None:
+    """Store rows of metrics; rows that exist already (a repeat after a crash) are left as they are."""
+    if rows:
+        session.execute(insert_once(session.get_bind().dialect.name, Metric), rows)
+
+
+def limited(session: Session, job: Job, reason: str, detail: str) -> None:
+    """Record once in the job's events that values are dropped, and by which limit."""
+    said = select(Event.id).where(Event.job_id == job.id, Event.kind == EVENT, Event.reason == reason)
+    if session.scalar(said.limit(1)) is None:
+        record(session, job, EVENT, reason=reason, detail=detail)
+
+
+def left_out(session: Session, job_id: str) -> list[str]:
+    """Return the sentences that `limited` recorded."""
+    query = select(Event.detail).where(Event.job_id == job_id, Event.kind == EVENT).order_by(Event.id)
+    return [detail for detail in session.scalars(query) if detail]
+
+
+def stored(session: Session, job_id: str, attempt: int) -> Stored:
+    """Summarize the stored metrics that a job wrote itself."""
+    found = Stored()
+    query = select(Metric.attempt, Metric.offset, Metric.values).where(Metric.job_id == job_id, Metric.source == "job")
+    for number, offset, values in session.execute(query.execution_options(yield_per=_FETCHED)):
+        found.values += len(values)
+        found.names.update(values)
+        if number == attempt:
+            found.offset = max(found.offset, offset)
+    return found
+
+
+def extents(session: Session, job_id: str) -> list[Extent]:
+    """Count the rows by source and attempt, from the primary key's index alone."""
+    query = (
+        select(Metric.source, Metric.attempt, func.count(), func.max(Metric.offset))
+        .where(Metric.job_id == job_id)
+        .group_by(Metric.source, Metric.attempt)
+        .order_by(Metric.source, Metric.attempt)
+    )
+    return [Extent(*row) for row in session.execute(query)]
+
+
+def read(
+    session: Session, job_id: str, found: Iterable[Extent], *, most_values: int, name: str | None = None
+) -> "Columns":
+    """Read a job's metrics as series, each in the order in which it was written.
+
+    Samples evenly spaced rows when there are too many; always includes the last.
+
+    Args:
+        session: Reads.
+        job_id: The job.
+        found: Its `extents`.
+        most_values: Approximate limit of values read per source.
+        name: Only this metric.
+    """
+    rows: dict[str, int] = {}
+    for extent in found:
+        rows[extent.source] = rows.get(extent.source, 0) + extent.rows
+    columns = Columns()
+    for source, count in rows.items():
+        stride = _stride(session, job_id, source, count, most_values)
+        for step, at, values in _chosen(session, job_id, source, count, stride):
+            columns.add(source, step, at.timestamp(), values if name is None else _only(values, name))
+    return columns
+
+
+class Columns:
+    """Series stored by column: a value takes about 16 bytes, a point in a list 130.
+
+    Iteration builds the points of one series at a time.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[float | None] = []
+        self._times: list[float] = []
+        self._read: dict[tuple[str, str], tuple[array[int], array[float]]] = {}
+        self.full = False
+        """True if series were dropped because there are more than MAX_SERIES."""
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def __iter__(self) -> Iterator[Series]:
+        for (source, name), (places, values) in self._read.items():
+            yield Series(name, source, [self._point(*one) for one in zip(places, values, strict=True)])
+
+    def add(self, source: str, step: float | None, time: float, values: dict[str, float | None]) -> None:
+        """Add a row."""
+        place = len(self._steps)
+        self._steps.append(step)
+        self._times.append(time)
+        for name, value in values.items():
+            key = (source, name)
+            if key not in self._read:
+                if len(self._read) >= MAX_SERIES:
+                    self.full = True
+                    continue
+                self._read[key] = (array("l"), array("d"))
+            places, numbers = self._read[key]
+            places.append(place)
+            numbers.append(math.nan if value is None else value)
+
+    def _point(self, place: int, value: float) -> tuple[float | None, float, float | None]:
+        return self._steps[place], self._times[place], None if math.isnan(value) else value
+
+
+def _only(values: dict[str, float | None], name: str) -> dict[str, float | None]:
+    return {name: values[name]} if name in values else {}
+
+
+def _stride(session: Session, job_id: str, source: str, rows: int, most_values: int) -> int:
+    """Return the sampling stride for about `most_values` values; the values per row are estimated from a few rows."""
+    if rows <= _LEAST_ROWS:
+        return 1
+    sampled = _chosen(session, job_id, source, rows, max(1, rows // _SAMPLES))
+    width = max(len(values) for *_, values in sampled)
+    return max(1, -(-rows // max(_LEAST_ROWS, most_values // max(1, width))))
+
+
+def _chosen(session: Session, job_id: str, source: str, rows: int, stride: int) -> Iterator[Any]:
+    """Yield every `stride`-th row of a source as (step, at, values), in order; always the first and the last."""
+    owned = (Metric.job_id == job_id, Metric.source == source)
+    query = select(Metric.step, Metric.at, Metric.values).where(*owned).order_by(Metric.attempt, Metric.offset)
+    if stride == 1:
+        yield from session.execute(query.execution_options(yield_per=_FETCHED))
+        return
+    # Row numbers come from the key's index alone, so other rows are not read. No join: without statistics
+    # PostgreSQL compares each chosen key with each row.
+    order = (Metric.attempt, Metric.offset)
+    keys = select(*order, func.row_number().over(order_by=order).label("number")).where(*owned).subquery()
+    chosen = select(keys.c.attempt, keys.c.offset).where(or_(keys.c.number % stride == 1, keys.c.number == rows))
+    found = session.execute(chosen.order_by(keys.c.attempt, keys.c.offset)).all()
+    for attempt, of_attempt in groupby(found, key=lambda key: key.attempt):
+        offsets = [key.offset for key in of_attempt]
+        for start in range(0, len(offsets), _FETCHED):
+            some = Metric.offset.in_(offsets[start : start + _FETCHED])
+            yield from session.execute(query.where(Metric.attempt == attempt, some))
+
+
+def remove(database: Database, job_id: str) -> None:
+    """Delete a job's metrics in batches."""
+    key = tuple_(Metric.attempt, Metric.source, Metric.offset)
+    some = select(Metric.attempt, Metric.source, Metric.offset).where(Metric.job_id == job_id).limit(_REMOVED)
+    statement = delete(Metric).where(Metric.job_id == job_id, key.in_(some))
+    while True:
+        with database.write() as session:
+            if not session.execute(statement, execution_options={"synchronize_session": False}).rowcount:  # type: ignore[attr-defined]  # a result of DML has it
+                return

@@ -1,0 +1,131 @@
+"""GPU and port allocations of a running job, and its registry password."""
+
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import bindparam, delete, exists, insert, select
+from sqlalchemy.orm import Session
+
+from core.db.database import Base
+from core.db.models.credentials import JobLogin
+from core.db.models.jobs import HeldCard, HeldPort, Job, WantedPort
+from core.jobs.spec.job_spec import JobSpec
+from core.jobs.states import OWNED, TERMINAL
+
+_NEW_PORT = insert(Base.metadata.tables[HeldPort.__tablename__])
+_WANTED = insert(Base.metadata.tables[WantedPort.__tablename__])
+_TAKEN = select(HeldPort.port).where(HeldPort.host == bindparam("on_host"))
+
+KEPT_FROM = (
+    select(WantedPort.job_id)
+    .join(HeldPort, HeldPort.port == WantedPort.port)
+    .where(HeldPort.host == bindparam("on_host"))
+)
+"""Jobs that need a port which another job has on the host; joined from the few ports allocated there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """The ports of a host for jobs that name no port.
+
+    Attributes:
+        first: First port.
+        last: Last port; below `first`: the range is empty.
+        address: Address for links to the host's ports.
+    """
+
+    first: int
+    last: int
+    address: str
+
+    def free(self, taken: Collection[int]) -> int:
+        """Count the ports of the range that are not in `taken`."""
+        return max(0, self.last - self.first + 1) - sum(self.first <= port <= self.last for port in taken)
+
+
+def want_ports(session: Session, job: Job) -> None:
+    """Record the ports that a new job names."""
+    wanted = [port.external for port in job.spec.asked_ports() if port.external]
+    if wanted:
+        session.execute(_WANTED, [{"port": port, "job_id": job.id} for port in wanted])
+
+
+def any_ports(spec: JobSpec) -> int:
+    """Count the free range ports that a job needs; 0 if it names all. Named ones count: they may lie in the range."""
+    asked = spec.asked_ports()
+    return len(asked) if any(not port.external for port in asked) else 0
+
+
+def taken_ports(session: Session, host: str) -> frozenset[int]:
+    """Return the ports of a host that are allocated to jobs."""
+    return frozenset(session.scalars(_TAKEN, {"on_host": host}))
+
+
+def take_ports(session: Session, job: Job, host: str, among: PortRange, taken: Collection[int]) -> None:
+    """Allocate a job's ports: those it named, and free ones from the range for the others."""
+    asked = job.spec.asked_ports()
+    if not asked:
+        return
+    named = {port.external for port in asked if port.external}
+    free = iter(_free(among, {*taken, *named}, zlib.crc32(f"{job.id} {job.attempt}".encode())))
+    of_job = {"host": host, "job_id": job.id, "attempt": job.attempt, "address": among.address}
+    session.execute(
+        _NEW_PORT,
+        [of_job | {"internal": port.internal, "port": port.external or next(free)} for port in asked],
+    )
+
+
+def _free(among: PortRange, taken: Collection[int], start: int) -> Sequence[int]:
+    # Each attempt starts at another port, so that a retry avoids one that another program uses.
+    size = among.last - among.first + 1
+    numbers = (among.first + (start + step) % size for step in range(size))
+    return [port for port in numbers if port not in taken]
+
+
+def ports_of(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[HeldPort]]:
+    """Return the ports allocated to jobs, by job id; no query if none of them asks for ports."""
+    wanting = [job.id for job in jobs if job.spec.ports and job.state in OWNED]
+    found: dict[str, list[HeldPort]] = {}
+    if wanting:
+        held = select(HeldPort).where(HeldPort.job_id.in_(wanting)).order_by(HeldPort.internal)
+        for port in session.scalars(held):
+            found.setdefault(port.job_id, []).append(port)
+    return found
+
+
+def held_ports(session: Session) -> dict[str, dict[int, str]]:
+    """Return all allocated ports: job id by port, by host."""
+    found: dict[str, dict[int, str]] = {}
+    for port in session.scalars(select(HeldPort)):
+        found.setdefault(port.host, {})[port.port] = port.job_id
+    return found
+
+
+def let_go(session: Session, job: Job) -> None:
+    """Free a job's GPUs and ports; once it has ended, also delete its port requests and registry password."""
+    if job.cards:
+        session.execute(delete(HeldCard).where(HeldCard.job_id == job.id))
+    wants_ports = bool(job.spec.ports)
+    if wants_ports:
+        session.execute(delete(HeldPort).where(HeldPort.job_id == job.id))
+    if job.state not in TERMINAL:
+        return
+    if wants_ports:
+        session.execute(delete(WantedPort).where(WantedPort.job_id == job.id))
+    if job.spec.registry_username is not None:
+        session.execute(delete(JobLogin).where(JobLogin.job_id == job.id))
+
+
+def free_ports(session: Session) -> int:
+    """Do the work of `let_go` for jobs ended by an earlier release, which did not know ports and passwords."""
+    here = exists().where(Job.id == HeldPort.job_id, Job.attempt == HeldPort.attempt, Job.state.in_(OWNED))
+    count = len(_removed(session, HeldPort, ~here))
+    for table in (WantedPort, JobLogin):
+        count += len(_removed(session, table, ~exists().where(Job.id == table.job_id, Job.state.not_in(TERMINAL))))
+    return count
+
+
+def _removed(session: Session, table: type[WantedPort | HeldPort | JobLogin], where: object) -> Sequence[object]:
+    gone = delete(table).where(where).returning(table.job_id)  # type: ignore[arg-type]
+    return session.execute(gone, execution_options={"synchronize_session": False}).all()

@@ -1,0 +1,83 @@
+"""Capacity of live workers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.db.database import now
+from core.db.models.jobs import Job, Worker
+from core.jobs.queries import WORKER_SILENT_SECONDS
+
+_LIVING = select(Worker).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS)).order_by(Worker.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The workers with a recent heartbeat, including drained ones."""
+
+    workers: tuple[Worker, ...]
+
+    def of(self, machine_type: str, backend: str) -> list[Worker]:
+        """Return the workers that take jobs of this machine type, or would if they were not drained."""
+        return [
+            worker
+            for worker in self.workers
+            if backend in worker.backends and (worker.machine_types is None or machine_type in worker.machine_types)
+        ]
+
+    def available(self, machine_type: str, backend: str) -> bool:
+        """Check whether some worker takes new jobs of this machine type."""
+        return any(worker.drained_at is None for worker in self.of(machine_type, backend))
+
+
+def offers(session: Session) -> Offers:
+    """Read the live workers."""
+    return Offers(tuple(session.scalars(_LIVING)))
+
+
+def fits(worker: Worker, job: Job) -> bool:
+    """Check whether the worker's machine is large enough for the job if nothing else runs there."""
+    return all(has is None or needs <= has for _, needs, has in _needs(worker, job))
+
+
+def room(worker: Worker, job: Job) -> int:
+    """Return how many jobs like this one the worker can run at once."""
+    counts = [int(has // needs) for _, needs, has in _needs(worker, job) if has is not None and needs]
+    return min([worker.slots, *counts])
+
+
+def excess(job: Job, workers: Sequence[Worker]) -> str:
+    """Describe what a job requests that none of these workers has, e.g. `64 CPUs, and the largest worker … has 16`.
+
+    Args:
+        job: The job that is too large.
+        workers: All workers of its machine type; it fits none of them.
+    """
+    found = []
+    asked = [_needs(worker, job) for worker in workers]
+    for each in zip(*asked, strict=True):
+        unit, needs, _ = each[0]
+        largest = max((has for _, _, has in each if has is not None), default=0)
+        if needs > largest and all(has is not None for _, _, has in each):
+            found.append(f"{_amount(needs, unit)}, and the largest worker of its machine type has {largest:,.10g}")
+    if found:
+        return "; ".join(found)
+    wanted = " and ".join(_amount(needs, unit) for unit, needs, _ in asked[0] if needs)
+    return f"{wanted}, and no worker of its machine type has all of that together"
+
+
+def _needs(worker: Worker, job: Job) -> tuple[tuple[str, float, float | None], ...]:
+    """Return (unit, needed by the job, capacity of the worker) tuples; capacity None: not counted."""
+    cards = None if worker.cards is None else len(worker.cards)
+    return (
+        ("card", job.cards, cards),
+        ("CPU", job.cpus or 0, worker.cpus),
+        ("MiB of memory", job.memory_mb or 0, worker.memory_mb),
+    )
+
+
+def _amount(number: float, unit: str) -> str:
+    plural = "s" if number != 1 and unit in {"card", "CPU"} else ""
+    return f"{number:,.10g} {unit}{plural}"

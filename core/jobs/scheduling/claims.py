@@ -1,0 +1,253 @@
+"""Claims: choose the next job for a worker by the host's free capacity, priority and the projects' shares.
+
+Claims are serialized on every database: the order, the shares and the quotas are then exact, and no two workers
+consider the same job. A claim takes a few milliseconds, an attempt seconds at least.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Subquery, Update, bindparam, func, insert, or_, select, text, update
+from sqlalchemy.orm import Session
+
+from core.db.database import Base, now
+from core.db.models.jobs import Attempt, HeldCard, Job, Project, Worker
+from core.jobs.scheduling import allocations, image_affinity
+from core.jobs.scheduling.allocations import PortRange
+from core.jobs.states import OWNED, JobState
+from core.jobs.transitions import one_row, record
+
+_NO_PORTS = PortRange(1, 0, "")
+_CLAIM_LOCK = 0x6772_6164  # arbitrary, but not used by other locks of this database
+_PLENTY = 2**31 - 1
+_MOST_GOES = 3
+_OF_ONE_ATTEMPT = (
+    "started_at",
+    "ended_at",
+    "exit_code",
+    "image_digest",
+    "handle",
+    "reason",
+    "reason_detail",
+    "phase_detail",
+)
+"""Columns of a job that each claim resets to NULL."""
+_NEW_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
+_NEW_HOLD = insert(Base.metadata.tables[HeldCard.__tablename__])
+_HELD = select(func.sum(Job.cpus).label("cpus"), func.sum(Job.memory_mb).label("memory_mb")).where(
+    Job.host == bindparam("on_host"), Job.state.in_(OWNED)
+)
+_CARDS = select(HeldCard.card).where(HeldCard.host == bindparam("on_host"))
+_SERVED = update(Project).where(Project.id == bindparam("served")).values(last_claimed_at=now())
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The capacity that a worker offers to jobs.
+
+    Attributes:
+        worker: Its name.
+        host: Its machine's name; workers of one host share its capacity.
+        backends: Names of the backends that it runs.
+        machine_types: Machine types that it takes; None: all that its backends run.
+        cards: The host's GPUs; None: not counted.
+        cpus: The host's CPUs; None: not counted.
+        memory_mb: The host's memory in MiB; None: not counted.
+        image_wait_seconds: How long a job is left to another host that has its image and room for it.
+        ports: The host's port range for jobs that name no port, and the address for links to them.
+    """
+
+    worker: str
+    host: str
+    backends: tuple[str, ...]
+    machine_types: tuple[str, ...] | None = None
+    cards: tuple[str, ...] | None = None
+    cpus: float | None = None
+    memory_mb: int | None = None
+    image_wait_seconds: float = 0.0
+    ports: PortRange = _NO_PORTS
+
+
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """The free capacity of a host; GPUs by name."""
+
+    cards: tuple[str, ...] | None
+    cpus: float
+    memory_mb: float
+    taken_ports: frozenset[int]
+
+
+def anything_waits(session: Session, offer: Offer) -> bool:
+    """Check whether a claim would succeed, without the write lock that a claim takes."""
+    return _next(session, offer, _free(session, offer)) is not None
+
+
+def claim(session: Session, offer: Offer) -> Job | None:
+    """Take the next job that fits: `queued → starting`, attempt and lease + 1, its GPUs allocated.
+
+    Among the jobs that fit on the host now and whose project is below its quota, the next one has the highest priority;
+    among those, its project has the fewest running jobs; among those, its project was served longest ago; among those,
+    it is the oldest. A job that does not fit is skipped, never waited for. For the first seconds a job is also skipped
+    if another host with room for it has its image and this one does not.
+
+    Returns:
+        The job; None if nothing fits or the worker is drained.
+    """
+    if session.get_bind().dialect.name == "postgresql":  # SQLite has only one writer at a time anyway
+        session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CLAIM_LOCK})
+    free = _free(session, offer)
+    for _ in range(_MOST_GOES):
+        seq = _next(session, offer, free)
+        if seq is None:
+            return None
+        job = one_row(session, _CLAIM, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host})
+        if job is not None:  # None: it was cancelled between the two statements
+            _note(session, job, offer, free)
+            return job
+    return None
+
+
+def free_cards(session: Session, offer: Offer) -> tuple[str, ...]:
+    """Return the offer's GPUs that no job holds; empty if GPUs are not counted."""
+    return _free(session, offer).cards or ()
+
+
+def cards_of(session: Session, job: Job) -> tuple[str, ...]:
+    """Return the GPUs allocated to the job's current attempt."""
+    held = select(HeldCard.card).where(HeldCard.job_id == job.id, HeldCard.attempt == job.attempt)
+    return tuple(session.scalars(held.order_by(HeldCard.card)))
+
+
+def _note(session: Session, job: Job, offer: Offer, free: _Free) -> None:
+    session.execute(
+        _NEW_ATTEMPT,
+        {
+            "job_id": job.id,
+            "attempt": job.attempt,
+            "worker": offer.worker,
+            "host": offer.host,
+            "due_at": job.run_after or job.created_at,
+            "claimed_at": job.claimed_at,
+        },
+    )
+    if free.cards is not None and job.cards:
+        of_job = {"host": offer.host, "job_id": job.id, "attempt": job.attempt}
+        session.execute(_NEW_HOLD, [of_job | {"card": card} for card in free.cards[: job.cards]])
+    allocations.take_ports(session, job, offer.host, offer.ports, free.taken_ports)
+    session.execute(_SERVED, {"served": job.project_id})
+    record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
+
+
+def _free(session: Session, offer: Offer) -> _Free:
+    on_host = {"on_host": offer.host}
+    held = session.execute(_HELD, on_host).one()
+    cards = offer.cards
+    if cards is not None:
+        taken = set(session.scalars(_CARDS, on_host))
+        cards = tuple(card for card in cards if card not in taken)
+    return _Free(
+        cards=cards,
+        cpus=_PLENTY if offer.cpus is None else offer.cpus - (held.cpus or 0.0),
+        memory_mb=_PLENTY if offer.memory_mb is None else offer.memory_mb - (held.memory_mb or 0),
+        taken_ports=allocations.taken_ports(session, offer.host),
+    )
+
+
+def _next(session: Session, offer: Offer, free: _Free) -> int | None:
+    """Return the `Job.seq` of the next job for this offer."""
+    params: dict[str, Any] = {
+        "worker": offer.worker,
+        "backends": offer.backends,
+        "free_cards": _PLENTY if free.cards is None else len(free.cards),
+        "free_cpus": free.cpus,
+        "free_memory_mb": free.memory_mb,
+        "free_ports": offer.ports.free(free.taken_ports),
+        "on_host": offer.host,
+    }
+    if offer.machine_types is not None:
+        params["machine_types"] = offer.machine_types
+    wait = offer.image_wait_seconds
+    if wait > 0 and not image_affinity.others_hold(session, offer.host):
+        wait = 0.0
+    if wait > 0:
+        params["on_host"] = offer.host
+    seq: int | None = session.scalar(_following(some_types=offer.machine_types is not None, image_wait=wait), params)
+    return seq
+
+
+# Cached: building the statement takes as long as running it, and delays the job's start as much.
+@cache
+def _following(*, some_types: bool, image_wait: float) -> Select[int]:
+    fits = [
+        Job.state == JobState.QUEUED,
+        Job.backend.in_(bindparam("backends", expanding=True)),
+        or_(Job.run_after.is_(None), Job.run_after <= now()),
+        Job.cards <= bindparam("free_cards"),
+        or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
+        or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),
+        Job.any_ports <= bindparam("free_ports"),
+        Job.id.not_in(allocations.KEPT_FROM),
+    ]
+    if some_types:
+        fits.append(Job.machine_type.in_(bindparam("machine_types", expanding=True)))
+    if image_wait > 0:
+        fits.append(~image_affinity.left_to_holder(image_wait))
+    heads = _heads(fits)
+    drained = select(Worker.name).where(Worker.name == bindparam("worker"), Worker.drained_at.is_not(None))
+    return (
+        select(Job.seq)
+        .join(heads, heads.c.seq == Job.seq)
+        .where(~drained.exists())
+        .order_by(Job.priority.desc(), heads.c.running, heads.c.last_claimed_at.asc().nulls_first(), Job.seq)
+        .limit(1)
+    )
+
+
+def _heads(fits: list[ColumnElement[bool]]) -> Subquery:
+    """Build a subquery: each project's next job, with its running jobs, for projects below their quota."""
+    # One index lookup per project; only these jobs are compared.
+    head = (
+        select(Job.seq)
+        .where(Job.project_id == Project.id, *fits)
+        .order_by(Job.priority.desc(), Job.seq)
+        .limit(1)
+        .correlate(Project)
+        .scalar_subquery()
+    )
+    busy = (
+        select(Job.project_id, func.count().label("jobs"))
+        .where(Job.state.in_(OWNED))
+        .group_by(Job.project_id)
+        .subquery("busy")
+    )
+    running = func.coalesce(busy.c.jobs, 0)
+    return (
+        select(head.label("seq"), running.label("running"), Project.last_claimed_at)
+        .select_from(Project)
+        .outerjoin(busy, busy.c.project_id == Project.id)
+        .where(or_(Project.max_running.is_(None), running < Project.max_running))
+        .subquery("heads")
+    )
+
+
+def _claiming() -> Update:
+    return (
+        update(Job)
+        .where(Job.seq == bindparam("chosen"), Job.state == JobState.QUEUED)
+        .values(
+            state=JobState.STARTING,
+            attempt=Job.attempt + 1,
+            lease=Job.lease + 1,
+            worker=bindparam("claimant"),
+            host=bindparam("claimed_on"),
+            heartbeat_at=now(),
+            claimed_at=now(),
+            phase="provisioning",
+            **dict.fromkeys(_OF_ONE_ATTEMPT),
+        )
+    )
+
+
+_CLAIM = _claiming()

@@ -1,0 +1,194 @@
+"""Queue positions: the order in which claims would take the jobs that wait for the same machine type.
+
+The order is that of the claim: the highest priority first; then the project with the fewest running jobs by then;
+then the one that was served longest ago; then the oldest job. Jobs past their project's quota come after all others.
+Jobs that cannot start at once (a pause before a retry, a need that no machine can meet now) keep their position.
+
+No job rows are fetched, however many wait: the database counts them by project and priority, and the rest is
+arithmetic.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import bindparam, func, literal_column, select
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job, Project
+from core.jobs.states import OWNED
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+# A literal: SQLite uses a partial index only if the statement's text contains the index's condition.
+_QUEUED = Job.state == literal_column("'queued'")
+_OF_TYPES = Job.machine_type.in_(bindparam("types", expanding=True))
+_GROUPS = (
+    select(
+        Job.machine_type,
+        Job.backend,
+        Job.project_id,
+        Job.priority,
+        func.count().label("jobs"),
+        func.min(Job.seq).label("first_seq"),
+    )
+    .where(_QUEUED, _OF_TYPES)
+    .group_by(Job.machine_type, Job.backend, Job.project_id, Job.priority)
+)
+_rank = func.row_number().over(
+    partition_by=(Job.machine_type, Job.backend, Job.project_id), order_by=(Job.priority.desc(), Job.seq)
+)
+_ranked = (
+    select(Job.seq, (_rank - 1).label("rank"))
+    .where(_QUEUED, _OF_TYPES, Job.project_id.in_(bindparam("projects", expanding=True)))
+    .subquery()
+)
+_RANKS = select(_ranked.c.seq, _ranked.c.rank).where(_ranked.c.seq.in_(bindparam("jobs", expanding=True)))
+_RUNNING = select(Job.project_id, func.count().label("jobs")).where(Job.state.in_(OWNED)).group_by(Job.project_id)
+_PROJECTS = select(Project.id, Project.max_running, Project.last_claimed_at).where(
+    Project.id.in_(bindparam("projects", expanding=True))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A project's use of machines, of all types together.
+
+    Attributes:
+        running: Number of its jobs on machines now.
+        max_running: Most jobs that it may have there at once; None: no limit.
+        last_claimed_at: Time of its last claim; None: never.
+    """
+
+    running: int = 0
+    max_running: int | None = None
+    last_claimed_at: datetime | None = None
+
+    @property
+    def used_up(self) -> bool:
+        """True if the project has reached its limit of running jobs."""
+        return self.max_running is not None and self.running >= self.max_running
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The jobs of one project and one priority that wait in one pool."""
+
+    project_id: str
+    priority: int
+    jobs: int
+    first_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The queue position of a waiting job.
+
+    Attributes:
+        number: 1 is next.
+        rank: Jobs of its own project that come before it.
+        share: Its project's use of machines.
+    """
+
+    number: int
+    rank: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A group in claim order: its job k is taken when its project has `turn + k` jobs on machines."""
+
+    group: Group
+    before: int
+    turn: int
+    within: int
+    last_claimed_at: datetime
+
+    def count(self, below: int, *, over: bool) -> int:
+        """Count its jobs that are taken at a turn lower than `below`: past the quota (`over`) or within it."""
+        first, last = self.bounds(over=over)
+        return max(0, min(below, last) - first)
+
+    def bounds(self, *, over: bool) -> tuple[int, int]:
+        """Return the range of turns of its jobs past the quota (`over`) or within it; the end is exclusive."""
+        quota = self.turn + self.within
+        return (quota, self.turn + self.group.jobs) if over else (self.turn, quota)
+
+    def tie(self, turn: int) -> tuple[int, int, datetime, int]:
+        """Return the sort key of jobs at the same turn: longest unserved project first, counting earlier turns."""
+        return turn - self.turn, self.before, self.last_claimed_at, self.group.first_seq
+
+
+class Pool:
+    """The jobs that wait for one machine type.
+
+    Args:
+        groups: The jobs, counted by project and priority.
+        shares: The projects' use of machines, by project id.
+    """
+
+    def __init__(self, groups: Iterable[Group], shares: Mapping[str, Share]) -> None:
+        self._shares = shares
+        self._rows: dict[int, list[_Row]] = defaultdict(list)
+        before: Counter[str] = Counter()
+        for group in sorted(groups, key=lambda group: -group.priority):
+            share = shares.get(group.project_id, Share())
+            turn = share.running + before[group.project_id]
+            quota = group.jobs if share.max_running is None else share.max_running - turn
+            within = max(0, min(group.jobs, quota))
+            served = share.last_claimed_at or _NEVER
+            self._rows[group.priority].append(_Row(group, before[group.project_id], turn, within, served))
+            before[group.project_id] += group.jobs
+        self._within = {priority: sum(row.within for row in rows) for priority, rows in self._rows.items()}
+        self._jobs = {priority: sum(row.group.jobs for row in rows) for priority, rows in self._rows.items()}
+
+    def place(self, project_id: str, priority: int, rank: int) -> Place:
+        """Return the queue position of a job.
+
+        Args:
+            project_id: Its project.
+            priority: Its priority.
+            rank: Jobs of the same project in this pool that come before it.
+        """
+        share = self._shares.get(project_id, Share())
+        turn = share.running + rank
+        over = share.max_running is not None and turn >= share.max_running
+        ahead = sum(self._within.values()) if over else 0
+        for higher in self._rows:
+            if higher > priority:
+                ahead += self._jobs[higher] - self._within[higher] if over else self._within[higher]
+        rows = self._rows[priority]
+        own = next((row for row in rows if row.group.project_id == project_id), None)
+        for row in rows:
+            ahead += row.count(turn, over=over)
+            first, last = row.bounds(over=over)
+            if own is not None and row is not own and first <= turn < last:
+                ahead += row.tie(turn) < own.tie(turn)
+        return Place(ahead + 1, rank, share)
+
+
+def places_of(session: Session, jobs: Sequence[Job]) -> dict[str, Place]:
+    """Return the positions of some waiting jobs by job id, in four queries; jobs claimed meanwhile have none."""
+    params = {
+        "types": sorted({job.machine_type for job in jobs}),
+        "projects": sorted({job.project_id for job in jobs}),
+        "jobs": [job.seq for job in jobs],
+    }
+    ranks = {row.seq: row.rank for row in session.execute(_RANKS, params)}
+    groups: dict[tuple[str, str], list[Group]] = defaultdict(list)
+    for row in session.execute(_GROUPS, {"types": params["types"]}):
+        groups[row.machine_type, row.backend].append(Group(row.project_id, row.priority, row.jobs, row.first_seq))
+    shares = _shares(session, sorted({group.project_id for some in groups.values() for group in some}))
+    pools = {pool: Pool(some, shares) for pool, some in groups.items()}
+    return {
+        job.id: pools[job.machine_type, job.backend].place(job.project_id, job.priority, ranks[job.seq])
+        for job in jobs
+        if job.seq in ranks and (job.machine_type, job.backend) in pools
+    }
+
+
+def _shares(session: Session, projects: Sequence[str]) -> dict[str, Share]:
+    running = {row.project_id: row.jobs for row in session.execute(_RUNNING)}
+    found = session.execute(_PROJECTS, {"projects": projects})
+    return {row.id: Share(running.get(row.id, 0), row.max_running, row.last_claimed_at) for row in found}

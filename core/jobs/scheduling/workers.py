@@ -1,0 +1,119 @@
+"""Worker rows: registration, heartbeats, drained flag and current jobs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from core.db.database import now
+from core.db.models.jobs import Job, Worker
+from core.errors import WorkerNotFound
+from core.jobs.scheduling.claims import Offer
+from core.jobs.states import OWNED
+
+
+@dataclass(frozen=True, slots=True)
+class Heart:
+    """The answer to a heartbeat for one job: its current lease, and whether it should stop."""
+
+    lease: int
+    stop_requested: bool
+
+
+def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> None:
+    """Register this worker and its capacity. The drained flag survives restarts."""
+    values = {
+        "host": offer.host,
+        "boot_id": boot_id,
+        "backends": list(offer.backends),
+        "slots": slots,
+        "machine_types": _listed(offer.machine_types),
+        "cards": _listed(offer.cards),
+        "cpus": offer.cpus,
+        "memory_mb": offer.memory_mb,
+        "started_at": now(),
+        "seen_at": now(),
+        "heard_at": None,
+        "taken_cards": None,
+        "low_disk": None,
+    }
+    known = update(Worker).where(Worker.name == offer.worker).values(**values).returning(Worker.name)
+    if session.scalar(known, execution_options={"synchronize_session": False}) is None:
+        session.execute(insert(Worker).values(name=offer.worker, **values))
+
+
+def note_taken_cards(session: Session, name: str, taken: dict[str, str]) -> None:
+    """Record a worker's GPUs that are in use outside this service, and by what, for the reason of waiting jobs."""
+    session.execute(update(Worker).where(Worker.name == name).values(taken_cards=taken or None))
+
+
+def note_low_disk(session: Session, name: str, why: str | None) -> None:
+    """Record why a worker claims nothing for lack of disk space; None: it has enough again."""
+    session.execute(update(Worker).where(Worker.name == name).values(low_disk=why))
+
+
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def beat(session: Session, worker: str, host: str) -> dict[str, Heart]:
+    """Send one heartbeat for all of a worker's jobs; returns their leases and stop requests, by job id."""
+    session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
+    statement = (
+        update(Job)
+        .where(Job.worker == worker, Job.host == host, Job.state.in_(OWNED))
+        .values(heartbeat_at=now())
+        .returning(Job.id, Job.lease, Job.stop_requested_at)
+        .execution_options(synchronize_session=False)
+    )
+    return _hearts(session.execute(statement))
+
+
+def hearts(session: Session, worker: str, host: str) -> dict[str, Heart]:
+    """Return the same as `beat`, without a write."""
+    held = Job.worker == worker, Job.host == host, Job.state.in_(OWNED)
+    return _hearts(session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)))
+
+
+def _hearts(rows: Iterable[Row[tuple[str, int, datetime | None]]]) -> dict[str, Heart]:
+    return {row.id: Heart(row.lease, row.stop_requested_at is not None) for row in rows}
+
+
+def set_drained(session: Session, name: str, *, drained: bool) -> None:
+    """Set or clear a worker's drained flag: a drained worker claims no jobs; those it runs continue.
+
+    Raises:
+        WorkerNotFound: No worker of this name ever registered.
+    """
+    change = update(Worker).where(Worker.name == name)
+    if drained:
+        change = change.where(Worker.drained_at.is_(None)).values(drained_at=now())
+    else:
+        change = change.values(drained_at=None)
+    session.execute(change)
+    if session.scalar(select(Worker.name).where(Worker.name == name)) is None:
+        known = ", ".join(session.scalars(select(Worker.name).order_by(Worker.name))) or "none yet"
+        raise WorkerNotFound(f"No worker is named {name!r}. Those that have reported: {known}.", field="name")
+
+
+def jobs_of(session: Session, name: str) -> list[Job]:
+    """Return the jobs that a worker holds, oldest first."""
+    return list(session.scalars(select(Job).where(Job.worker == name, Job.state.in_(OWNED)).order_by(Job.seq)))
+
+
+def held_counts(session: Session) -> dict[str | None, int]:
+    """Count the jobs that each worker holds, by its name; workers without jobs are left out."""
+    counted = select(Job.worker, func.count()).where(Job.state.in_(OWNED)).group_by(Job.worker)
+    return {row[0]: row[1] for row in session.execute(counted)}
+
+
+def note_heard(session: Session, worker: str) -> None:
+    """Record that a message reached this worker."""
+    session.execute(update(Worker).where(Worker.name == worker).values(heard_at=now()))
+
+
+def heard_lately(session: Session, worker: str, seconds: float) -> bool | None:
+    """Return whether a message reached this worker within `seconds`; None if none ever did or the worker is unknown."""
+    return session.scalar(select(Worker.heard_at >= now(-seconds)).where(Worker.name == worker))

@@ -1,0 +1,87 @@
+"""A job's options for its image and for building one, with the names of the original API."""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from core.catalogue.images import is_image_id, is_reference
+from core.errors import SpecInvalid
+
+DOCKERFILE = "Dockerfile"
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+_MAX_PATH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWishes:
+    """Image options of a job; the fields are those of JobSpec.
+
+    Raises:
+        SpecInvalid: Raised by `check`, with the field and the fix.
+    """
+
+    container: str | None
+    image_pull_policy: str | None
+    use_dockerfile: bool
+    rel_dockerfile_path: str | None
+    build_only: bool
+    registry_target: str | None
+
+    def check(self) -> None:
+        """Refuse invalid options and combinations."""
+        if self.container is not None and not is_reference(self.container):
+            raise SpecInvalid(
+                f"{shortened(self.container)} is not an image reference. Write it as name:tag or host/name:tag, "
+                "for example tensorflow/tensorflow:2.21.0.",
+                field="container",
+            )
+        if self.image_pull_policy is not None and self.image_pull_policy not in PULL_POLICIES:
+            raise SpecInvalid(
+                f"{shortened(self.image_pull_policy)} is no pull policy. There are: {', '.join(PULL_POLICIES)}.",
+                field="imagePullPolicy",
+            )
+        if self.use_dockerfile:
+            self._check_build()
+        else:
+            self._refuse_build_options()
+
+    def _check_build(self) -> None:
+        if self.container is not None:
+            raise SpecInvalid(
+                "With useDockerfile the image is built, so container names none. Leave one of them out.",
+                field="container",
+            )
+        if self.rel_dockerfile_path is not None:
+            _check_path(self.rel_dockerfile_path)
+        target = self.registry_target
+        if target is not None and (not is_reference(target) or is_image_id(target) or "@" in target):
+            raise SpecInvalid(
+                f"{shortened(target)} is nothing that an image can be pushed to. Write host/name:tag, for example "
+                "registry.example.com/team/model:3.",
+                field="registryTarget",
+            )
+
+    def _refuse_build_options(self) -> None:
+        given = {
+            "relDockerfilePath": self.rel_dockerfile_path is not None,
+            "registryTarget": self.registry_target is not None,
+            "buildOnly": self.build_only,
+        }
+        for field, is_given in given.items():
+            if is_given:
+                raise SpecInvalid(f"{field} is about an image that is built; set useDockerfile as well.", field=field)
+
+
+def _check_path(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    readable = path.isprintable() and len(path) <= _MAX_PATH
+    if not parts or not readable or path.startswith("/") or ".." in parts or path.endswith("/"):
+        raise SpecInvalid(
+            f"{shortened(path)} is not a file inside the workspace. Write its path from the workspace's root, for "
+            "example docker/Dockerfile.",
+            field="relDockerfilePath",
+        )
+
+
+def shortened(value: str) -> str:
+    """Quote a value for an error message, on one line of a terminal."""
+    return repr(value if len(value) <= 80 else value[:77] + "…")  # noqa: PLR2004 - a line of a terminal

@@ -1,0 +1,314 @@
+"""JobSpec: a submitted job's specification, validated and frozen.
+
+Types and unknown fields are checked by the service; values are checked here. Each error names the field, what is
+wrong with it, and what to do.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from core.errors import SpecInvalid
+from core.jobs.spec.container import check_shared_memory, check_user, check_working_dir
+from core.jobs.spec.image import ImageWishes, shortened
+from core.jobs.spec.ports import Port, parse_ports
+
+MAX_COMMAND_BYTES = 64 * 1024
+MAX_ENV_VARS = 500
+MAX_ENV_BYTES = 128 * 1024
+MAX_NAME = 200
+MAX_TAGS = 50
+MAX_TAG = 100
+MAX_GRACE_SECONDS = 3600
+MAX_ATTEMPTS = 100
+MAX_PRIORITY = 100
+MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
+MAX_CPUS = 4096
+MAX_MEMORY_MB = 64 * 1024**2
+GIT_SCHEMES = ("https", "http")
+HIDDEN = "••••••"
+
+SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
+SECRET_PREFIX = "secret:"  # noqa: S105 - what the name of one follows
+"""Prefix of an environment variable's value that names a secret."""
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_RESERVED = ("GRADIENT_", "PS_")
+_SHOWN = "MOCK_"
+"""Prefix of variables that script the mock backend; their values appear in its reasons."""
+_LOOKS_SECRET = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """The specification of a job.
+
+    The service derives the options' names, types and descriptions in requests and responses from these fields.
+    """
+
+    machine_type: Annotated[str, "name in the catalogue of machine types"]
+    command: Annotated[str, "run by the container's shell; may be empty if nothing is run"]
+    container: Annotated[str | None, "image reference or short name (GET /images); default: the worker's"] = None
+    image_pull_policy: Annotated[str | None, "Always, IfNotPresent or Never; default: as the worker's settings say"] = (
+        None
+    )
+    use_dockerfile: Annotated[bool, "build the image from the workspace's Dockerfile"] = False
+    rel_dockerfile_path: Annotated[str | None, "the Dockerfile's path in the workspace; default: Dockerfile"] = None
+    build_only: Annotated[bool, "build (and push) the image and run nothing"] = False
+    registry_target: Annotated[str | None, "image reference that the built image is pushed to"] = None
+    name: Annotated[str | None, "for people; default: job N"] = None
+    workspace: Annotated[str | None, 'git URL (`https://host/repo.git#ref`), or "none"'] = None
+    workspace_sha256: Annotated[str | None, "of an uploaded archive, or of the part sent along"] = None
+    env_vars: Annotated[
+        dict[str, str],
+        "environment of the command; a value `secret:NAME` stands for that secret, looked up at launch. Responses hide "
+        "the values of secret-looking names",
+    ] = field(default_factory=dict)
+    time_limit: Annotated[int | None, "seconds of running time"] = None
+    stop_grace: Annotated[int, "seconds between SIGTERM and SIGKILL; default 60"] = 60
+    max_attempts: Annotated[
+        int, "how often it may run in all, not counting faults of the machine or the service; default 1"
+    ] = 1
+    priority: Annotated[int, "0 to 100, higher goes first; default 50"] = 50
+    cpus: Annotated[float | None, "limit of CPUs"] = None
+    memory_mb: Annotated[int | None, "limit of memory, MiB"] = None
+    shared_mem_mb: Annotated[int | None, "size of /dev/shm, MiB; part of its memory"] = None
+    working_dir: Annotated[
+        str | None, "where the command begins: a folder of the workspace, or of the container by its whole path"
+    ] = None
+    user: Annotated[str | None, "UID, UID:GID or root; default: as the host is set"] = None
+    tags: Annotated[tuple[str, ...], "for finding it again"] = ()
+    ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
+    registry_username: Annotated[str | None, "who signs in to the container's registry, for this job"] = None
+    code_commit: Annotated[str | None, "git commit that the uploaded folder was at"] = None
+
+    def __post_init__(self) -> None:
+        """Validate all fields.
+
+        Raises:
+            SpecInvalid: With the field and the fix.
+        """
+        if self.command or not self.build_only:
+            _check_command(self.command)
+        _check_env(self.env_vars)
+        if self.name is not None:
+            check_label(self.name, "name", MAX_NAME)
+        ImageWishes(*(getattr(self, one) for one in ImageWishes.__slots__)).check()
+        _check_workspace(self.workspace, self.workspace_sha256)
+        _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
+        _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
+        _check_range(self.max_attempts, 1, MAX_ATTEMPTS, "maxAttempts", "attempts")
+        _check_range(self.priority, 0, MAX_PRIORITY, "priority", "(higher goes first)")
+        _check_range(self.cpus, 0.01, MAX_CPUS, "cpus", "CPUs")
+        _check_range(self.memory_mb, 16, MAX_MEMORY_MB, "memoryMb", "MiB")
+        _check_range(self.shared_mem_mb, 1, MAX_MEMORY_MB, "sharedMemMb", "MiB")
+        check_shared_memory(self.shared_mem_mb, self.memory_mb)
+        if self.working_dir is not None:
+            check_working_dir(self.working_dir)
+        if self.user is not None:
+            check_user(self.user)
+        check_tags(self.tags)
+        if self.code_commit is not None:
+            check_label(self.code_commit, "codeCommit", MAX_TAG)
+        object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
+        if self.registry_username is not None and self.container is None:
+            raise SpecInvalid(
+                "Says who signs in to a registry, and there is no container to fetch from one. Name it, with its "
+                "registry's host.",
+                field="container",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to the JSON stored in the job's row; `from_json` reads it."""
+        return {name: getattr(self, name) for name in self.__slots__} | {
+            "tags": list(self.tags),
+            "ports": list(self.ports),
+        }
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "JobSpec":
+        """Read from the job's row; unknown fields, stored by a newer release, are left out.
+
+        Not validated again: rules that became stricter since submission must not make a stored spec unreadable.
+        """
+        spec = object.__new__(cls)
+        for one in fields(cls):
+            default = one.default_factory() if one.default_factory is not MISSING else one.default
+            object.__setattr__(spec, one.name, stored.get(one.name, default))
+        object.__setattr__(spec, "tags", tuple(spec.tags))
+        object.__setattr__(spec, "ports", tuple(spec.ports))
+        return spec
+
+    def shown_env(self) -> dict[str, str]:
+        """Return the environment for display: values of secret-looking variables hidden, but not names of secrets."""
+        named = self.secrets()
+        return {n: HIDDEN if _LOOKS_SECRET.search(n) and n not in named else v for n, v in self.env_vars.items()}
+
+    def secrets(self) -> dict[str, str]:
+        """Return the variables that stand for secrets, with the secrets' names."""
+        found = {n: v.removeprefix(SECRET_PREFIX) for n, v in self.env_vars.items() if v.startswith(SECRET_PREFIX)}
+        return {variable: name for variable, name in found.items() if SECRET_NAME.match(name)}
+
+    def asked_ports(self) -> tuple[Port, ...]:
+        """Return the parsed ports."""
+        return tuple(Port.parse(port) for port in self.ports)
+
+    def shown_workspace(self) -> str | None:
+        """Return the git URL for display, with any password hidden."""
+        return hide_password(self.workspace) if self.workspace else None
+
+
+def hide_password(url: str) -> str:
+    """Hide the user information of a URL (the part before the host's `@`)."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{host}"))
+
+
+def split_login(url: str) -> tuple[str, str | None]:
+    """Split a URL into one without user information, and that information (`user:password`, or a token alone).
+
+    Raises:
+        ValueError: Brackets in the host do not hold an IPv6 address.
+    """
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    return (urlunsplit(parts._replace(netloc=host)), login) if at else (url, None)
+
+
+def _check_command(command: str) -> None:
+    if not command.strip():
+        raise SpecInvalid("A job needs a command, for example --command 'python main.py'.", field="command")
+    if "\0" in command:
+        raise SpecInvalid("The command holds a NUL character; take it out.", field="command")
+    size = len(command.encode(errors="surrogatepass"))
+    if size > MAX_COMMAND_BYTES:
+        raise SpecInvalid(
+            f"The command has {size:,} bytes, at most {MAX_COMMAND_BYTES:,} are taken. Put it into a script in the "
+            "workspace and run that.",
+            field="command",
+        )
+    _check_encodable(command, "command")
+
+
+def _check_env(env: dict[str, str]) -> None:
+    if len(env) > MAX_ENV_VARS:
+        raise SpecInvalid(
+            f"{len(env):,} environment variables; at most {MAX_ENV_VARS} are taken. Put them into a file in the "
+            "workspace and read that.",
+            field="envVars",
+        )
+    total = 0
+    for name, value in env.items():
+        where = f"envVars.{name[:80]}"
+        if not _ENV_NAME.match(name):
+            raise SpecInvalid(
+                f"{shortened(name)} is not a name for an environment variable. Use letters, digits and _, not starting "
+                "with a digit.",
+                field="envVars",
+            )
+        if name.startswith(_RESERVED):
+            raise SpecInvalid(
+                f"{name} is set by the service (names that begin with {' or '.join(_RESERVED)} are). Choose another.",
+                field=where,
+            )
+        if "\0" in value:
+            raise SpecInvalid(f"The value of {name} holds a NUL character; take it out.", field=where)
+        _check_encodable(value, where)
+        _check_secret(name, value, where)
+        total += len(name) + len(value.encode())
+    if total > MAX_ENV_BYTES:
+        raise SpecInvalid(
+            f"The environment has {total:,} bytes, at most {MAX_ENV_BYTES:,} are taken. Put it into a file in the "
+            "workspace and read that.",
+            field="envVars",
+        )
+
+
+def _check_secret(variable: str, value: str, where: str) -> None:
+    if not value.startswith(SECRET_PREFIX):
+        return
+    if variable.startswith(_SHOWN):
+        raise SpecInvalid(f"{variable} cannot be a secret: the service shows what it holds.", field=where)
+    if not SECRET_NAME.match(value.removeprefix(SECRET_PREFIX)):
+        raise SpecInvalid(
+            f"{variable} begins with {SECRET_PREFIX}, and what follows is no secret's name. Names have letters, digits "
+            "and _ . -, and no other value may begin so.",
+            field=where,
+        )
+
+
+def _check_encodable(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SpecInvalid("Holds half of a surrogate pair, which is not valid Unicode.", field=where) from error
+
+
+def check_label(text: str, where: str, longest: int) -> None:
+    """Refuse a name that cannot be shown on one line.
+
+    Raises:
+        SpecInvalid: It is empty, too long, or holds a line break or another control character.
+    """
+    if not text.strip():
+        raise SpecInvalid("Empty; leave it out or give it at least one visible character.", field=where)
+    if len(text) > longest:
+        raise SpecInvalid(f"{len(text)} characters, at most {longest} are taken.", field=where)
+    _check_encodable(text, where)
+    # Emoji are allowed; a line break or an escape could forge lines in lists and logs.
+    bad = next((c for c in text if unicodedata.category(c) in {"Cc", "Zl", "Zp"}), None)
+    if bad is not None:
+        raise SpecInvalid(
+            f"Holds the control character {bad!r} (a line break, say). Write it on one line.", field=where
+        )
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Refuse invalid tags.
+
+    Raises:
+        SpecInvalid: There are too many, or one is not a valid label.
+    """
+    if len(tags) > MAX_TAGS:
+        raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are kept.", field="tags")
+    for tag in tags:
+        check_label(tag, "tags", MAX_TAG)
+
+
+def _check_workspace(url: str | None, sha256: str | None) -> None:
+    if url is not None and sha256 is not None:
+        raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
+    if url is None:
+        return
+    if not _can_be_fetched(url):
+        raise SpecInvalid(
+            f"{shortened(_shown(url))} is not a git address that can be fetched. Use https://host/repo.git "
+            "(with #branch for one of its branches), or upload the folder.",
+            field="workspace",
+        )
+    check_label(url, "workspace", 2000)
+
+
+def _can_be_fetched(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and not url.startswith("-")
+    except ValueError:  # brackets do not hold an IPv6 address
+        return False
+
+
+def _shown(url: str) -> str:
+    try:
+        return hide_password(url)
+    except ValueError:
+        return HIDDEN
+
+
+def _check_range(value: float | None, low: float, high: float, where: str, unit: str) -> None:
+    if value is not None and not low <= value <= high:  # also refuses NaN
+        raise SpecInvalid(f"{value} is out of range: {low} to {high:,} {unit}.", field=where)

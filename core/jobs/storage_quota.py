@@ -1,0 +1,50 @@
+"""Storage quota of a project: bytes of its logs and artifacts, and their limit."""
+
+from sqlalchemy import case, func, select
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Attempt, Job, Project
+from core.errors import StorageFull
+from core.formatting import MIB
+
+_LOGS = case((Job.logs_removed_at.is_(None), Attempt.log_bytes), else_=0)
+_ARTIFACTS = case((Job.artifacts_removed_at.is_(None), Attempt.artifact_bytes), else_=0)
+
+
+def limit_mb(project: Project, usual_mb: int) -> int:
+    """Return the limit of a project's logs and artifacts in MiB; 0: no limit.
+
+    Args:
+        project: The project.
+        usual_mb: Limit of projects without one of their own.
+    """
+    return usual_mb if project.max_stored_mb is None else project.max_stored_mb
+
+
+def left_bytes(session: Session, project: Project, usual_mb: int) -> int | None:
+    """Return the bytes that may still be stored for a project, at least 0; None: no limit."""
+    limit = limit_mb(project, usual_mb) * MIB
+    return max(0, limit - _kept(session, project)) if limit else None
+
+
+def require_room(session: Session, project: Project, usual_mb: int) -> None:
+    """Check that a project's storage quota allows another job.
+
+    Raises:
+        StorageFull: The quota is used up.
+    """
+    limit = limit_mb(project, usual_mb)
+    kept = _kept(session, project) if limit else 0
+    if limit and kept >= limit * MIB:
+        raise StorageFull(
+            f"What is kept of the jobs of project {project.name!r} takes {kept // MIB:,} MiB, and it may take "
+            f"{limit:,} MiB. Delete jobs or artifacts that are not needed, or have an administrator raise the limit "
+            "(maxStoredMb of the project).",
+            field="project",
+        )
+
+
+def _kept(session: Session, project: Project) -> int:
+    of_project = select(func.sum(func.coalesce(_LOGS, 0) + func.coalesce(_ARTIFACTS, 0)))
+    joined = of_project.join_from(Attempt, Job, Attempt.job_id == Job.id).where(Job.project_id == project.id)
+    return int(session.scalar(joined) or 0)

@@ -1,0 +1,188 @@
+"""A snapshot of jobs, queues and workers for monitoring.
+
+Everything is read from the database, at a cost that does not depend on the number of ended jobs: the others are found
+by the index on the state. Jobs that end are counted by `core.monitoring.event_counters`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import case, func, select
+from sqlalchemy.orm import Session
+
+from core.db.database import now
+from core.db.models.jobs import HeldCard, Job, Outbox, Repair, Worker
+from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.states import TERMINAL, JobState
+
+WORKER_FORGOTTEN_SECONDS = 24 * 3600
+"""A worker not seen for this long counts as removed; until then, as missing."""
+DEAF_SECONDS = 180
+"""A worker with a broker pings itself far more often, and restarts earlier if no ping arrives."""
+
+# Listed: with "NOT IN (ended states)" the index on the state would not be used.
+_LIVE = [state for state in JobState if state not in TERMINAL]
+_waits_since = func.coalesce(Job.run_after, Job.created_at)
+_is_silent = (Job.state != JobState.QUEUED) & (Job.heartbeat_at < now(-WORKER_SILENT_SECONDS))
+_of_one_kind = (Job.state, Job.backend, Job.machine_type, Job.worker)
+_JOBS = (
+    select(
+        *_of_one_kind,
+        func.count().label("jobs"),
+        func.min(_waits_since).label("since"),
+        func.sum(case((_is_silent, 1), else_=0)).label("silent"),
+    )
+    .where(Job.state.in_(_LIVE))
+    .group_by(*_of_one_kind)
+)
+_WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_FORGOTTEN_SECONDS)).order_by(Worker.name)
+_OUTBOX = select(now().label("at"), func.count(Outbox.id).label("messages"), func.min(Outbox.created_at).label("since"))
+_CARDS = select(HeldCard.host, func.count().label("cards")).group_by(HeldCard.host)
+_REPAIRS = select(Repair).order_by(Repair.kind)
+
+Pool = tuple[str, str]
+"""Backend and machine type; jobs of one pool wait for the same machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """The state of a worker.
+
+    Attributes:
+        slots: Jobs it runs at once, at most.
+        held: Jobs it holds now.
+        machine_types: Machine types it takes; None: all that its backends run.
+        cards: GPUs of its host; None: not counted.
+        seen: Seconds since its last heartbeat.
+        heard: Seconds since the last message through the broker reached it; None: none ever did.
+        drained: Seconds since an administrator drained it; None: it is not drained.
+    """
+
+    name: str
+    host: str
+    backends: tuple[str, ...]
+    slots: int
+    held: int
+    machine_types: tuple[str, ...] | None = None
+    cards: int | None = None
+    seen: float = field(default=0.0, compare=False)
+    heard: float | None = field(default=None, compare=False)
+    drained: float | None = field(default=None, compare=False)
+
+    @property
+    def silent(self) -> bool:
+        """True if its last heartbeat is too old."""
+        return self.seen > WORKER_SILENT_SECONDS
+
+    @property
+    def deaf(self) -> bool:
+        """True if broker messages no longer reach it although it sends heartbeats."""
+        return not self.silent and self.heard is not None and self.heard > DEAF_SECONDS
+
+    def takes(self, pool: Pool) -> bool:
+        """Return whether it takes new jobs of this pool, given free capacity."""
+        backend, machine_type = pool
+        able = backend in self.backends and (self.machine_types is None or machine_type in self.machine_types)
+        return able and not self.silent and self.drained is None
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """Repairs of one kind by the sweep: their number, seconds since the last one, and the worker that made it."""
+
+    kind: str
+    total: int
+    last: float
+    worker: str
+
+
+@dataclass(slots=True)
+class Census:
+    """A snapshot of the service.
+
+    Attributes:
+        jobs: Jobs that are not over, by state, backend and machine type.
+        silent: Jobs held by a worker without recent heartbeats, by backend and machine type.
+        oldest_queued: Longest wait of a queued job in seconds, by backend and machine type. A retry waits from the
+            time it is due.
+        workers: Workers with recent heartbeats.
+        missed: Workers without, that had one in the last day.
+        cards: Number of GPUs held by jobs, by host.
+        repairs: Repairs by the sweep.
+        outbox: Messages not sent yet.
+        oldest_message: Age of the oldest of them, in seconds; 0 if there is none.
+    """
+
+    jobs: Counter[tuple[JobState, str, str]] = field(default_factory=Counter)
+    silent: Counter[Pool] = field(default_factory=Counter)
+    oldest_queued: dict[Pool, float] = field(default_factory=dict)
+    workers: list[Presence] = field(default_factory=list)
+    missed: list[Presence] = field(default_factory=list)
+    cards: Counter[str] = field(default_factory=Counter)
+    repairs: list[Repaired] = field(default_factory=list)
+    outbox: int = 0
+    oldest_message: float = 0.0
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The pools of jobs that have not ended, and those that workers name."""
+        named = {
+            (backend, name)
+            for worker in self.workers
+            for backend in worker.backends
+            for name in worker.machine_types or ()
+        }
+        return sorted(named | {(backend, machine_type) for _, backend, machine_type in self.jobs})
+
+    def waiting(self, pool: Pool) -> int:
+        """Count the jobs that wait in a pool."""
+        return self.jobs[(JobState.QUEUED, *pool)]
+
+    def takers(self, pool: Pool) -> int:
+        """Count the workers that take jobs of a pool."""
+        return sum(worker.takes(pool) for worker in self.workers)
+
+
+def take(session: Session) -> Census:
+    """Take a snapshot, in five queries."""
+    outbox = session.execute(_OUTBOX).one()
+    census = Census(outbox=outbox.messages, oldest_message=_age(outbox.at, outbox.since))
+    held: Counter[str] = Counter()
+    for row in session.execute(_JOBS):
+        pool = (row.backend, row.machine_type)
+        census.jobs[(row.state, *pool)] += row.jobs
+        if row.state is JobState.QUEUED:
+            known = census.oldest_queued.get(pool, 0.0)
+            census.oldest_queued[pool] = max(known, _age(outbox.at, row.since))
+        elif row.worker is not None:
+            held[row.worker] += row.jobs
+            census.silent[pool] += int(row.silent)
+    for worker in session.scalars(_WORKERS):
+        one = _presence(worker, held[worker.name], outbox.at)
+        (census.missed if one.silent else census.workers).append(one)
+    census.cards = Counter({row.host: row.cards for row in session.execute(_CARDS)})
+    census.repairs = [
+        Repaired(row.kind, row.total, _age(outbox.at, row.last_at), row.last_worker)
+        for row in session.scalars(_REPAIRS)
+    ]
+    return census
+
+
+def _presence(worker: Worker, held: int, at: datetime) -> Presence:
+    return Presence(
+        name=worker.name,
+        host=worker.host,
+        backends=tuple(worker.backends),
+        slots=worker.slots,
+        held=held,
+        machine_types=None if worker.machine_types is None else tuple(worker.machine_types),
+        cards=None if worker.cards is None else len(worker.cards),
+        seen=_age(at, worker.seen_at),
+        heard=None if worker.heard_at is None else _age(at, worker.heard_at),
+        drained=None if worker.drained_at is None else _age(at, worker.drained_at),
+    )
+
+
+def _age(at: datetime, since: datetime | None) -> float:
+    return max(0.0, (at - since).total_seconds()) if since is not None else 0.0

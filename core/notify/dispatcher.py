@@ -1,0 +1,138 @@
+"""The dispatcher: sends the outbox messages of committed transactions, in its own thread.
+
+Publishing inside a request is forbidden: on a hung broker it blocked for over 90 seconds. A request commits its
+outbox row and answers; this thread, woken by the commit, sends the message.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Row, delete, select
+
+from core.db.database import Database
+from core.db.models.jobs import Job, Outbox
+from core.errors import StoreUnavailable
+from core.jobs.states import OWNED, JobState
+from core.notify.messages import Ring, host_queue, pool_queue
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 5.0
+_LINGER_SECONDS = 0.2
+_LOOK_SECONDS = 5.0
+"""Workers also write to the outbox, and those on other hosts cannot wake this thread."""
+_BATCH = 1000
+
+_OUTBOX = select(Outbox.id).order_by(Outbox.id).limit(_BATCH)
+_ADDRESSED = (
+    select(Outbox.id, Outbox.job_id, Job.state, Job.machine_type, Job.worker, Job.request_id)
+    .outerjoin(Job, Job.id == Outbox.job_id)
+    .order_by(Outbox.id)
+    .limit(_BATCH)
+)
+
+
+class Dispatcher:
+    """A thread that sends a wake message for every committed outbox row, and then deletes the row.
+
+    Args:
+        database: Database with the outbox.
+        ring: Wakes this host's supervisors, once for any number of rows; fast.
+        publish: Sends messages to the broker; None if there is none. May take seconds and raise: the rows then stay
+            and are retried.
+    """
+
+    def __init__(
+        self, database: Database, ring: Callable[[], None], publish: Callable[[Sequence[Ring]], None] | None = None
+    ) -> None:
+        self._database = database
+        self._ring = ring
+        self._publish = publish
+        self._woken = threading.Event()
+        self._stopping = self._failing = False
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; rows left by an earlier process are sent first."""
+        self.wake()
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Wake the thread, because the outbox has new rows; for `on_commit`."""
+        if self._publish is not None:
+            self._ring()  # in the caller's thread: a broker that hangs must not delay this host's supervisors
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Stop the thread; remaining rows are sent at the next start."""
+        self._stopping = True
+        self._woken.set()
+        self._thread.join()
+
+    def send(self) -> int:
+        """Send one batch of rows; returns their number."""
+        with self._database.read() as session:
+            rows = session.execute(_OUTBOX if self._publish is None else _ADDRESSED).all()
+        if not rows:
+            return 0
+        if self._publish is None:
+            self._ring()
+        else:
+            self._publish(_rings(rows))
+        with self._database.write() as session:
+            session.execute(delete(Outbox).where(Outbox.id.in_([row.id for row in rows])))
+        return len(rows)
+
+    def _run(self) -> None:
+        move_on = self._nearby if self._publish is None else self._far
+        due: float | None = None
+        while True:
+            woken = self._woken.wait(None if due is None else max(0.0, due - time.monotonic()))
+            self._woken.clear()
+            if self._stopping:
+                return
+            try:
+                due = move_on(due, woken=woken)
+            except (StoreUnavailable, OSError) as error:
+                logger.warning("dispatch_failed", extra={"error": str(error)})
+                due = time.monotonic() + _RETRY_SECONDS
+            except Exception:  # the thread must survive any error of the broker: nothing restarts it
+                logger.exception("dispatch_failed")
+                due = time.monotonic() + _RETRY_SECONDS
+
+    def _nearby(self, due: float | None, *, woken: bool) -> float | None:
+        """Wake the supervisors of this host; returns the time of the next action."""
+        if woken and (due is None or time.monotonic() < due):
+            # Idle supervisors wake at once; the rows of many commits are deleted together.
+            self._ring()
+            return due or time.monotonic() + _LINGER_SECONDS
+        while self.send():
+            pass
+        return None
+
+    def _far(self, due: float | None, *, woken: bool) -> float | None:
+        """Send messages to the broker; returns the time of the next action."""
+        if woken and self._failing and due is not None and time.monotonic() < due:
+            return due  # not at every commit: a broker that hangs takes seconds each time
+        self._failing = True
+        while self.send():
+            pass
+        self._failing = False
+        return time.monotonic() + _LOOK_SECONDS
+
+
+def _rings(rows: Sequence[Row[Any]]) -> list[Ring]:
+    """Build one message for each queue that the rows' jobs concern; none for jobs that have ended meanwhile."""
+    rings: dict[str, Ring] = {}
+    for row in rows:
+        if row.state in OWNED:
+            queue = host_queue(row.worker)  # a stop request for the worker that holds the job
+        elif row.state is JobState.QUEUED:
+            queue = pool_queue(row.machine_type)
+        else:
+            continue
+        rings.setdefault(queue, Ring(queue, row.job_id, row.request_id))
+    return list(rings.values())

@@ -1,0 +1,206 @@
+"""API keys: creation, listing, revocation and authentication. Only their SHA-256 is stored.
+
+A key has the form `gj_<id>_<secret>_<check>`: 8 characters that are not secret, 43 of [A-Za-z0-9] (256 bits of
+entropy, so a fast hash is enough), and a checksum that detects typing errors without a query.
+"""
+
+import hashlib
+import hmac
+import secrets
+import string
+import zlib
+from datetime import UTC, datetime
+
+from sqlalchemy import delete, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from core.db.database import Database, now
+from core.db.models.credentials import BrowserSession
+from core.db.models.jobs import ApiKey
+from core.errors import NotFound, SpecInvalid, Unauthorized
+from core.security.row_cache import Recent
+from core.settings.retention import MAX_DAYS
+from core.storage.retention import DAY_SECONDS
+
+PREFIX = "gj"
+TRUSTED_SECONDS = 5.0
+"""Longest time for which a key may still be accepted after it was revoked."""
+
+_ID_ALPHABET = string.ascii_lowercase + string.digits
+_SECRET_ALPHABET = string.ascii_letters + string.digits
+_ID_LENGTH = 8
+_SECRET_LENGTH = 43
+_CHECK_LENGTH = 6
+_PARTS = 4
+_MAX_NAME = 200
+_USED_SECONDS = 60
+
+
+def create(session: Session, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
+    """Create a key.
+
+    Args:
+        session: Writes.
+        name: The owner or use of the key.
+        days: Days until it expires; None: never.
+
+    Returns:
+        Its row, and the key itself, which is stored nowhere and cannot be shown again.
+
+    Raises:
+        SpecInvalid: The name is empty, too long or not printable, or the days are out of range.
+    """
+    if days is not None and not 0 < days <= MAX_DAYS:
+        raise SpecInvalid(f"{days:g} days: a key works for more than 0 and up to {MAX_DAYS:,} days.", field="days")
+    if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
+        raise SpecInvalid(f"A key needs a name of 1 to {_MAX_NAME} printable characters.", field="name")
+    key_id = _random(_ID_ALPHABET, _ID_LENGTH)
+    start = f"{PREFIX}_{key_id}_{_random(_SECRET_ALPHABET, _SECRET_LENGTH)}"
+    secret = f"{start}_{_check(start)}"
+    values = {
+        "id": key_id,
+        "name": name,
+        "sha256": digest(secret),
+        "created_at": now(),
+        "expires_at": None if days is None else now(days * DAY_SECONDS),
+    }
+    return session.scalars(insert(ApiKey).values(values).returning(ApiKey)).one(), secret
+
+
+def list_keys(session: Session) -> list[ApiKey]:
+    """Return all keys, including revoked ones, oldest first."""
+    return list(session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)))
+
+
+def revoke(session: Session, key_id: str) -> ApiKey:
+    """Revoke a key, and end the browser sessions that were opened with it; a repeat does nothing.
+
+    Raises:
+        NotFound: There is no key of this id.
+    """
+    key = session.get(ApiKey, key_id)
+    if key is None:
+        raise NotFound(f"No such key: {key_id!r}. `gradient-server keys list` shows them.", field="id")
+    in_use = update(ApiKey).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None))
+    session.execute(in_use.values(revoked_at=now()), execution_options={"synchronize_session": False})
+    of_key = delete(BrowserSession).where(BrowserSession.key_id == key_id)
+    session.execute(of_key, execution_options={"synchronize_session": False})
+    session.refresh(key)
+    return key
+
+
+def authenticate(session: Session, secret: str) -> ApiKey:
+    """Return the key that this secret belongs to.
+
+    Raises:
+        Unauthorized: It is misspelt, unknown, revoked or expired.
+    """
+    key = session.get(ApiKey, _id_in(secret))
+    # An unknown id is handled like a wrong secret, so that ids cannot be found by trial.
+    stored = key.sha256 if key is not None else bytes(hashlib.sha256().digest_size)
+    if not hmac.compare_digest(stored, digest(secret)) or key is None:
+        raise Unauthorized("This API key is not known here. `gradient-server keys create` makes one.")
+    return _in_use(key)
+
+
+class KeyRing:
+    """Authenticates keys with a cache in front of the database, and collects which were used.
+
+    Args:
+        database: Database with the keys.
+        trusted_seconds: Lifetime of a cache entry; a revoked key is refused after this time at the latest.
+    """
+
+    def __init__(self, database: Database, *, trusted_seconds: float = TRUSTED_SECONDS) -> None:
+        self._database = database
+        self._known: Recent[bytes | str, ApiKey] = Recent(trusted_seconds)
+
+    def known(self, secret: str) -> ApiKey | None:
+        """Return the key of this secret if it is cached; never queries the database, so never blocks."""
+        return self._known.get(digest(secret))
+
+    def authenticate(self, secret: str) -> ApiKey:
+        """Return the key that this secret belongs to.
+
+        Raises:
+            Unauthorized: It is misspelt, unknown, revoked or expired.
+        """
+        sha256 = digest(secret)
+        key = self._known.get(sha256)
+        if key is None:
+            with self._database.read() as session:
+                key = authenticate(session, secret)
+            self._known.put(sha256, key.id, key)
+        return key
+
+    def get(self, key_id: str) -> ApiKey:
+        """Return the key of this id, for credentials derived from it: a browser session, a link.
+
+        Raises:
+            Unauthorized: The key does not exist, was revoked, or expired.
+        """
+        key = self._known.get(key_id)
+        if key is None:
+            with self._database.read() as session:
+                key = session.get(ApiKey, key_id)
+            if key is None:
+                raise Unauthorized("The API key that this was opened with is gone. Sign in again.")
+            self._known.put(key_id, key.id, _in_use(key))
+        return key
+
+    def forget(self) -> None:
+        """Clear the cache."""
+        self._known.clear()
+
+    def flush(self) -> None:
+        """Store when keys were last used; called periodically, outside of requests."""
+        used = self._known.take_used()
+        if not used:
+            return
+        old = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < now(-_USED_SECONDS))
+        with self._database.write() as session:
+            session.execute(update(ApiKey).where(ApiKey.id.in_(used), old).values(last_used_at=now()))
+
+
+def _in_use(key: ApiKey) -> ApiKey:
+    if key.revoked_at is not None:
+        raise Unauthorized(
+            f"The API key {key.id} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC. Ask for a new one."
+        )
+    if state(key) == "expired":
+        raise Unauthorized(f"The API key {key.id} expired at {key.expires_at:%Y-%m-%d %H:%M} UTC. Ask for a new one.")
+    return key
+
+
+def state(key: ApiKey) -> str:
+    """Return `valid`, `revoked` or `expired`."""
+    if key.revoked_at is not None:
+        return "revoked"
+    return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else "valid"
+
+
+def _id_in(secret: str) -> str:
+    parts = secret.split("_")
+    if len(parts) != _PARTS or parts[0] != PREFIX:
+        raise Unauthorized(f"This is not an API key of this service; one begins with {PREFIX}_.")
+    if not hmac.compare_digest(_check(secret.rpartition("_")[0]).encode(), parts[-1].encode(errors="replace")):
+        raise Unauthorized("This API key is misspelt or cut off. Copy it again, whole.")
+    return parts[1]
+
+
+def _check(text: str) -> str:
+    number = zlib.crc32(text.encode(errors="replace"))
+    digits = ""
+    for _ in range(_CHECK_LENGTH):
+        number, digit = divmod(number, len(_SECRET_ALPHABET))
+        digits += _SECRET_ALPHABET[digit]
+    return digits
+
+
+def _random(alphabet: str, length: int) -> str:
+    return "".join(secrets.choice(alphabet) for _ in range(length))
+
+
+def digest(secret: str) -> bytes:
+    """Return the hash under which a random secret is stored: it needs no slow one."""
+    return hashlib.sha256(secret.encode(errors="replace")).digest()

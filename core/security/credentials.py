@@ -1,0 +1,379 @@
+"""Secrets and logins for registries and git servers. Values are write-only: only jobs get them back.
+
+A job names a secret in its environment (`TOKEN=secret:NAME`); its specification, and so the database row, holds only
+the name. The value is looked up when an attempt is launched. A project's own secret overrides one for all projects.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from core.catalogue.registries import Login, checked_host, registry_of
+from core.db.database import now
+from core.db.models.credentials import GitLogin, JobLogin, ProjectRegistry, Registry, Secret
+from core.db.models.jobs import Job
+from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
+from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label, split_login
+from core.jobs.transitions import insert_once
+from core.security.encryption import Vault
+
+AnyRegistry = Registry | ProjectRegistry
+
+EVERY_PROJECT = ""
+MAX_SECRET_BYTES = 64 * 1024
+MAX_PASSWORD_BYTES = 16 * 1024
+"""Some registries issue tokens of several kilobytes as passwords."""
+MAX_USERNAME = 255
+_BATCH = 100
+
+
+def put_secret(session: Session, vault: Vault, project_id: str, name: str, value: str) -> tuple[Secret, bool]:
+    """Store a secret, replacing an existing one of that name.
+
+    Args:
+        session: Writes.
+        vault: Encrypts.
+        project_id: Project whose jobs may use it, or EVERY_PROJECT.
+        name: The name that jobs refer to.
+        value: The value that jobs get.
+
+    Returns:
+        Its row, and whether it is new.
+
+    Raises:
+        SpecInvalid: The name or the value is not valid.
+        SecretUnreadable: There is no key to encrypt it with.
+    """
+    if not SECRET_NAME.match(name):
+        raise SpecInvalid(
+            f"{name[:80]!r} is not a name for a secret. Use letters, digits and _ . -, at most 100, not starting with "
+            "a digit.",
+            field="name",
+        )
+    _check_value(value, "value", MAX_SECRET_BYTES)
+    key = {"project_id": project_id, "name": name}
+    return _put(session, Secret, key, {"sealed": vault.seal(_secret_purpose(project_id, name), value)})
+
+
+def secrets_of(session: Session, project_id: str) -> list[Secret]:
+    """Return the secrets of one project, or those for all projects (EVERY_PROJECT), ordered by name."""
+    return list(session.scalars(select(Secret).where(Secret.project_id == project_id).order_by(Secret.name)))
+
+
+def delete_secret(session: Session, project_id: str, name: str) -> None:
+    """Delete a secret.
+
+    Raises:
+        CredentialNotFound: There is no such secret.
+    """
+    gone = delete(Secret).where(Secret.project_id == project_id, Secret.name == name).returning(Secret.name)
+    if session.scalar(gone) is None:
+        raise CredentialNotFound(f"No such secret: {name[:100]!r}. `gradient-cli secrets list` shows them.")
+
+
+def check_named(session: Session, spec: JobSpec, project_id: str | None) -> None:
+    """Refuse a job that names a secret which does not exist.
+
+    Raises:
+        SpecInvalid: A secret does not exist; the field is the variable.
+    """
+    named = spec.secrets()
+    if not named:
+        return
+    there = {secret.name for secret in _visible(session, set(named.values()), project_id)}
+    for variable, name in named.items():
+        if name not in there:
+            where = "is stored for every project" if project_id is None else "is stored for its project or for all"
+            raise SpecInvalid(
+                f"No secret named {name!r} {where}. Store it with `gradient-cli secrets set {name}`; "
+                "`gradient-cli secrets list` shows what there is.",
+                field=f"envVars.{variable}",
+            )
+
+
+def with_values(session: Session, vault: Vault, job: Job) -> dict[str, str]:
+    """Return the job's environment with the values of the secrets that it names.
+
+    Raises:
+        CredentialNotFound: A secret no longer exists.
+        SecretUnreadable: A secret cannot be decrypted; the message names it.
+    """
+    env, named = job.spec.env_vars, job.spec.secrets()
+    if not named:
+        return env
+    # Sorted by project ID: the project's own secret comes after the one for all projects, and wins.
+    found = {secret.name: secret for secret in _visible(session, set(named.values()), job.project_id)}
+    values = {}
+    for variable, name in named.items():
+        if name not in found:
+            raise CredentialNotFound(f"{variable} names the secret {name}, which is gone.")
+        secret = found[name]
+        try:
+            values[variable] = vault.open(_secret_purpose(secret.project_id, name), secret.sealed)
+        except SecretUnreadable as error:
+            raise SecretUnreadable(f"secret {name}: {error.message}") from error
+    return env | values
+
+
+def put_registry(
+    session: Session, vault: Vault, project_id: str, host: str, username: str, password: str, *, push: bool = False
+) -> tuple[AnyRegistry, bool]:
+    """Store the login for a registry, replacing an existing one.
+
+    Args:
+        session: Writes.
+        vault: Encrypts.
+        project_id: Project whose jobs sign in with it, or EVERY_PROJECT.
+        host: The registry.
+        username: User name.
+        password: Password or token.
+        push: Whether jobs may also push images with it.
+
+    Returns:
+        Its row, and whether it is new.
+
+    Raises:
+        SpecInvalid: The host, the username or the password is not valid.
+        SecretUnreadable: There is no key to encrypt the password with.
+    """
+    known = checked_host(host)
+    check_login(username, password, "username", "password")
+    sealed = vault.seal(_registry_purpose(project_id, known), password)
+    table, key = _registry_key(project_id, known)
+    return _put(session, table, key, {"username": username, "sealed": sealed, "push": push})
+
+
+def registries(session: Session, project_id: str) -> list[AnyRegistry]:
+    """Return the registry logins for a project's jobs, or those for all projects (EVERY_PROJECT), ordered by host."""
+    table, key = _registry_key(project_id, "")
+    del key["host"]
+    return list(session.scalars(select(table).filter_by(**key).order_by(table.host)))
+
+
+def delete_registry(session: Session, project_id: str, host: str) -> None:
+    """Delete the login for a registry.
+
+    Raises:
+        CredentialNotFound: There is no such login.
+        SpecInvalid: The host is not valid.
+    """
+    table, key = _registry_key(project_id, checked_host(host))
+    gone = delete(table).filter_by(**key).returning(table.host)
+    if session.scalar(gone) is None:
+        raise CredentialNotFound(f"No such registry: {host[:100]!r}. `gradient-cli registries list` shows them.")
+
+
+def keep_login(session: Session, vault: Vault, job_id: str, password: str) -> None:
+    """Store the registry password of a job until the job has ended; a repeat changes nothing.
+
+    Raises:
+        SecretUnreadable: There is no key to encrypt it with.
+    """
+    kept = insert_once(session.get_bind().dialect.name, JobLogin)
+    session.execute(kept.values(job_id=job_id, sealed=vault.seal(_job_purpose(job_id), password)))
+
+
+def login_for(session: Session, vault: Vault, job: Job, image: str, *, push: bool = False) -> Login | None:
+    """Return the login for the registry of an image, for this job.
+
+    The login submitted with the job comes first, then that of its project, then that for all projects.
+
+    Args:
+        session: Reads.
+        vault: Decrypts.
+        job: The job.
+        image: Its image, or what it pushes.
+        push: Whether the image is to be pushed: then only a login that may push is returned.
+
+    Raises:
+        SecretUnreadable: The password cannot be decrypted; the message names the registry.
+    """
+    host, username = registry_of(image), job.spec.registry_username
+    try:
+        if username is not None:
+            sealed = session.scalar(select(JobLogin.sealed).where(JobLogin.job_id == job.id))
+            return Login(host, username, vault.open(_job_purpose(job.id), sealed)) if sealed else None
+        for project_id in (job.project_id, EVERY_PROJECT):
+            known: AnyRegistry | None
+            if project_id == EVERY_PROJECT:
+                known = session.get(Registry, host)
+            else:
+                known = session.get(ProjectRegistry, (project_id, host))
+            if known is not None and (known.push or not push):
+                return Login(host, known.username, vault.open(_registry_purpose(project_id, host), known.sealed))
+    except SecretUnreadable as error:
+        raise SecretUnreadable(f"password for {host}: {error.message}") from error
+    return None
+
+
+def keep_git_login(session: Session, vault: Vault, job_id: str, login: str) -> None:
+    """Store the `user:password` from the git address of a job's workspace; a repeat changes nothing.
+
+    Raises:
+        SecretUnreadable: There is no key to encrypt it with.
+    """
+    kept = insert_once(session.get_bind().dialect.name, GitLogin)
+    session.execute(kept.values(job_id=job_id, sealed=vault.seal(_git_purpose(job_id), login)))
+
+
+def git_login(session: Session, vault: Vault, job: Job) -> str | None:
+    """Return the `user:password` for the git server of a job's workspace; None if there is none.
+
+    Raises:
+        SecretUnreadable: It cannot be decrypted.
+    """
+    sealed = session.scalar(select(GitLogin.sealed).where(GitLogin.job_id == job.id))
+    if sealed is None:
+        return None
+    try:
+        return vault.open(_git_purpose(job.id), sealed)
+    except SecretUnreadable as error:
+        raise SecretUnreadable(f"password for the git server: {error.message}") from error
+
+
+def copy_git_login(session: Session, vault: Vault, original: Job, job_id: str, login: str | None) -> None:
+    """Give a clone the git login of its original: `login`, from the original's address, else the stored one.
+
+    Raises:
+        SecretUnreadable: The stored login cannot be decrypted, or there is no key to encrypt with.
+    """
+    login = login or git_login(session, vault, original)
+    if login:
+        keep_git_login(session, vault, job_id, login)
+
+
+def seal_git_logins(session: Session, vault: Vault, after: str = "") -> str | None:
+    """Move passwords from the git addresses of a batch of jobs, made by an earlier release, to encrypted storage.
+
+    Args:
+        session: Writes.
+        vault: Encrypts.
+        after: Id of the last job of the previous batch.
+
+    Returns:
+        The `after` for the next batch; None: there are no more.
+
+    Raises:
+        SecretUnreadable: There is no key to encrypt with.
+    """
+    address = Job.spec_text("workspace")
+    query = select(Job).where(address.like("%://%@%"), Job.id > after).order_by(Job.id).limit(_BATCH)
+    found = session.scalars(query.with_for_update()).all()
+    for job in found:
+        workspace, login = split_login(job.spec.workspace or "")
+        if login is not None:
+            job.spec_json = {**job.spec_json, "workspace": workspace}
+        if login is not None and job.deleted_at is None:
+            keep_git_login(session, vault, job.id, login)
+    session.flush()
+    return found[-1].id if found else None
+
+
+def check_login(username: str, password: str, name_field: str, password_field: str) -> None:
+    """Refuse an invalid username or password.
+
+    Raises:
+        SpecInvalid: One of them is not valid; its field is named.
+    """
+    check_label(username, name_field, MAX_USERNAME)
+    _check_value(password, password_field, MAX_PASSWORD_BYTES)
+
+
+def seal_anew(session: Session, vault: Vault) -> tuple[int, list[str]]:
+    """Encrypt everything with the first key.
+
+    Returns:
+        Number of values encrypted; and those that could not be, with the reasons.
+    """
+
+    def anew(row: Any, purpose: str) -> None:  # noqa: ANN401 - a row of any of the tables
+        row.sealed = vault.sealed_anew(purpose, row.sealed)
+
+    # Locked: a value that is set meanwhile must not be overwritten with the old one.
+    done = _each(session, anew, lambda query: query.with_for_update())
+    session.flush()
+    return done
+
+
+def readable(session: Session, vault: Vault) -> tuple[int, list[str]]:
+    """Count the values that can be decrypted; also returns those that cannot, with the reasons."""
+    return _each(session, lambda row, purpose: vault.open(purpose, row.sealed))
+
+
+def _each(
+    session: Session, act: Callable[[Any, str], object], narrow: Callable[[Any], Any] = lambda query: query
+) -> tuple[int, list[str]]:
+    """Call `act` on every row with an encrypted value; returns the number of successes, and failures with reasons."""
+    rows = [
+        *((one, _secret_purpose(one.project_id, one.name)) for one in session.scalars(narrow(select(Secret)))),
+        *((one, _registry_purpose("", one.host)) for one in session.scalars(narrow(select(Registry)))),
+        *(
+            (one, _registry_purpose(one.project_id, one.host))
+            for one in session.scalars(narrow(select(ProjectRegistry)))
+        ),
+        *((one, _job_purpose(one.job_id)) for one in session.scalars(narrow(select(JobLogin)))),
+        *((one, _git_purpose(one.job_id)) for one in session.scalars(narrow(select(GitLogin)))),
+    ]
+    failed = []
+    for row, purpose in rows:
+        try:
+            act(row, purpose)
+        except SecretUnreadable as error:
+            failed.append(f"{' '.join(purpose.split())}: {error.message}")
+    return len(rows) - len(failed), failed
+
+
+def _put(session: Session, table: type[Any], key: Mapping[str, str], values: Mapping[str, Any]) -> tuple[Any, bool]:
+    first = insert_once(session.get_bind().dialect.name, table)
+    made = session.scalars(
+        first.values(**key, **values, created_at=now(), updated_at=now()).returning(table)
+    ).one_or_none()
+    if made is not None:
+        return made, True
+    here = [getattr(table, column) == value for column, value in key.items()]
+    changed = update(table).where(*here).values(**values, updated_at=now()).returning(table)
+    return session.scalars(changed, execution_options={"populate_existing": True}).one(), False
+
+
+def _visible(session: Session, names: Iterable[str], project_id: str | None) -> list[Secret]:
+    of = {EVERY_PROJECT, project_id or EVERY_PROJECT}
+    query = select(Secret).where(Secret.name.in_(names), Secret.project_id.in_(of)).order_by(Secret.project_id)
+    return list(session.scalars(query))
+
+
+def _check_value(value: str, where: str, most: int) -> None:
+    """Refuse an invalid value; the message must not contain any part of it."""
+    if not value:
+        raise SpecInvalid("Empty; give it at least one character.", field=where)
+    if "\0" in value:
+        raise SpecInvalid("Holds a NUL character, which no environment takes.", field=where)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise SpecInvalid("Holds half of a surrogate pair, which is not valid Unicode.", field=where) from None
+    if size > most:
+        raise SpecInvalid(f"{size:,} bytes, at most {most:,} are taken.", field=where)
+
+
+def _secret_purpose(project_id: str, name: str) -> str:
+    return f"secret {project_id} {name}"
+
+
+def _registry_key(project_id: str, host: str) -> tuple[type[AnyRegistry], dict[str, str]]:
+    if project_id == EVERY_PROJECT:
+        return Registry, {"host": host}
+    return ProjectRegistry, {"project_id": project_id, "host": host}
+
+
+def _registry_purpose(project_id: str, host: str) -> str:
+    return f"registry {host}" if project_id == EVERY_PROJECT else f"registry {host} of project {project_id}"
+
+
+def _job_purpose(job_id: str) -> str:
+    return f"registry login of job {job_id}"
+
+
+def _git_purpose(job_id: str) -> str:
+    return f"git login of job {job_id}"

@@ -1,0 +1,133 @@
+"""Encryption at rest of secrets: Fernet (AES-128-CBC and HMAC-SHA256), with keys outside the database.
+
+An encrypted value names its key and is bound to its purpose: it cannot be decrypted if copied to another row.
+"""
+
+import base64
+import hashlib
+from contextlib import suppress
+
+from cryptography.fernet import Fernet, InvalidToken
+
+from core.errors import SecretUnreadable
+from core.settings import Settings
+from core.system.filesystem import write_atomically
+
+KEY_FILE = "secrets.key"
+_BY_OTHERS = 0o007
+_KEYS_KEPT = 2
+"""After a rotation, processes that read the file just before may still encrypt with the previous key."""
+
+
+class Vault:
+    """Encrypts and decrypts texts. Keys are read at each use, so that a rotation needs no restart.
+
+    Args:
+        settings: Contain the keys, or the folder of the key file: one key per line, the first for new values.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._given = [key.get_secret_value() for key in settings.secrets.keys]
+        self._path = settings.root / KEY_FILE
+
+    @property
+    def where(self) -> str:
+        """The source of the keys, for messages."""
+        return "GRADIENT_SECRETS__KEYS" if self._given else str(self._path)
+
+    @property
+    def of_settings(self) -> bool:
+        """True if the keys come from the settings, not from the key file."""
+        return bool(self._given)
+
+    def seal(self, purpose: str, text: str) -> str:
+        """Encrypt a text; creates the first key if there is none.
+
+        Raises:
+            SecretUnreadable: The keys cannot be read.
+        """
+        key = (self._keys() or self._first())[0]
+        return f"{key_id(key)}:{Fernet(key).encrypt(_bound(purpose, text)).decode()}"
+
+    def open(self, purpose: str, sealed: str) -> str:
+        """Decrypt a text that was encrypted for this purpose.
+
+        Raises:
+            SecretUnreadable: Its key is missing, or the value was changed or has another purpose.
+        """
+        wanted, _, token = sealed.partition(":")
+        keys = {key_id(key): key for key in self._keys()}
+        if wanted not in keys:
+            here = f"holds {', '.join(keys)}" if keys else "holds none"
+            raise SecretUnreadable(
+                f"It was encrypted with key {wanted[:8]!r}, and {self.where} {here}. Put that key back there, or set "
+                "the value again."
+            )
+        try:
+            bound = Fernet(keys[wanted]).decrypt(token)
+        except InvalidToken:
+            bound = b""
+        start = _bound(purpose, "")
+        if not bound.startswith(start):
+            raise SecretUnreadable("What is stored of it was changed or belongs to something else. Set it again.")
+        return bound[len(start) :].decode()
+
+    def sealed_anew(self, purpose: str, sealed: str) -> str:
+        """Re-encrypt a value with the first key.
+
+        Raises:
+            SecretUnreadable: It cannot be decrypted.
+        """
+        return self.seal(purpose, self.open(purpose, sealed))
+
+    def add_key(self) -> None:
+        """Add a new key at the start of the file."""
+        self._write([Fernet.generate_key().decode(), *self._keys()])
+
+    def forget_old_keys(self) -> None:
+        """Keep only the first key of the file and the previous one; no value may be encrypted with another."""
+        self._write(self._keys()[:_KEYS_KEPT])
+
+    def _keys(self) -> list[str]:
+        if self._given:
+            return self._checked(self._given)
+        try:
+            if self._path.stat().st_mode & _BY_OTHERS:
+                raise SecretUnreadable(f"Everybody can read {self._path}: run chmod 600 on it.")
+            keys = self._path.read_text(encoding="ascii").split()
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise SecretUnreadable(f"The keys in {self._path} cannot be read: {error}") from error
+        return self._checked(keys)
+
+    def _checked(self, keys: list[str]) -> list[str]:
+        # An empty file is an error: a new first key could not decrypt existing values.
+        if not keys or not all(_is_key(key) for key in keys):
+            raise SecretUnreadable(f"{self.where} holds something that is no key (32 bytes in URL-safe Base64).")
+        return keys
+
+    def _first(self) -> list[str]:
+        with suppress(FileExistsError):  # another process was first; its key is used
+            self._write([Fernet.generate_key().decode()], replace=False)
+        return self._keys()
+
+    def _write(self, keys: list[str], *, replace: bool = True) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(self._path, "".join(f"{key}\n" for key in keys).encode("ascii"), replace=replace)
+
+
+def key_id(key: str) -> str:
+    """Return the public id of a key."""
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(base64.b64decode(text, altchars="-_", validate=True)) == 32  # noqa: PLR2004 - Fernet's
+    except ValueError:
+        return False
+
+
+def _bound(purpose: str, text: str) -> bytes:
+    return f"{purpose}\0{text}".encode()

@@ -1,0 +1,67 @@
+"""One-time tokens, valid for 10 minutes: tickets that open a browser session, and logins that create an API key."""
+
+import secrets
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TypeVar
+
+from sqlalchemy import ColumnElement, delete, insert, select
+from sqlalchemy.orm import Session
+
+from core.db.database import Database, now
+from core.db.models.credentials import OneTimeToken
+from core.security.api_keys import digest
+
+T = TypeVar("T")
+
+SECONDS = 600
+_TOKEN_BYTES = 32
+
+
+class Purpose(StrEnum):
+    """Purposes of tokens."""
+
+    TICKET = "ticket"
+    """Opens a browser session for an API key."""
+    LOGIN = "login"
+    """Creates an API key for a user."""
+
+
+def issue(session: Session, purpose: Purpose, subject: str) -> str:
+    """Issue a token that works once, within 10 minutes.
+
+    Args:
+        session: Writes.
+        purpose: Its purpose.
+        subject: Id of the key or of the user.
+    """
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(SECONDS)}
+    session.execute(insert(OneTimeToken).values(values))
+    return token
+
+
+def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Session, str], T]) -> T | None:
+    """Redeem a token, in one transaction with its use: of several concurrent calls only one succeeds.
+
+    Args:
+        database: Where tokens are stored.
+        purpose: The purpose that it must have.
+        token: As `issue` returned it.
+        use: Called with the transaction and the subject; if it raises, the token stays valid.
+
+    Returns:
+        What `use` returned; None if the token is unknown, used or expired.
+    """
+    good = _good(purpose, token)
+    with database.read() as session:  # guesses must not take the database's write lock
+        if session.scalar(select(OneTimeToken.subject).where(*good)) is None:
+            return None
+    with database.write() as session:
+        used = delete(OneTimeToken).where(*good).returning(OneTimeToken.subject)
+        subject = session.scalar(used, execution_options={"synchronize_session": False})
+        return None if subject is None else use(session, subject)
+
+
+def _good(purpose: Purpose, token: str) -> tuple[ColumnElement[bool], ...]:
+    return OneTimeToken.sha256 == digest(token), OneTimeToken.purpose == purpose, OneTimeToken.expires_at > now()

@@ -1,0 +1,146 @@
+"""Browser sessions: opened with an API key; ended by logout, by expiry, or with their key.
+
+The cookie holds a random token, the database its SHA-256.
+"""
+
+import secrets
+
+from sqlalchemy import ColumnElement, delete, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from core.db.database import Database, now
+from core.db.models.credentials import BrowserSession, OneTimeToken
+from core.db.models.jobs import ApiKey
+from core.errors import NotFound, Unauthorized
+from core.ids import new_id
+from core.security.api_keys import TRUSTED_SECONDS, KeyRing, digest
+from core.security.row_cache import Recent
+from core.settings.api import SignInSettings
+from core.storage.retention import DAY_SECONDS
+
+_TOKEN_BYTES = 32
+_USED_SECONDS = 60
+
+
+def open_session(session: Session, key_id: str, settings: SignInSettings) -> str:
+    """Open a session for a valid key; returns the token for its cookie."""
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    values = {
+        "id": new_id("s"),
+        "sha256": digest(token),
+        "key_id": key_id,
+        "created_at": now(),
+        "last_used_at": now(),
+        "expires_at": now(settings.session_days * DAY_SECONDS),
+    }
+    session.execute(insert(BrowserSession).values(values))
+    return token
+
+
+def list_sessions(session: Session, settings: SignInSettings) -> list[tuple[BrowserSession, ApiKey]]:
+    """Return the open sessions, oldest first, each with its key."""
+    query = select(BrowserSession, ApiKey).join(ApiKey, ApiKey.id == BrowserSession.key_id)
+    rows = session.execute(query.where(*_open(settings)).order_by(BrowserSession.created_at, BrowserSession.id))
+    return [(row[0], row[1]) for row in rows]
+
+
+def end_session(session: Session, session_id: str) -> None:
+    """End one session, by the id shown in lists.
+
+    Raises:
+        NotFound: There is no such session.
+    """
+    if not _delete(session, BrowserSession.id == session_id):
+        raise NotFound(f"No such session: {session_id!r}. `gradient-server sessions list` shows them.", field="id")
+
+
+def end_all(session: Session) -> int:
+    """End all sessions; returns their number."""
+    return _delete(session, BrowserSession.id.is_not(None))
+
+
+def remove_expired(session: Session, settings: SignInSettings) -> None:
+    """Delete expired sessions and one-time tokens."""
+    idle = BrowserSession.last_used_at <= now(-settings.session_idle_days * DAY_SECONDS)
+    _delete(session, or_(BrowserSession.expires_at <= now(), idle))
+    session.execute(
+        delete(OneTimeToken).where(OneTimeToken.expires_at <= now()),
+        execution_options={"synchronize_session": False},
+    )
+
+
+class Sessions:
+    """Authenticates sessions with a cache in front of the database, and collects which were used.
+
+    Args:
+        database: Database with the sessions.
+        keys: Cache of the API keys.
+        settings: Lifetimes of sessions.
+        trusted_seconds: A session that another process ended is refused after this time at the latest.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        keys: KeyRing,
+        settings: SignInSettings,
+        *,
+        trusted_seconds: float = TRUSTED_SECONDS,
+    ) -> None:
+        self._database = database
+        self._keys = keys
+        self._settings = settings
+        self._known: Recent[bytes, str] = Recent(trusted_seconds)
+
+    def open(self, key_id: str) -> str:
+        """Open a session for a valid key; returns the token for its cookie."""
+        with self._database.write() as session:
+            return open_session(session, key_id, self._settings)
+
+    def key(self, token: str) -> ApiKey:
+        """Return the key that a session was opened with.
+
+        Raises:
+            Unauthorized: The session is unknown, expired or ended, or its key is no longer valid.
+        """
+        sha256 = digest(token)
+        key_id = self._known.get(sha256)
+        if key_id is None:
+            with self._database.read() as session:
+                found = session.scalar(
+                    select(BrowserSession).where(BrowserSession.sha256 == sha256, *_open(self._settings))
+                )
+            if found is None:
+                raise Unauthorized("This browser session has ended. Sign in again.")
+            key_id = found.key_id
+            self._known.put(sha256, found.id, key_id)
+        return self._keys.get(key_id)
+
+    def end(self, token: str) -> None:
+        """End a session: here at once, in other processes within `trusted_seconds`."""
+        sha256 = digest(token)
+        with self._database.write() as session:
+            _delete(session, BrowserSession.sha256 == sha256)
+        self._known.drop(sha256)
+
+    def flush(self) -> None:
+        """Store when sessions were last used; called periodically, outside of requests."""
+        used = self._known.take_used()
+        if not used:
+            return
+        old = BrowserSession.last_used_at < now(-_USED_SECONDS)
+        with self._database.write() as session:
+            session.execute(
+                update(BrowserSession).where(BrowserSession.id.in_(used), old).values(last_used_at=now()),
+                execution_options={"synchronize_session": False},
+            )
+
+
+def _open(settings: SignInSettings) -> tuple[ColumnElement[bool], ...]:
+    unused_since = now(-settings.session_idle_days * DAY_SECONDS)
+    return BrowserSession.expires_at > now(), BrowserSession.last_used_at > unused_since
+
+
+def _delete(session: Session, where: ColumnElement[bool]) -> int:
+    gone = delete(BrowserSession).where(where).returning(BrowserSession.id)
+    return len(session.execute(gone, execution_options={"synchronize_session": False}).all())

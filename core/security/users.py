@@ -1,0 +1,128 @@
+"""Users who sign in with e-mail and password. Only a slow hash of the password (Argon2id) is stored.
+
+Login issues an API key; removing a user revokes the keys issued to them.
+"""
+
+import re
+from collections.abc import Sequence
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+from sqlalchemy import delete, insert, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from core.db.database import now
+from core.db.models.jobs import ApiKey, User, UserKey
+from core.errors import NotFound, SpecInvalid, Unauthorized
+from core.ids import new_id
+from core.security import api_keys
+
+MIN_PASSWORD = 10
+MAX_PASSWORD = 1024
+_MAX_EMAIL = 254
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\Z")
+# 16 MiB and about 0.1 s of one CPU, more work than OWASP's cheat sheet asks for.
+_hasher = PasswordHasher(time_cost=8, memory_cost=16 * 1024, parallelism=1)
+_NOBODY = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"
+"""A hash of the same cost that no password has."""
+
+
+def create(session: Session, email: str, password: str) -> User:
+    """Create a user.
+
+    Raises:
+        SpecInvalid: The address is not valid or taken, or the password is too short or too long.
+    """
+    address = _address(email)
+    if not (_EMAIL.match(address) and address.isprintable() and len(address) <= _MAX_EMAIL):
+        raise SpecInvalid("Not an e-mail address; one looks like name@host.", field="email")
+    if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
+        raise SpecInvalid(
+            f"The password has {len(password)} characters; {MIN_PASSWORD} to {MAX_PASSWORD} are taken.",
+            field="password",
+        )
+    values = {
+        "id": new_id("u"),
+        "email": address,
+        "password": _hasher.hash(password.encode(errors="replace")),
+        "created_at": now(),
+    }
+    try:
+        return session.scalars(insert(User).values(values).returning(User)).one()
+    except IntegrityError as error:
+        raise SpecInvalid(f"{address} is there already. Remove it first to give it a new password.") from error
+
+
+def list_users(session: Session) -> list[User]:
+    """Return all users, ordered by address."""
+    return list(session.scalars(select(User).order_by(User.email)))
+
+
+def remove(session: Session, email: str) -> Sequence[ApiKey]:
+    """Delete a user and revoke the keys issued to them at login.
+
+    Returns:
+        The revoked keys.
+
+    Raises:
+        NotFound: There is no user with this address.
+    """
+    user = session.scalar(select(User).where(User.email == _address(email)))
+    if user is None:
+        raise NotFound(f"No such user: {email!r}. `gradient-server users list` shows them.", field="email")
+    ids = session.scalars(select(UserKey.key_id).where(UserKey.user_id == user.id)).all()
+    revoked = [api_keys.revoke(session, key_id) for key_id in ids]
+    session.execute(delete(User).where(User.id == user.id))
+    return revoked
+
+
+def sign_in(session: Session, email: str, password: str) -> User:
+    """Authenticate a user by address and password.
+
+    Raises:
+        Unauthorized: The address or the password is wrong.
+    """
+    user = session.scalar(select(User).where(User.email == _address(email)))
+    # An unknown address takes as long to check, so that addresses cannot be found by timing.
+    stored = user.password if user is not None else _NOBODY
+    if not _matches(password, stored) or user is None:
+        raise Unauthorized("The e-mail address or the password is wrong.")
+    return user
+
+
+def give_key(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
+    """Create an API key for a user who has signed in.
+
+    Args:
+        session: Writes.
+        user_id: Id of the user.
+        name: Name of the key.
+        days: Days until it expires; None: never.
+
+    Returns:
+        Its row, and the key itself, which cannot be shown again.
+
+    Raises:
+        Unauthorized: The user was deleted meanwhile.
+        SpecInvalid: The name or the days are not valid.
+    """
+    user = session.get(User, user_id)
+    if user is None:
+        raise Unauthorized("This user is no longer there.")
+    key, secret = api_keys.create(session, name, days=days)
+    session.execute(insert(UserKey).values(key_id=key.id, user_id=user.id))
+    return key, secret
+
+
+def _address(email: str) -> str:
+    return email.strip().casefold()
+
+
+def _matches(password: str, stored: str) -> bool:
+    if len(password) > MAX_PASSWORD:
+        return False
+    try:
+        return _hasher.verify(stored, password.encode(errors="replace"))
+    except (VerificationError, InvalidHashError):
+        return False

@@ -1,0 +1,129 @@
+"""Reads workspace archives, which are untrusted input.
+
+Both formats are read here by hand, because the standard library accepts truncated and ambiguous archives and reads
+some headers without a limit (`docs/decisions/0019-our-own-archive-readers.md`). Names are made safe, every byte is
+counted as it comes out, checksums are verified, and links may only point inside.
+"""
+
+import io
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from core.storage.archives.limits import ArchiveKind, ArchiveLimits, ArchiveSummary, Budget, invalid
+from core.storage.archives.tar_reader import GzipStream, is_tar_header, read_tar
+from core.storage.archives.tree import Entry, EntryKind, Parts, Tree
+from core.storage.archives.writer import FolderWriter
+from core.storage.archives.zip_reader import read_zip
+
+__all__ = ["ArchiveKind", "ArchiveLimits", "ArchiveSummary", "extract", "inspect"]
+
+_MAGIC_BYTES = 1024
+_ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
+_GZIP_START = b"\x1f\x8b"
+_OTHER_FORMATS = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf": "7-Zip",
+    b"Rar!": "RAR",
+}
+_STREAM_BUFFER = 256 * 1024
+
+
+def inspect(path: Path, limits: ArchiveLimits) -> ArchiveSummary:
+    """Reads a whole archive as `extract` would, but writes nothing.
+
+    Args:
+        path: A zip, tar.gz or tar file, recognized by content, not by name.
+        limits: Bounds on its size.
+
+    Raises:
+        WorkspaceInvalid: The archive is damaged, hostile or too large; the message says which entry and what to do.
+    """
+    return _unpack(path, limits, None)
+
+
+def extract(path: Path, destination: Path, limits: ArchiveLimits) -> ArchiveSummary:
+    """Unpacks an archive into a folder, all of it or nothing.
+
+    Files go to a hidden folder beside the destination (`.NAME.unpacking-…`) which is renamed to the destination at
+    the end. It is removed if the archive is refused; only a crash leaves it behind. Unix permissions and times are
+    restored; owners and setuid bits are not.
+
+    Args:
+        path: A zip, tar.gz or tar file.
+        destination: Where its entries go: an empty folder or a free name, in a folder that exists.
+        limits: Bounds on its size.
+
+    Raises:
+        WorkspaceInvalid: As `inspect`.
+        OSError: The destination is in use, or the disk is full.
+    """
+    staging = tempfile.mkdtemp(prefix=f".{destination.name}.unpacking-", dir=destination.parent)
+    try:
+        with FolderWriter(staging) as writer:
+            summary = _unpack(path, limits, writer)
+        Path(staging).chmod(0o755)
+        Path(staging).rename(destination)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return summary
+
+
+def _unpack(path: Path, limits: ArchiveLimits, writer: FolderWriter | None) -> ArchiveSummary:
+    tree = Tree(limits)
+    budget = Budget(limits)
+    with path.open("rb") as file:
+        kind, entries = _open(file, limits, budget)
+        for entry in entries:
+            _place(entry, tree, writer)
+    for parts, target in tree.symlinks():
+        if writer:
+            writer.symlink(parts, target)
+    if writer:
+        writer.finish()
+    return ArchiveSummary(kind, tree.files, budget.bytes)
+
+
+def _place(entry: Entry, tree: Tree, writer: FolderWriter | None) -> None:
+    parts = tree.add(entry)
+    if entry.kind is EntryKind.HARD_LINK:
+        target = tree.hard_link_target(entry)
+        if writer:
+            writer.hard_link(parts, target)
+    elif entry.kind is EntryKind.FOLDER:
+        if writer and parts:
+            writer.folder(parts, entry)
+    elif entry.kind is EntryKind.FILE:
+        _fill(entry, parts, writer)
+
+
+def _fill(entry: Entry, parts: Parts, writer: FolderWriter | None) -> None:
+    if writer:
+        writer.file(parts, entry)
+    else:
+        for _ in entry.chunks:
+            pass
+
+
+def _open(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> tuple[ArchiveKind, Iterator[Entry]]:
+    """Detect the format by the first bytes: the content type and name that clients send are unreliable."""
+    start = file.read(_MAGIC_BYTES)
+    file.seek(0)
+    if start.startswith(_ZIP_STARTS):
+        return ArchiveKind.ZIP, read_zip(file, limits, budget)
+    if start.startswith(_GZIP_START):
+        stream = io.BufferedReader(GzipStream(file, budget), _STREAM_BUFFER)
+        return ArchiveKind.TAR_GZ, read_tar(stream, limits, budget)
+    if is_tar_header(start):
+        return ArchiveKind.TAR, read_tar(file, limits, budget)
+    if not start:
+        raise invalid("the file is empty; send a zip or a tar.gz of the folder")
+    for magic, name in _OTHER_FORMATS.items():
+        if start.startswith(magic):
+            raise invalid(f"it is a {name} file; send a zip or a tar.gz of the folder")
+    raise invalid("it is neither a zip nor a tar.gz; send a zip or a tar.gz of the folder")

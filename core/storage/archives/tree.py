@@ -1,0 +1,257 @@
+"""The folder tree an archive describes: normalizes names, detects clashes, rejects links that lead outside.
+
+Names are checked before anything is written, and symbolic links only after every entry is known: whether a link stays
+inside depends on the other links, in whatever order they come.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from core.storage.archives.limits import ArchiveLimits, invalid, shown
+
+Parts = tuple[str, ...]
+
+_DRIVE = re.compile(r"^[A-Za-z]:")
+_SEPARATORS = re.compile(r"[/\\]")
+
+# Linux's own limit (ELOOP).
+_MAX_LINK_CHAIN = 40
+
+
+class EntryKind(StrEnum):
+    """File types of archive entries."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    SYMLINK = "symbolic link"
+    HARD_LINK = "hard link"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One member of an archive, as read.
+
+    Attributes:
+        name: Path as the archive spells it.
+        kind: Its file type.
+        mode: Unix permission bits, or None when the archive has none.
+        mtime_ns: Modification time in nanoseconds since 1970, or None.
+        target: Where a link points.
+        chunks: Contents of a file; must be read to the end before the next entry is asked for.
+    """
+
+    name: str
+    kind: EntryKind
+    mode: int | None = None
+    mtime_ns: int | None = None
+    target: str = ""
+    chunks: Iterator[bytes] = field(default_factory=lambda: iter(()))
+
+
+@dataclass(slots=True)
+class _Folder:
+    children: "dict[str, _Node]" = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Link:
+    name: str
+    parts: Parts
+    target: str
+    following: bool = False
+    stack: "_Stack | None" = None
+
+
+class _File:
+    __slots__ = ()
+
+
+_Node = _Folder | _Link | _File
+# The nodes along a path, from the root down; None where no node of that name exists (yet).
+_Stack = list[_Node | None]
+_FILE = _File()
+
+
+def _child(node: _Node | None, name: str) -> _Node | None:
+    return node.children.get(name) if isinstance(node, _Folder) else None
+
+
+def _split(text: str, what: str) -> list[str]:
+    """Split `text` into path segments in NFC, without empty ones and dots; `..` is kept."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    if text[:1] in ("/", "\\") or _DRIVE.match(text):
+        raise invalid(f"{what} is an absolute path; pack the folder with relative paths")
+    if not text.isprintable() and any(unicodedata.category(letter) == "Cc" for letter in text):
+        raise invalid(f"{what} has a control character in it; rename the file and pack the folder again")
+    return [segment for segment in _SEPARATORS.split(text) if segment not in ("", ".")]
+
+
+def split_name(name: str, limits: ArchiveLimits) -> Parts:
+    """Validate an entry's name; returns its path below the workspace in NFC, empty for the workspace itself.
+
+    Raises:
+        WorkspaceInvalid: The name leaves the folder, or is too long, too deep or unprintable.
+    """
+    what = f"entry {shown(name)}"
+    parts = _split(name, what)
+    if ".." in parts:
+        raise invalid(f"{what} leaves the folder through '..'; pack the folder from inside it")
+    if len(parts) > limits.max_depth:
+        raise invalid(f"{what} lies more than {limits.max_depth} folders deep; flatten the folder or leave it out")
+    sizes = [len(part.encode()) for part in parts]
+    if any(size > limits.max_name_bytes for size in sizes):
+        raise invalid(f"{what} has a name longer than {limits.max_name_bytes} bytes; shorten it")
+    if sum(sizes) + len(sizes) > limits.max_path_bytes:
+        raise invalid(f"{what} has a path longer than {limits.max_path_bytes} bytes; shorten it")
+    return tuple(parts)
+
+
+class Tree:
+    """All entries seen so far, by path.
+
+    Attributes:
+        files: Regular files and links.
+    """
+
+    def __init__(self, limits: ArchiveLimits) -> None:
+        self._limits = limits
+        self._root = _Folder()
+        self._links: list[_Link] = []
+        self._nodes = 0
+        self.files = 0
+
+    def add(self, entry: Entry) -> Parts:
+        """Add an entry to the tree.
+
+        Returns:
+            Its path below the workspace.
+
+        Raises:
+            WorkspaceInvalid: The name is unsafe, or its path is taken, or there are too many entries.
+        """
+        parts = split_name(entry.name, self._limits)
+        if not parts:
+            if entry.kind is not EntryKind.FOLDER:
+                raise invalid(f"entry {shown(entry.name)} is a {entry.kind} without a name; pack the folder again")
+            return parts
+        parent = self._parent(parts, entry)
+        there = parent.children.get(parts[-1])
+        if entry.kind is EntryKind.FOLDER:
+            self._folder_in(parent, parts[-1], entry)
+        elif there is None:
+            parent.children[parts[-1]] = self._leaf(parts, entry)
+            self.files += 1
+        elif isinstance(there, _Folder):
+            raise invalid(f"entry {shown(entry.name)} is both a {entry.kind} and a folder; pack the folder again")
+        else:
+            raise invalid(f"entry {shown(entry.name)} is in the archive twice; pack the folder again")
+        return parts
+
+    def hard_link_target(self, entry: Entry) -> Parts:
+        """Return the path of the earlier regular file that a hard link names.
+
+        Raises:
+            WorkspaceInvalid: No earlier regular file has that path.
+        """
+        parts = split_name(entry.target, self._limits)
+        node: _Node | None = self._root
+        for part in parts:
+            node = _child(node, part)
+        if not isinstance(node, _File):
+            raise invalid(
+                f"entry {shown(entry.name)} is a hard link to {shown(entry.target)}, which is no file that comes "
+                "before it; pack the folder again with hard links followed (tar --hard-dereference)"
+            )
+        return parts
+
+    def symlinks(self) -> Iterator[tuple[Parts, str]]:
+        """Check that all symbolic links stay inside, and return each with its target.
+
+        Raises:
+            WorkspaceInvalid: A link leaves the folder or is circular.
+        """
+        for link in self._links:
+            self._follow(link)
+        return ((link.parts, link.target) for link in self._links)
+
+    def _count(self) -> None:
+        self._nodes += 1
+        if self._nodes > self._limits.max_files:
+            raise invalid(
+                f"it holds more than {self._limits.max_files} files and folders; leave some out (.gradientignore), "
+                "or keep data sets in storage as a few large files"
+            )
+
+    def _folder_in(self, parent: _Folder, part: str, entry: Entry) -> _Folder:
+        there = parent.children.get(part)
+        if isinstance(there, _Folder):
+            return there
+        if there is not None:
+            what = "a symbolic link" if isinstance(there, _Link) else "a file"
+            raise invalid(
+                f"entry {shown(entry.name)} needs a folder {shown(part)}, but that is {what} in the same archive; "
+                "pack the folder again"
+            )
+        self._count()
+        folder = _Folder()
+        parent.children[part] = folder
+        return folder
+
+    def _parent(self, parts: Parts, entry: Entry) -> _Folder:
+        folder = self._root
+        for part in parts[:-1]:
+            folder = self._folder_in(folder, part, entry)
+        return folder
+
+    def _leaf(self, parts: Parts, entry: Entry) -> _Node:
+        self._count()
+        if entry.kind is not EntryKind.SYMLINK:
+            return _FILE
+        if len(entry.target.encode()) > self._limits.max_path_bytes:
+            raise invalid(f"entry {shown(entry.name)} is a symbolic link to a path that is too long; leave it out")
+        target = unicodedata.normalize("NFC", entry.target).replace("\\", "/")
+        link = _Link(entry.name, parts, target)
+        self._links.append(link)
+        return link
+
+    def _follow(self, link: _Link, chain: int = 0) -> "_Stack":
+        """Resolve a symbolic link; cached, so that each link is walked once."""
+        if link.stack is not None:
+            return link.stack
+        what = f"entry {shown(link.name)} is a symbolic link to {shown(link.target)}, which"
+        if link.following or chain > _MAX_LINK_CHAIN:
+            raise invalid(f"{what} goes round in a circle or through too many links; leave it out")
+        segments = _split(link.target, what)
+        # Bounds the work: long targets in 100,000 links would take minutes of CPU time.
+        deepest = 2 * self._limits.max_depth
+        if not link.target or len(segments) > deepest:
+            raise invalid(f"{what} is empty or too deep; leave it out")
+        link.following = True
+        stack = self._stack_of(link.parts[:-1])
+        for segment in segments:
+            stack = self._step(stack, segment, chain)
+            if not stack:
+                raise invalid(f"{what} leaves the folder; replace the link by what it points to, or leave it out")
+            if len(stack) > deepest:
+                raise invalid(f"{what} leads too deep; leave it out")
+        link.following = False
+        link.stack = stack
+        return stack
+
+    def _step(self, stack: "_Stack", segment: str, chain: int) -> "_Stack":
+        if segment == "..":
+            return stack[:-1]
+        child = _child(stack[-1], segment)
+        if isinstance(child, _Link):
+            return self._follow(child, chain + 1)
+        return [*stack, child]
+
+    def _stack_of(self, parts: Parts) -> "_Stack":
+        stack: _Stack = [self._root]
+        for part in parts:
+            stack.append(_child(stack[-1], part))
+        return stack

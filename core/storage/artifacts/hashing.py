@@ -1,0 +1,107 @@
+"""Computes the sha256 of every stored file, while another thread flushes the file system to disk."""
+
+import ctypes
+import errno
+import hashlib
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import groupby
+
+from core.storage.artifacts.manifests import ArtifactFile
+from core.storage.artifacts.mirror import STOPPED, Stopped, never
+from core.storage.artifacts.paths import OPEN_FILE, opened_beneath, present
+from core.storage.artifacts.scan import Skips, Survey
+
+_BLOCK = 1 << 20
+_TRIES = 3
+_RIGHTS = stat.S_ISUID | stat.S_ISGID
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Stopped(Exception):
+    """Hashing was stopped."""
+
+
+class _Changed(Exception):
+    """The file changed while it was read."""
+
+
+def hash_files(folder: int, stored: Survey, skips: Skips, stopped: Stopped = never) -> list[ArtifactFile]:
+    """Hashes all files below a folder.
+
+    Returns once their contents and names are on disk, so that they survive a power cut.
+
+    Args:
+        folder: Descriptor of the store's folder.
+        stored: Its files.
+        skips: Gets the files that keep changing, have vanished or cannot be read, or were not read before a stop.
+        stopped: Returns True once no more is to be read.
+
+    Returns:
+        The files that did not change while they were read, sorted by public path.
+    """
+    found: list[ArtifactFile] = []
+    block = bytearray(_BLOCK)
+    with ThreadPoolExecutor(1, thread_name_prefix="flush") as pool:
+        flushed = pool.submit(_flush, folder)
+        for parent, paths in groupby(stored.files, key=_parent):
+            with opened_beneath(folder, parent.split("/") if parent else ()) as inside:
+                hashed = (_hash_patiently(inside, path, block, skips, stopped) for path in paths)
+                found += [file for file in hashed if file]
+        flushed.result()
+    return sorted(found)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _hash_patiently(folder: int, path: str, block: bytearray, skips: Skips, stopped: Stopped) -> ArtifactFile | None:
+    for _ in range(_TRIES):
+        try:
+            return _hash(folder, path, block, stopped)
+        except _Changed:
+            continue
+        except _Stopped:
+            skips.add(path, STOPPED, lost=True)
+            return None
+        except OSError as error:
+            skips.add(path, f"cannot be read: {error.strerror}", lost=True)
+            return None
+    skips.add(path, "kept changing while it was read", lost=True)
+    return None
+
+
+def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> ArtifactFile:
+    digest = hashlib.sha256()
+    view = memoryview(block)
+    descriptor = os.open(path.rpartition("/")[2], OPEN_FILE, dir_fd=folder)
+    try:
+        before = os.fstat(descriptor)
+        size = 0
+        # A file that grows as fast as it is read must not be followed for ever.
+        while size <= before.st_size and (count := os.readv(descriptor, [block])):
+            if stopped():
+                raise _Stopped
+            digest.update(view[:count])
+            size += count
+        after = os.fstat(descriptor)
+        if after.st_mode & _RIGHTS:  # useless in a download, and a privilege risk on this host
+            with suppress(PermissionError):  # the file belongs to another user
+                os.fchmod(descriptor, stat.S_IMODE(after.st_mode) & ~_RIGHTS)
+    finally:
+        os.close(descriptor)
+    # Not the ctime: it also changes when the job removes its own hard link to the file.
+    if (size, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
+        raise _Changed
+    return ArtifactFile(present(path), size, before.st_mtime_ns // 1_000_000, digest.hexdigest())
+
+
+def _flush(folder: int) -> None:
+    if not hasattr(_libc, "syncfs"):
+        os.sync()
+    elif _libc.syncfs(folder):
+        number = ctypes.get_errno() or errno.EIO
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,143 @@
+"""File lists on disk: a header, then JSON lines sorted by path; pages are found by binary search.
+
+A manifest is such a list with a sha256 for every file; it is written last, and replaced only when files are deleted.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Literal, NamedTuple, Self
+
+from core.storage.artifacts.scan import Skipped
+from core.system.filesystem import write_atomically
+
+ArtifactsState = Literal["none", "partial", "complete"]
+
+_FORMAT = "gradient-artifacts"
+_VERSION = 1
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class ArtifactFile(NamedTuple):
+    """A stored file: public path, size in bytes, modification time in Unix milliseconds, sha256 once closed."""
+
+    path: str
+    size: int
+    mtime_ms: int
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The header of a list.
+
+    Args:
+        state: `complete` if everything that should be kept is stored; else `partial`, and `skipped` lists the rest.
+        files: Number of files.
+        bytes: Sum of their sizes.
+        skipped: Files that are not kept, and why.
+    """
+
+    state: ArtifactsState
+    files: int
+    bytes: int
+    skipped: tuple[Skipped, ...]
+
+
+def write_list(path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *, durable: bool) -> None:
+    """Write a list atomically.
+
+    Args:
+        path: The file to replace.
+        manifest: Its header.
+        files: The files, sorted by path.
+        durable: Flush it to disk, so that it survives a power cut.
+    """
+    header = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "state": manifest.state,
+        "files": manifest.files,
+        "bytes": manifest.bytes,
+        "skipped": [skipped._asdict() for skipped in manifest.skipped],
+    }
+    lines = (_line(file._asdict()) for file in files)
+    write_atomically(path, chain([_line(header)], lines), durable=durable)
+
+
+class FileList:
+    """A list opened for reading.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("rb")
+        header = json.loads(self._file.readline())
+        self._first = self._file.tell()
+        self._end = self._file.seek(0, os.SEEK_END)
+        self.manifest = Manifest(
+            state=header["state"],
+            files=header["files"],
+            bytes=header["bytes"],
+            skipped=tuple(Skipped(**skipped) for skipped in header["skipped"]),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def files(self, start: str = "") -> Iterator[ArtifactFile]:
+        """Yield the files from path `start` on, in order."""
+        self._file.seek(self._find(start) if start else self._first)
+        for line in self._file:
+            yield ArtifactFile(**json.loads(line))
+
+    def page(self, prefix: str, after: str | None, limit: int) -> tuple[list[ArtifactFile], str | None]:
+        """Return files whose path starts with `prefix` and comes after `after`, and the `after` of the next page."""
+        start = prefix if after is None else max(prefix, after + "\0")
+        found = list(islice((file for file in self._starting(start, prefix)), limit + 1))
+        if len(found) <= limit:
+            return found, None
+        return found[:limit], found[limit - 1].path if limit > 0 else after
+
+    def get(self, path: str) -> ArtifactFile | None:
+        """Return the file with this path."""
+        found = next(self.files(path), None)
+        return found if found and found.path == path else None
+
+    def _starting(self, start: str, prefix: str) -> Iterator[ArtifactFile]:
+        for file in self.files(start):
+            if not file.path.startswith(prefix):
+                return
+            yield file
+
+    def _find(self, path: str) -> int:
+        """Return the offset of the first line whose path is `path` or comes after it."""
+        low, high = self._first, self._end
+        while low < high:
+            middle = (low + high) // 2
+            self._file.seek(middle - 1)
+            start = middle - 1 + len(self._file.readline())
+            if start >= high:
+                high = middle
+                continue
+            line = self._file.readline()
+            if json.loads(line)["path"] < path:
+                low = start + len(line)
+            else:
+                high = middle
+        return low
+
+
+def _line(value: dict[str, object]) -> bytes:
+    return _encode(value).encode() + b"\n"

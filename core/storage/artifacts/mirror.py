@@ -1,0 +1,259 @@
+"""Mirrors a job's folder into the store, by hard link where that works, else by copy.
+
+The final sync is repeated while files change.
+"""
+
+import errno
+import os
+import shutil
+import stat
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from core.storage.artifacts.paths import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder
+from core.storage.artifacts.scan import (
+    ArtifactLimits,
+    Seen,
+    Skips,
+    Survey,
+    drop_excess,
+    drop_outside_links,
+    drop_sparse,
+    survey,
+)
+from core.system.filesystem import OPEN_FOLDER, write_all
+
+_TEMPORARY = "new"
+_COPY_BLOCK = 1 << 20
+_FINAL_PASSES = 3
+# A copy may have missed a change that is this close to its end.
+_SETTLED_NS = 2_000_000_000
+_LINK_REFUSED = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+Stopped = Callable[[], bool]
+"""Polled during long operations; True means stop."""
+STOPPED = "collecting was stopped before it was kept"
+
+
+def never() -> bool:
+    """Return False: the default that never stops."""
+    return False
+
+
+class _Stopped(Exception):
+    """Copying was stopped."""
+
+
+class Mirror:
+    """One pass over one attempt's folder.
+
+    Args:
+        source: Descriptor of the job's folder.
+        store: Descriptor of the folder that becomes its mirror.
+        incoming: Descriptor of an empty folder on the store's file system. A file is made there, checked, and
+            only then renamed into the store: if the job swapped the name, the other file never becomes visible there.
+        skips: Gets what cannot be read, and what is not copied because of a stop.
+        stopped: Returns True once nothing more is to be copied.
+    """
+
+    def __init__(self, source: int, store: int, incoming: int, skips: Skips, stopped: Stopped = never) -> None:
+        self._stopped = stopped
+        self._source = source
+        self._store = store
+        self._incoming = incoming
+        self._skips = skips
+        self._same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
+        self.changed = False
+        """True if the pass changed the store."""
+        self.unsettled: list[str] = []
+        """Files that changed or vanished during the pass; another pass may find them unchanged."""
+
+    def run(self, wanted: Survey, stored: Survey) -> None:
+        """Remove files that are not wanted (any more), then link or copy those that are new or changed.
+
+        Raises:
+            OSError: The store cannot be written.
+        """
+        self._remove(wanted, stored)
+        pending: dict[str, list[str]] = defaultdict(list)
+        for path, seen in wanted.files.items():
+            old = stored.files.get(path)
+            if not (old and self._same_device and old.inode == seen.inode):
+                parent, _, name = path.rpartition("/")
+                pending[parent].append(name)
+        for parent, names in pending.items():
+            self._bring(parent, names, wanted, stored)
+
+    def _remove(self, wanted: Survey, stored: Survey) -> None:
+        for path in stored.files.keys() - wanted.files.keys():
+            self.changed = True
+            parent, _, name = path.rpartition("/")
+            with opened_beneath(self._store, _parts(parent)) as folder:
+                os.unlink(name, dir_fd=folder)
+        kept: set[str] = set()
+        for path in wanted.files:
+            parent = path.rpartition("/")[0]
+            while parent and parent not in kept:
+                kept.add(parent)
+                parent = parent.rpartition("/")[0]
+        for path in reversed(stored.folders):
+            if path not in kept:
+                parent, _, name = path.rpartition("/")
+                with opened_beneath(self._store, _parts(parent)) as folder:
+                    os.rmdir(name, dir_fd=folder)
+
+    def _bring(self, parent: str, names: list[str], wanted: Survey, stored: Survey) -> None:
+        prefix = f"{parent}/" if parent else ""
+        try:
+            source = open_beneath(self._source, _parts(parent))
+        except OSError as error:
+            if error.errno not in NOT_A_FOLDER:
+                raise
+            self.unsettled += [prefix + name for name in names]
+            return
+        try:
+            with opened_beneath(self._store, _parts(parent), create=True) as folder:
+                for name in names:
+                    path = prefix + name
+                    if self._take(source, name, path, wanted.files[path], stored.files.get(path)):
+                        self.changed = True
+                        os.rename(_TEMPORARY, name, src_dir_fd=self._incoming, dst_dir_fd=folder)
+        finally:
+            os.close(source)
+
+    def _take(self, source: int, name: str, path: str, seen: Seen, old: Seen | None) -> bool:
+        """Make the file in `incoming`; False if there is nothing to rename into the store."""
+        try:
+            os.link(name, _TEMPORARY, src_dir_fd=source, dst_dir_fd=self._incoming, follow_symlinks=False)
+        except FileNotFoundError:
+            self.unsettled.append(path)
+            return False
+        except OSError as error:
+            if error.errno not in _LINK_REFUSED:
+                raise
+            if old and old.size == seen.size and seen.ctime_ns + _SETTLED_NS < old.ctime_ns:
+                return False
+            return self._copy(source, name, path, seen)
+        status = os.stat(_TEMPORARY, dir_fd=self._incoming, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) and status.st_ino == seen.inode:
+            return True
+        os.unlink(_TEMPORARY, dir_fd=self._incoming)
+        self.unsettled.append(path)
+        return False
+
+    def _copy(self, source: int, name: str, path: str, seen: Seen) -> bool:
+        try:
+            reading = os.open(name, OPEN_FILE, dir_fd=source)
+        except (FileNotFoundError, IsADirectoryError):
+            self.unsettled.append(path)
+            return False
+        except OSError as error:
+            if error.errno in NOT_A_FOLDER or error.errno == errno.ENXIO:
+                self.unsettled.append(path)
+            else:
+                self._skips.add(path, f"cannot be read: {error.strerror}", lost=True)
+            return False
+        try:
+            before = os.fstat(reading)
+            if not stat.S_ISREG(before.st_mode) or before.st_ino != seen.inode:
+                self.unsettled.append(path)
+                return False
+            self._write_copy(reading, before)
+        except _Stopped:
+            os.unlink(_TEMPORARY, dir_fd=self._incoming)
+            self._skips.add(path, STOPPED, lost=True)
+            return False
+        else:
+            if Seen.of(os.fstat(reading)) != Seen.of(before):
+                # Kept all the same: an inconsistent copy of a file that is written all the time is better than none.
+                self.unsettled.append(path)
+        finally:
+            os.close(reading)
+        return True
+
+    def _write_copy(self, reading: int, status: os.stat_result) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        copy = os.open(_TEMPORARY, flags, 0o600, dir_fd=self._incoming)
+        block = memoryview(bytearray(_COPY_BLOCK))
+        try:
+            left = status.st_size  # the file may grow faster than it is copied
+            while left and (count := os.readv(reading, [block[: min(left, _COPY_BLOCK)]])):
+                if self._stopped():
+                    raise _Stopped
+                write_all(copy, block[:count])
+                left -= count
+            os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(copy)
+
+
+def _parts(path: str) -> list[str]:
+    return path.split("/") if path else []
+
+
+def bring_in(
+    directory: Path, source: Path, limits: ArtifactLimits, *, final: bool, stopped: Stopped = never
+) -> tuple[Survey, Skips]:
+    """Make `directory/files` a mirror of a job's folder.
+
+    Args:
+        directory: The attempt's directory in the store.
+        source: The folder the job writes to; nothing in it is trusted.
+        limits: Limits on what is kept.
+        final: The job has ended: changing files are read again, and reported if they keep changing.
+        stopped: Returns True once nothing more is to be copied; files not copied by then are reported.
+
+    Returns:
+        The files in the store, and those left out.
+    """
+    incoming = directory / "incoming"
+    with suppress(FileNotFoundError):
+        shutil.rmtree(incoming)  # left by a sync that was killed
+    (directory / "files").mkdir(parents=True, exist_ok=True)
+    incoming.mkdir()
+    with opened_folder(directory / "files") as store, opened_folder(incoming) as arriving:
+        found = _mirror(source, store, arriving, limits, final=final, stopped=stopped)
+    incoming.rmdir()
+    return found
+
+
+def _mirror(
+    source: Path, store: int, incoming: int, limits: ArtifactLimits, *, final: bool, stopped: Stopped
+) -> tuple[Survey, Skips]:
+    try:
+        origin = os.open(source, OPEN_FOLDER)
+    except OSError as error:
+        if error.errno not in NOT_A_FOLDER:
+            raise
+        skips = Skips()
+        skips.add(".", "the artifacts folder is gone: kept is what was stored before", lost=True)
+        return survey(store, Skips()), skips
+    try:
+        for _ in range(_FINAL_PASSES if final else 1):
+            stored, skips, unsettled = _pass(origin, store, incoming, limits, stopped)
+            if not unsettled:
+                break
+    finally:
+        os.close(origin)
+    if final:
+        for path in unsettled:
+            skips.add(path, "changed or vanished while it was being stored", lost=True)
+    return stored, skips
+
+
+def _pass(
+    source: int, store: int, incoming: int, limits: ArtifactLimits, stopped: Stopped
+) -> tuple[Survey, Skips, list[str]]:
+    skips = Skips()
+    stored = survey(store, Skips())
+    wanted = survey(source, skips, max_files=limits.max_files)
+    same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
+    drop_outside_links(wanted, stored if same_device else Survey(), skips)
+    drop_sparse(wanted, source, limits.max_hole_bytes, skips)
+    drop_excess(wanted, limits.max_bytes, skips)
+    mirror = Mirror(source, store, incoming, skips, stopped)
+    mirror.run(wanted, stored)
+    return survey(store, Skips()) if mirror.changed else stored, skips, mirror.unsettled

@@ -1,0 +1,310 @@
+"""Storage of job artifacts: synced while the job runs, closed with a manifest at its end.
+
+Layout of the directory store, below its root: `<first 3 of the id>/<job id>/<attempt>/` with `files/` (the
+mirror), `incoming/` (files on their way in), `listing.jsonl` (after each sync) and `manifest.jsonl` (written
+once, last). On one file system the files are hard links to the job's own, not copies.
+"""
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Protocol
+
+from core.ids import checked_job_id
+from core.storage.artifacts.hashing import hash_files
+from core.storage.artifacts.manifests import ArtifactFile, ArtifactsState, FileList, Manifest, write_list
+from core.storage.artifacts.mirror import Stopped, bring_in, never
+from core.storage.artifacts.paths import (
+    NOT_A_FOLDER,
+    not_found,
+    open_file_beneath,
+    opened_beneath,
+    opened_folder,
+    present,
+    resolve,
+)
+from core.storage.artifacts.scan import ArtifactLimits, Skipped, Skips
+from core.system.filesystem import remove_tree
+
+__all__ = [
+    "ArtifactFile",
+    "ArtifactLimits",
+    "ArtifactStore",
+    "DirectoryStore",
+    "Manifest",
+    "OpenArtifact",
+    "Page",
+    "Skipped",
+    "SyncResult",
+    "page_of",
+]
+
+
+@dataclass(frozen=True)
+class SyncResult:
+    """Result of one sync: number of files in the store, their bytes, and what was skipped and why."""
+
+    files: int
+    bytes: int
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of an attempt's files, in order of path.
+
+    Args:
+        files: The files of this page.
+        next: Pass it as `after` for the next page; None on the last one.
+        total_files: Files of the attempt, regardless of the prefix.
+        total_bytes: Their bytes.
+        state: `none` before the first sync, `partial` while the job runs, then the manifest's.
+        skipped: Files that are not kept, and why.
+    """
+
+    files: tuple[ArtifactFile, ...]
+    next: str | None
+    total_files: int
+    total_bytes: int
+    state: ArtifactsState
+    skipped: tuple[Skipped, ...]
+
+
+class OpenArtifact(NamedTuple):
+    """A file opened for reading, which the caller closes; `sha256` once the attempt is closed."""
+
+    file: BinaryIO
+    size: int
+    sha256: str | None
+    mtime_ms: int
+
+
+class ArtifactStore(Protocol):
+    """A store of artifacts. Only one worker at a time makes writing calls on an attempt."""
+
+    def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
+        """Mirror the job's folder as it is now."""
+
+    def close(
+        self,
+        job_id: str,
+        attempt: int,
+        source: Path,
+        *,
+        lost: Sequence[Skipped] = (),
+        max_bytes: int | None = None,
+        stopped: Stopped = never,
+    ) -> Manifest:
+        """Sync a last time, hash every file and write the manifest; a repeat returns the same manifest."""
+
+    def list(
+        self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
+    ) -> Page:
+        """Return a page of files whose public path starts with `prefix`, after path `after`."""
+
+    def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
+        """Open one file by its public path."""
+
+    def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
+        """Yield all files in order of path."""
+
+    def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
+        """Delete the files of a closed attempt whose public path `meant` accepts; returns their number."""
+
+    def remove(self, job_id: str) -> None:
+        """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
+
+    def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
+        """Return a public URL of a file of a closed attempt, served with these headers; None if there is none."""
+
+
+class DirectoryStore:
+    """Artifacts in a directory of this machine (or one mounted on every machine that shares it)."""
+
+    def __init__(self, root: Path, *, limits: ArtifactLimits | None = None) -> None:
+        self._root = root
+        self._limits = limits or ArtifactLimits()
+
+    def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
+        """Mirror the job's folder as it is now, including changed, replaced and deleted files.
+
+        A closed attempt is not changed. If the folder itself is gone, the stored files are kept.
+
+        Args:
+            job_id: The job.
+            attempt: Its attempt.
+            source: The folder the job writes to; nothing in it is trusted.
+            final: The job has ended: files that change meanwhile are read again.
+
+        Raises:
+            OSError: The store cannot be written, e.g. the disk is full. A retry continues from there.
+        """
+        if manifest := self._manifest(job_id, attempt):
+            return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
+        directory = self._directory(job_id, attempt)
+        stored, skips = bring_in(directory, source, self._limits, final=final)
+        files = sorted(
+            ArtifactFile(present(path), seen.size, seen.mtime_ns // 1_000_000, None)
+            for path, seen in stored.files.items()
+        )
+        listing = _summary("partial", files, skips)
+        write_list(directory / "listing.jsonl", listing, files, durable=False)
+        return SyncResult(listing.files, listing.bytes, listing.skipped)
+
+    def close(
+        self,
+        job_id: str,
+        attempt: int,
+        source: Path,
+        *,
+        lost: Sequence[Skipped] = (),
+        max_bytes: int | None = None,
+        stopped: Stopped = never,
+    ) -> Manifest:
+        """Sync a last time, hash every file and write the manifest; later syncs change nothing.
+
+        The manifest names only files that are in the store with that hash, even after a power cut. It is `partial` if
+        something could not be kept.
+
+        Args:
+            job_id: The job.
+            attempt: Its attempt.
+            source: The folder the job wrote to.
+            lost: Files that should have been fetched into that folder and could not be, and why.
+            max_bytes: Bytes to keep, if less than the store's own limit.
+            stopped: Polled meanwhile; once True, only what is stored by then is kept.
+
+        Raises:
+            OSError: The store cannot be written, e.g. the disk is full. A retry continues from there.
+        """
+        if manifest := self._manifest(job_id, attempt):
+            return manifest
+        directory = self._directory(job_id, attempt)
+        stored, skips = bring_in(directory, source, self._limits.within(max_bytes), final=True, stopped=stopped)
+        for path, why in lost:
+            skips.add(path, why, lost=True)
+        with opened_folder(directory / "files") as folder:
+            files = hash_files(folder, stored, skips, stopped)
+        manifest = _summary("partial" if skips.lost else "complete", files, skips)
+        write_list(directory / "manifest.jsonl", manifest, files, durable=True)
+        (directory / "listing.jsonl").unlink(missing_ok=True)
+        return manifest
+
+    def list(
+        self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
+    ) -> Page:
+        """Return a page of files whose public path starts with `prefix`, after path `after`; as of the last sync."""
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            return Page((), None, 0, 0, "none", ())
+        with opened:
+            return page_of(opened, prefix, after, limit)
+
+    def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
+        """Open one file by its public path.
+
+        Raises:
+            ArtifactNotFound: There is no such file, or the path is not a valid public path.
+        """
+        parts = resolve(path)
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            raise not_found(path)
+        with opened:
+            entry = opened.get(path)
+        if entry is None:
+            raise not_found(path)
+        try:
+            with opened_folder(self._directory(job_id, attempt) / "files") as root:
+                descriptor = open_file_beneath(root, parts)
+        except OSError as error:
+            if error.errno not in NOT_A_FOLDER:
+                raise
+            raise not_found(path) from None
+        file = os.fdopen(descriptor, "rb")
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            file.close()
+            raise not_found(path)
+        return OpenArtifact(file, status.st_size, entry.sha256, status.st_mtime_ns // 1_000_000)
+
+    def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
+        """Yield all files in order of path; as of the last sync while the attempt is not closed."""
+        if opened := self._files(job_id, attempt):
+            with opened:
+                yield from opened.files()
+
+    def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
+        """Delete the files of a closed attempt whose public path `meant` accepts; returns their number.
+
+        The manifest is rewritten first: a crash in between leaves unlisted files, never entries without a file.
+
+        Raises:
+            OSError: The store cannot be written, e.g. the disk is full.
+        """
+        directory = self._directory(job_id, attempt)
+        if self._manifest(job_id, attempt) is None:
+            return 0
+        with opened_folder(directory) as locked:
+            fcntl.flock(locked, fcntl.LOCK_EX)  # of two concurrent deletions, neither may restore the other's entries
+            with FileList(directory / "manifest.jsonl") as closed:
+                files, before = list(closed.files()), closed.manifest
+            kept = [one for one in files if not meant(one.path)]
+            gone = [one.path for one in files if meant(one.path)]
+            header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
+            write_list(directory / "manifest.jsonl", header, kept, durable=True)
+            with opened_folder(directory / "files") as root:
+                for path in gone:
+                    self._unlink(root, path)
+        return len(gone)
+
+    def _unlink(self, root: int, path: str) -> None:
+        *parents, name = resolve(path)
+        with suppress(FileNotFoundError), opened_beneath(root, parents) as folder:
+            os.unlink(name, dir_fd=folder)
+
+    def remove(self, job_id: str) -> None:
+        """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
+        remove_tree(self._directory(job_id, 0).parent)
+
+    def forget(self, job_id: str, attempt: int) -> None:
+        """Delete the artifacts of one attempt; it is not an error if there are none."""
+        remove_tree(self._directory(job_id, attempt))
+
+    def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
+        """Return None: only this machine can read its files."""
+        del job_id, attempt, path, headers
+        return None
+
+    def _directory(self, job_id: str, attempt: int) -> Path:
+        return self._root / checked_job_id(job_id)[:3] / job_id / str(attempt)
+
+    def _files(self, job_id: str, attempt: int) -> FileList | None:
+        directory = self._directory(job_id, attempt)
+        # `close` writes the manifest and then removes the listing: if both seem missing, the second try finds it.
+        for name in ("manifest.jsonl", "listing.jsonl", "manifest.jsonl"):
+            with suppress(FileNotFoundError):
+                return FileList(directory / name)
+        return None
+
+    def _manifest(self, job_id: str, attempt: int) -> Manifest | None:
+        try:
+            with FileList(self._directory(job_id, attempt) / "manifest.jsonl") as closed:
+                return closed.manifest
+        except FileNotFoundError:
+            return None
+
+
+def page_of(opened: FileList, prefix: str, after: str | None, limit: int) -> Page:
+    """Return a page of an opened list: files whose public path starts with `prefix`, after path `after`."""
+    files, following = opened.page(prefix, after, limit)
+    header = opened.manifest
+    return Page(tuple(files), following, header.files, header.bytes, header.state, header.skipped)
+
+
+def _summary(state: ArtifactsState, files: Sequence[ArtifactFile], skips: Skips) -> Manifest:
+    return Manifest(state, len(files), sum(file.size for file in files), skips.entries())

@@ -1,0 +1,293 @@
+"""Artifacts in a bucket of Cloud Storage.
+
+Layout: `<prefix>/<job id>/<attempt>/` with `files/` (the objects), `listing.jsonl` (while the job runs) and
+`manifest.jsonl` (written last). The job's files are first mirrored by hard link into a staging folder on this machine,
+under the rules for any folder that a job writes to, and sent from there. The folder is emptied when the manifest is in
+the bucket.
+"""
+
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from google.api_core.exceptions import PreconditionFailed
+from google.cloud import storage
+
+from core.ids import checked_job_id
+from core.settings import Settings
+from core.storage.artifacts.manifests import ArtifactFile, FileList, write_list
+from core.storage.artifacts.mirror import Stopped, never
+from core.storage.artifacts.paths import not_found, resolve
+from core.storage.artifacts.scan import Skipped
+from core.storage.artifacts.store import DirectoryStore, Manifest, OpenArtifact, Page, SyncResult, page_of
+from core.storage.gcs.client import answering, open_client
+from core.storage.gcs.manifest_cache import LISTING, MANIFEST, Lists
+from core.storage.gcs.signed_urls import signed_url
+from core.storage.gcs.transfer import RemoteFile
+from core.storage.gcs.uploader import Sender, object_name, remove_all
+
+
+class BucketStore:
+    """Artifacts in a bucket.
+
+    What is not in the bucket is looked up in the staging folder: artifacts from before the bucket stay readable.
+
+    Args:
+        bucket: The bucket.
+        prefix: Prefix of all objects' names; empty, or ends with a slash.
+        staging: Holds an attempt's files until its manifest is in the bucket.
+        cache: A folder for copies of lists, and for records of what was sent.
+        parallel: Files sent or removed in parallel.
+        direct_seconds: Validity of signed URLs to the bucket; None: none are given out.
+    """
+
+    def __init__(
+        self,
+        bucket: storage.Bucket,
+        prefix: str,
+        *,
+        staging: DirectoryStore,
+        cache: Path,
+        parallel: int = 8,
+        direct_seconds: float | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._staging = staging
+        self._ledgers = cache / "sent"
+        self._lists = Lists(bucket, cache / "lists")
+        self._parallel = parallel
+        self._direct_seconds = direct_seconds
+
+    @classmethod
+    def of(cls, settings: Settings, staging: DirectoryStore) -> "BucketStore":
+        """Open the store that the settings name.
+
+        Raises:
+            StoreUnavailable: There are no credentials for it.
+        """
+        name, _, prefix = (settings.artifacts.url or "").removeprefix("gs://").partition("/")
+        return cls(
+            open_client(settings.gcs).bucket(name),
+            f"{prefix.strip('/')}/" if prefix.strip("/") else "",
+            staging=staging,
+            cache=settings.root / "cache" / "artifacts",
+            parallel=settings.gcs.parallel,
+            direct_seconds=settings.artifacts.direct_seconds if settings.artifacts.direct else None,
+        )
+
+    def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:
+        """Make the bucket hold what the job's folder holds now.
+
+        Raises:
+            OSError: The staging folder cannot be written.
+            StoreUnavailable: The bucket does not answer; a retry resumes.
+        """
+        if manifest := self._manifest(job_id, attempt):
+            return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
+        staged = self._staging.sync(job_id, attempt, source, final=final)
+        sender = self._sender(job_id, attempt)
+        # The job may still rewrite stored files, so no sha256 is promised yet.
+        kept = [file._replace(sha256=None) for file in sender.push(self._staging.walk(job_id, attempt))]
+        listing = Manifest("partial", len(kept), sum(file.size for file in kept), staged.skipped)
+        self._put_list(job_id, attempt, LISTING, listing, kept)
+        sender.drop(kept)
+        return SyncResult(listing.files, listing.bytes, listing.skipped)
+
+    def close(
+        self,
+        job_id: str,
+        attempt: int,
+        source: Path,
+        *,
+        lost: Sequence[Skipped] = (),
+        max_bytes: int | None = None,
+        stopped: Stopped = never,
+    ) -> Manifest:
+        """Sync a last time, hash every file, and write the manifest once all of them are in the bucket.
+
+        Raises:
+            OSError: The staging folder cannot be written.
+            StoreUnavailable: The bucket does not answer; a retry resumes.
+        """
+        manifest = self._manifest(job_id, attempt)
+        if manifest is None:
+            manifest = self._staging.close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
+            sender = self._sender(job_id, attempt)
+            kept = sender.push(self._staging.walk(job_id, attempt), final=True)
+            self._put_list(job_id, attempt, MANIFEST, manifest, kept)
+            sender.drop(kept)
+        self._tidy(job_id, attempt)
+        return manifest
+
+    def list(
+        self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
+    ) -> Page:
+        """Return a page of files whose public path starts with `prefix`, after path `after`; as of the last sync.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            return self._staging.list(job_id, attempt, prefix=prefix, after=after, limit=limit)
+        with opened:
+            return page_of(opened, prefix, after, limit)
+
+    def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
+        """Open one file by its public path; its bytes are fetched as they are read.
+
+        Raises:
+            ArtifactNotFound: There is no such file, or the path is invalid.
+            StoreUnavailable: The bucket does not answer.
+        """
+        resolve(path)
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            return self._staging.open(job_id, attempt, path)
+        with opened:
+            entry = opened.get(path)
+        blob = None if entry is None else self._blob(job_id, attempt, path)
+        if entry is None or blob is None:
+            raise not_found(path)
+        # Exactly one generation: a file that is replaced while it is read would be half of each.
+        pinned = self._bucket.blob(blob.name, generation=blob.generation)
+        file = cast("BinaryIO", io.BufferedReader(RemoteFile(pinned, blob.size)))
+        return OpenArtifact(file, blob.size, entry.sha256, entry.mtime_ms)
+
+    def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
+        """Yield all files in order of path; as of the last sync while the attempt is not closed.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        opened = self._files(job_id, attempt)
+        if opened is None:
+            yield from self._staging.walk(job_id, attempt)
+            return
+        with opened:
+            yield from opened.files()
+
+    def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
+        """Delete the files of a closed attempt whose public path is selected by `meant`; return how many.
+
+        The manifest is rewritten first; of two concurrent deletions each keeps what the other left.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        base = self._base(job_id, attempt)
+        while True:
+            generation, opened = self._lists.generation(base + MANIFEST), self._lists.manifest(base)
+            if generation is None or opened is None:
+                return 0
+            with opened:
+                files, before = list(opened.files()), opened.manifest
+            kept = [one for one in files if not meant(one.path)]
+            header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
+            with suppress(PreconditionFailed):
+                self._write_list(base + MANIFEST, header, kept, if_generation_match=generation)
+                gone = [self._bucket.blob(object_name(base, one.path)) for one in files if meant(one.path)]
+                remove_all(gone, self._parallel)
+                return len(gone)
+
+    def remove(self, job_id: str) -> None:
+        """Delete the artifacts of all attempts of a job; a job without any is not an error.
+
+        Raises:
+            StoreUnavailable: The bucket does not answer.
+        """
+        base = self._base(job_id)
+        with answering("listing what is to be removed"):
+            blobs = list(self._bucket.list_blobs(prefix=base))
+        remove_all(blobs, self._parallel)
+        self._staging.remove(job_id)
+        for ledger in self._ledgers.glob(f"{job_id}-*.jsonl"):
+            ledger.unlink(missing_ok=True)
+
+    def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
+        """Return a signed URL of a file of a closed attempt; None if there is none.
+
+        Raises:
+            ArtifactNotFound: There is no such file.
+            StoreUnavailable: The bucket does not answer.
+        """
+        opened = None if self._direct_seconds is None else self._files(job_id, attempt)
+        if opened is None or self._direct_seconds is None:
+            return None
+        with opened:
+            entry = opened.get(path)
+        if entry is None:
+            raise not_found(path)
+        if entry.sha256 is None:
+            return None
+        blob = self._bucket.blob(object_name(self._base(job_id, attempt), path))
+        return signed_url(blob, self._direct_seconds, headers)
+
+    def _base(self, job_id: str, attempt: int | None = None) -> str:
+        return f"{self._prefix}{checked_job_id(job_id)}/" + ("" if attempt is None else f"{attempt}/")
+
+    def _files(self, job_id: str, attempt: int) -> FileList | None:
+        return self._lists.open(self._base(job_id, attempt))
+
+    def _manifest(self, job_id: str, attempt: int) -> Manifest | None:
+        opened = self._lists.manifest(self._base(job_id, attempt))
+        if opened is None:
+            return None
+        with opened:
+            return opened.manifest
+
+    def _blob(self, job_id: str, attempt: int, path: str) -> storage.Blob | None:
+        name = object_name(self._base(job_id, attempt), path)
+        with answering(f"looking for {name!r}"):
+            return self._bucket.get_blob(name)
+
+    def _sender(self, job_id: str, attempt: int) -> Sender:
+        return Sender(
+            bucket=self._bucket,
+            base=self._base(job_id, attempt),
+            staged=lambda path: self._staging.open(job_id, attempt, path),
+            ledger=self._ledger(job_id, attempt),
+            parallel=self._parallel,
+        )
+
+    def _ledger(self, job_id: str, attempt: int) -> Path:
+        return self._ledgers / f"{job_id}-{attempt}.jsonl"
+
+    def _put_list(
+        self, job_id: str, attempt: int, name: str, manifest: Manifest, files: Sequence[ArtifactFile]
+    ) -> None:
+        base = self._base(job_id, attempt)
+        with suppress(PreconditionFailed):  # an earlier try of ours, whose answer was lost
+            self._write_list(base + name, manifest, files, **({"if_generation_match": 0} if name == MANIFEST else {}))
+
+    def _write_list(self, name: str, manifest: Manifest, files: Sequence[ArtifactFile], **condition: int) -> None:
+        """Write a whole list.
+
+        Raises:
+            PreconditionFailed: Somebody else wrote it meanwhile.
+            StoreUnavailable: The bucket does not answer.
+        """
+        with tempfile.TemporaryDirectory(prefix="gradient-list-") as folder:
+            path = Path(folder) / "list.jsonl"
+            write_list(path, manifest, files, durable=False)
+            blob, refused = self._bucket.blob(name), None
+            with answering(f"writing {name!r}"):
+                try:
+                    blob.upload_from_filename(
+                        str(path), content_type="application/x-ndjson", checksum="crc32c", **condition
+                    )
+                except PreconditionFailed as error:
+                    refused = error
+            if refused is not None:
+                raise refused
+
+    def _tidy(self, job_id: str, attempt: int) -> None:
+        """Remove what the manifest makes unnecessary; a repeat removes what a crash left."""
+        remove_all([self._bucket.blob(self._base(job_id, attempt) + LISTING)], self._parallel)
+        self._staging.forget(job_id, attempt)
+        self._ledger(job_id, attempt).unlink(missing_ok=True)

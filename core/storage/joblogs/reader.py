@@ -1,0 +1,194 @@
+"""The reading side of a job's log."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from core.storage.joblogs.index import BLOCK_BYTES, EMPTY, IndexView, Record
+from core.storage.joblogs.render import render
+
+DEFAULT_LINE_BYTES = 16 * 1024
+DEFAULT_PAGE_BYTES = 8 << 20
+_RAW_BLOCK = 1 << 20
+_SKIP_BYTES = 1024
+
+
+class LogLine(NamedTuple):
+    """One line as readers see it: 1-based number, Unix time in milliseconds of its end, text."""
+
+    line: int
+    time_ms: int
+    message: str
+
+
+class LogReader:
+    """Reads the log of one job, also while it is written; every call opens and closes the files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.raw_path = directory / "raw"
+        self.index_path = directory / "index"
+
+    @property
+    def size(self) -> int:
+        """Committed raw bytes."""
+        return self._last().raw_end
+
+    @property
+    def line_count(self) -> int:
+        """Complete lines, that is newlines; an unfinished last line is not counted."""
+        return self._last().lines_end
+
+    def tail(self, count: int, *, final: bool) -> int:
+        """Return the value of `after` for which `lines` returns the last `count` lines."""
+        last = self._last()
+        return max(0, last.lines_end + (final and last.open_line) - count)
+
+    def lines(
+        self,
+        after: int,
+        limit: int,
+        *,
+        final: bool,
+        max_line_bytes: int = DEFAULT_LINE_BYTES,
+        max_page_bytes: int = DEFAULT_PAGE_BYTES,
+    ) -> list[LogLine]:
+        """Return lines after line `after`, in order and without gaps.
+
+        Args:
+            after: Number of the last line already known; 0 for none.
+            limit: Most lines to return.
+            final: The job ended, so an unfinished last line counts as one.
+            max_line_bytes: A longer line is truncated, with a note at its end.
+            max_page_bytes: No further line is added once the page holds this much text, so a page that is
+                shorter than `limit` need not be the last.
+
+        Returns:
+            The lines; empty when there is none after `after` yet.
+        """
+        with self._open() as log:
+            if not log:
+                return []
+            after = max(0, after)
+            page = list(log.page(after, limit, max_line_bytes=max_line_bytes, max_page_bytes=max_page_bytes))
+            last = log.view.last
+            if final and after + len(page) == last.lines_end and len(page) < limit and last.open_line:
+                page.append(LogLine(last.lines_end + 1, last.at_ms, log.unfinished(max_line_bytes)))
+            return page
+
+    def partial(self, *, max_line_bytes: int = DEFAULT_LINE_BYTES) -> str:
+        """Return the unfinished last line as it is now, e.g. a progress bar; '' if there is none."""
+        with self._open() as log:
+            return log.unfinished(max_line_bytes) if log else ""
+
+    def raw(self, offset: int, length: int) -> bytes:
+        """Return up to `length` raw bytes from `offset` on; fewer at the end."""
+        return b"".join(self.raw_blocks(offset, length))
+
+    def raw_blocks(self, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """Yield the raw bytes in blocks, up to the bytes committed when the first block was read."""
+        with self._open() as log:
+            if not log:
+                return
+            end = log.view.last.raw_end
+            stop = end if length is None else min(end, offset + length)
+            for start in range(max(0, offset), stop, _RAW_BLOCK):
+                yield log.read(start, min(_RAW_BLOCK, stop - start))
+
+    def _last(self) -> Record:
+        with self._open() as log:
+            return log.view.last if log else EMPTY
+
+    @contextmanager
+    def _open(self) -> Iterator["_Snapshot | None"]:
+        try:
+            raw = os.open(self.raw_path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            try:
+                index = os.open(self.index_path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                yield None
+                return
+            try:
+                yield _Snapshot(raw, IndexView(index, raw))
+            finally:
+                os.close(index)
+        finally:
+            os.close(raw)
+
+
+class _Snapshot:
+    """A snapshot of a log."""
+
+    def __init__(self, raw: int, view: IndexView) -> None:
+        self._raw = raw
+        self.view = view
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._raw, length, offset)
+
+    def page(self, after: int, limit: int, *, max_line_bytes: int, max_page_bytes: int) -> Iterator[LogLine]:
+        """Yield complete lines after line `after`."""
+        end = min(self.view.last.lines_end, after + limit)
+        start = self._line_start(after + 1) if after < end else 0
+        room = max_page_bytes
+        for line, newline, at_ms in self._line_ends(after + 1, end, start):
+            text = render(self.read, start, newline, max_line_bytes)
+            yield LogLine(line, at_ms, text)
+            start = newline + 1
+            room -= len(text)
+            if room <= 0:
+                return
+
+    def unfinished(self, max_line_bytes: int) -> str:
+        """Return the unfinished last line; '' if there is none."""
+        last = self.view.last
+        return render(self.read, last.line_start, last.raw_end, max_line_bytes)
+
+    def _line_ends(self, line: int, last: int, start: int) -> Iterator[tuple[int, int, int]]:
+        """Yield number, raw offset of the newline, and time of the lines from `line` to `last`."""
+        while line <= last:
+            records = self._group(self.view.find_line(line))
+            base = max(start, records[0].raw_start)
+            data = self.read(base, records[-1].raw_end - base)
+            at = data.find(b"\n")
+            current = 0
+            while at >= 0 and line <= last:
+                while records[current].raw_end <= base + at:
+                    current += 1
+                yield line, base + at, records[current].at_ms
+                line += 1
+                start = base + at + 1
+                at = data.find(b"\n", at + 1)
+
+    def _group(self, first: int) -> list[Record]:
+        """Return records from `first` on, at most one block of bytes."""
+        records = self.view.records(first)
+        stop = records[0].raw_start + BLOCK_BYTES
+        return [record for record in records if record.raw_end <= stop]
+
+    def _line_start(self, line: int) -> int:
+        if line == 1:
+            return 0
+        number = self.view.find_line(line - 1)
+        record = self.view.records(number, 1)[0]
+        if record.lines_end == line - 1:
+            return record.line_start
+        before = self.view.records(number - 1, 1)[0].lines_end if number else 0
+        data = self.read(record.raw_start, record.length)
+        return record.raw_start + _after_newline(data, line - 1 - before)
+
+
+def _after_newline(data: bytes, count: int) -> int:
+    """Return the offset just past the `count`-th newline."""
+    at = 0
+    while (found := data.count(b"\n", at, at + _SKIP_BYTES)) < count:
+        count -= found
+        at += _SKIP_BYTES
+    for _ in range(count):
+        at = data.index(b"\n", at) + 1
+    return at

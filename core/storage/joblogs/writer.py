@@ -1,0 +1,182 @@
+"""The writing side of a job's log."""
+
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+from core.errors import GradientError, LeaseLost
+from core.storage.joblogs.index import BLOCK_BYTES, CONTINUED, FIXED, GROWING, RECORD_SIZE, Record, last_commit, pack
+
+DEFAULT_MAX_BYTES = 1 << 30
+_GROW_MS = 100
+_MANY_RECORDS = 100_000
+_TOKEN_BYTES = 16
+
+
+class LogWriter:
+    """Appends the output of one attempt; every append is committed when the call returns.
+
+    Committed data survives the end of this process; to survive a power cut, call `sync` too.
+
+    Only the writer that was opened last can write: the next append of any other raises `LeaseLost`.
+    """
+
+    def __init__(self, directory: Path, attempt: int, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._attempt = attempt
+        self._max_bytes = max_bytes
+        self._raw = os.open(directory / "raw", flags, 0o600)
+        self._index = os.open(directory / "index", flags, 0o600)
+        self._fence = os.open(directory / "writer", flags, 0o600)
+        self._token = os.urandom(_TOKEN_BYTES)
+        try:
+            _write_at(self._fence, self._token, 0)
+            self._recover()
+        except BaseException:
+            self.close(sync=False)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def position(self) -> int:
+        """The offset in this attempt's output of the next byte to append."""
+        return self._last.source_end if self._last.attempt == self._attempt else 0
+
+    @property
+    def size(self) -> int:
+        """Bytes in the log, of all attempts."""
+        return self._last.raw_end
+
+    @property
+    def room(self) -> int:
+        """Bytes left before the log passes its limit. Not enforced here: the caller chooses what to leave out."""
+        return max(0, self._max_bytes - self._last.raw_end)
+
+    def append(self, data: bytes, at_ms: int, *, source_bytes: int | None = None) -> None:
+        """Append output and advance `position`.
+
+        Args:
+            data: What to store.
+            at_ms: When it arrived, Unix milliseconds.
+            source_bytes: Bytes of the source that `data` represents, if not `len(data)`, e.g. after secrets were
+                replaced. Such an append is committed as a whole or not at all.
+
+        Raises:
+            OSError: It could not be written, e.g. the disk is full; nothing is committed then.
+        """
+        moved = len(data) if source_bytes is None else source_bytes
+        if data or moved:
+            self._commit(data, at_ms, self.position + moved, GROWING)
+
+    def append_gap(self, skipped_bytes: int, resume_source_offset: int, at_ms: int) -> None:
+        """Write a line that says what was left out, and continue at `resume_source_offset` of the source.
+
+        Raises:
+            GradientError: The offset lies before the end of the stored output.
+        """
+        if resume_source_offset < self.position:
+            raise GradientError(
+                f"cannot resume at byte {resume_source_offset}: the log already holds up to {self.position}"
+            )
+        text = (
+            f"[gradient] {skipped_bytes:,} bytes of output left out here: "
+            f"the log passed its limit of {self._max_bytes:,} bytes"
+        )
+        self._commit(self._own_line(text), at_ms, resume_source_offset, FIXED)
+
+    def note(self, text: str, at_ms: int | None = None) -> None:
+        """Write a line of the service itself; it counts as a line but not as output of the job."""
+        now = time.time_ns() // 1_000_000 if at_ms is None else at_ms
+        self._commit(self._own_line(" ".join(text.splitlines())), now, self.position, FIXED)
+
+    def sync(self) -> None:
+        """Flush committed data to disk, so that it survives a power cut."""
+        os.fdatasync(self._raw)
+        os.fdatasync(self._index)
+
+    def close(self, *, sync: bool = True) -> None:
+        """Close the log; closing twice is harmless."""
+        if self._raw < 0:
+            return
+        try:
+            if sync:
+                self.sync()
+        finally:
+            os.close(self._raw)
+            os.close(self._index)
+            os.close(self._fence)
+            self._raw = self._index = self._fence = -1
+
+    def _recover(self) -> None:
+        self._count, self._last = last_commit(self._index, self._raw)
+        if self._attempt < self._last.attempt:
+            raise LeaseLost(f"attempt {self._attempt} cannot write: attempt {self._last.attempt} has begun")
+        os.ftruncate(self._index, self._count * RECORD_SIZE)
+        os.ftruncate(self._raw, self._last.raw_end)
+        if self._last.attempt != self._attempt and self._last.open_line:
+            # The previous attempt ended in mid-line; this one starts on a new line.
+            self._commit(b"\n", self._last.at_ms, 0, FIXED)
+
+    def _own_line(self, text: str) -> bytes:
+        return (b"\n" if self._last.open_line else b"") + text.encode("utf-8", "replace") + b"\n"
+
+    def _commit(self, data: bytes, at_ms: int, source_end: int, flags: int) -> None:
+        # A worker that was frozen while another took its job over still has its old state.
+        if os.pread(self._fence, _TOKEN_BYTES, 0) != self._token:
+            raise LeaseLost("another writer has opened this log")
+        _write_at(self._raw, data, self._last.raw_end)
+        grows = flags == GROWING and self._may_grow(at_ms)
+        slot = self._count - 1 if grows else self._count
+        records = self._records(data, at_ms, source_end, flags, grows=grows)
+        _write_at(self._index, b"".join(map(pack, records)), slot * RECORD_SIZE)
+        self._count = slot + len(records)
+        self._last = records[-1]
+
+    def _may_grow(self, at_ms: int) -> bool:
+        # Coarser times for a job that prints for weeks, so that the index does not grow larger than the log.
+        window = _GROW_MS if self._count < _MANY_RECORDS else 10 * _GROW_MS
+        last = self._last
+        return (
+            last.flags == GROWING
+            and last.attempt == self._attempt
+            and last.length < BLOCK_BYTES
+            and 0 <= at_ms - last.at_ms < window
+        )
+
+    def _records(self, data: bytes, at_ms: int, source_end: int, flags: int, *, grows: bool) -> list[Record]:
+        exact = source_end - self.position == len(data)
+        previous, source = self._last, self.position
+        length = previous.length if grows else 0
+        begun = previous.at_ms if grows else at_ms
+        records: list[Record] = []
+        done = 0
+        while done < len(data) or not records:
+            stop = min(len(data), done + BLOCK_BYTES - length)
+            newline = data.rfind(b"\n", done, stop)
+            more = stop < len(data)
+            record = Record(
+                raw_end=previous.raw_end + stop - done,
+                source_end=source + stop if exact else source if more else source_end,
+                lines_end=previous.lines_end + (data.count(b"\n", done, stop) if newline >= 0 else 0),
+                line_start=previous.raw_end + newline + 1 - done if newline >= 0 else previous.line_start,
+                at_ms=begun,
+                attempt=self._attempt,
+                length=length + stop - done,
+                flags=flags | CONTINUED if more and not exact else flags,
+            )
+            records.append(record)
+            previous, length, begun, done = record, 0, at_ms, stop
+        return records
+
+
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    written = os.pwrite(descriptor, data, offset)
+    while written < len(data):
+        written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)

@@ -1,0 +1,257 @@
+"""Deletes outputs of ended jobs, expired or on request, and workspace archives that no job needs.
+
+Safe to run in any process, repeatedly and concurrently.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from sqlalchemy import select
+
+from core.db.models.jobs import Job, Project
+from core.errors import SpecInvalid, StoreUnavailable
+from core.jobs import metrics
+from core.jobs.transitions import note_attempt
+from core.security import sessions
+from core.storage import retention
+from core.storage.retention import DAY_SECONDS, Due, Kind, Policy
+from core.storage.stores import Stores
+
+logger = logging.getLogger(__name__)
+
+BATCH = 100
+"""Jobs updated in one transaction."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Number of jobs (or archives) with deletions, the bytes, and the oldest time of end (or of last use)."""
+
+    count: int = 0
+    bytes: int = 0
+    oldest: datetime | None = None
+
+    def add(self, size: int, at: datetime) -> None:
+        """Count one more."""
+        self.count += 1
+        self.bytes += size
+        self.oldest = at if self.oldest is None else min(self.oldest, at)
+
+
+@dataclass(slots=True)
+class ProjectTally:
+    """Deletions for one project by kind, and the finite policies behind them."""
+
+    id: str
+    name: str
+    policies: dict[Kind, Policy]
+    removed: dict[Kind, Tally] = field(default_factory=lambda: {kind: Tally() for kind in Kind})
+
+
+@dataclass(slots=True)
+class Report:
+    """The deletions that were made, or that would be.
+
+    Attributes:
+        projects: Projects with at least one finite policy.
+        workspaces_days: Days that archives are kept which no job needs; 0: forever.
+        workspaces: Deletions of archives.
+        unfinished: Deletions of earlier runs whose files still existed.
+        failed: Deletions that failed; the next run retries them.
+        more: Whether time ran out before everything was done.
+    """
+
+    projects: list[ProjectTally] = field(default_factory=list)
+    workspaces_days: int = 0
+    workspaces: Tally = field(default_factory=Tally)
+    unfinished: int = 0
+    failed: int = 0
+    more: bool = False
+
+    @property
+    def total(self) -> Tally:
+        """The sum over all projects and archives."""
+        tallies = [tally for project in self.projects for tally in project.removed.values()] + [self.workspaces]
+        ends = [tally.oldest for tally in tallies if tally.oldest is not None]
+        counted, size = sum(tally.count for tally in tallies), sum(tally.bytes for tally in tallies)
+        return Tally(counted, size, min(ends, default=None))
+
+
+def prune(
+    stores: Stores,
+    *,
+    dry_run: bool = False,
+    seconds: float | None = None,
+    progress: Callable[[Report], None] | None = None,
+) -> Report:
+    """Delete what no policy keeps any longer: the database is updated first, then the files are deleted.
+
+    Args:
+        stores: The open stores.
+        dry_run: Only report what would be deleted; nothing is changed.
+        seconds: Start no further batch after this time.
+        progress: Called with the report so far, after each batch.
+
+    Raises:
+        StoreUnavailable: The database does not answer; the next call does the rest.
+    """
+    until = None if seconds is None else time.monotonic() + seconds
+    run = _Run(stores, dry_run=dry_run, until=until, progress=progress or (lambda _: None))
+    run.whole()
+    return run.report
+
+
+def remove_artifacts(stores: Stores, job: Job, meant: Callable[[str], bool] | None) -> None:
+    """Delete artifacts of a job that has ended.
+
+    Args:
+        stores: The open stores.
+        job: The job.
+        meant: Returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
+
+    Raises:
+        SpecInvalid: The job has not ended and would write them again.
+        OSError: The store cannot be written.
+    """
+    if not job.ended:
+        raise SpecInvalid("The job is not over, and would leave its artifacts again. Stop it first.", field="jobId")
+    if meant is not None:
+        stores.artifacts.discard(job.id, job.attempt, meant)
+        left = stores.artifacts.list(job.id, job.attempt, limit=0).total_bytes
+        with stores.database.write() as session:
+            note_attempt(session, job, artifact_bytes=left)
+        return
+    with stores.database.write() as session:
+        retention.expire(session, Kind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])
+    # Committed. If this process dies here, the next pruning finds the files by `removals`.
+    stores.artifacts.remove(job.id)
+    with stores.database.write() as session:
+        retention.done(session, [(job.id, Kind.ARTIFACTS)])
+
+
+class _Run:
+    """One pass over everything."""
+
+    def __init__(
+        self, stores: Stores, *, dry_run: bool, until: float | None, progress: Callable[[Report], None]
+    ) -> None:
+        self._stores = stores
+        self._dry = dry_run
+        self._until = until
+        self._progress = progress
+        self._settings = stores.settings.retention
+        self.report = Report(workspaces_days=self._settings.workspaces_days)
+
+    def whole(self) -> None:
+        """Delete everything that is due."""
+        if not self._dry:
+            with self._stores.database.write() as session:
+                sessions.remove_expired(session, self._stores.settings.sign_in)
+        self._finish_earlier()
+        with self._stores.database.read() as session:
+            projects = list(session.scalars(select(Project).order_by(Project.name)))
+        for project in projects:
+            policies = {kind: retention.policy(project, kind, self._settings) for kind in Kind}
+            ending = {kind: policy for kind, policy in policies.items() if policy.days is not None}
+            if ending:
+                tally = ProjectTally(project.id, project.name, ending)
+                self.report.projects.append(tally)
+                for kind in ending:
+                    self._expire(tally, kind)
+        if self._settings.workspaces_days:
+            self._discard_workspaces(self._settings.workspaces_days)
+
+    def _time_is_up(self) -> bool:
+        self.report.more = self.report.more or (self._until is not None and time.monotonic() >= self._until)
+        return self.report.more
+
+    def _finish_earlier(self) -> None:
+        """Delete files left by an interrupted run."""
+        after = ("", "")
+        while not self._time_is_up():
+            with self._stores.database.read() as session:
+                page = retention.unfinished(session, after=after, limit=BATCH)
+            if not page:
+                return
+            self.report.unfinished += len(page)
+            if not self._dry:
+                self._remove_files(page)
+            after = page[-1]
+
+    def _expire(self, tally: ProjectTally, kind: Kind) -> None:
+        policy, after = tally.policies[kind], None
+        while policy.days is not None and not self._time_is_up():
+            with self._stores.database.read() as session:
+                page = retention.due(session, tally.id, kind, policy.days, after=after, limit=BATCH)
+            if not page:
+                return
+            left = {job.id: size for job in page if (size := self._left(job, kind)) is not None}
+            going = {job.id for job in page} if self._dry else self._expire_batch(page, kind, policy, left)
+            for job in page:
+                if job.id in going and job.id in left:
+                    tally.removed[kind].add(left[job.id], job.finished_at)
+            self._progress(self.report)
+            after = page[-1]
+
+    def _expire_batch(self, page: Sequence[Due], kind: Kind, policy: Policy, left: dict[str, int]) -> set[str]:
+        with self._stores.database.write() as session:
+            marked = retention.expire(session, kind, [job.id for job in page], policy.sentence, left=left)
+        # Committed. If this process dies from here on, the next run finds the files by `removals`.
+        self._remove_files([(job_id, kind) for job_id in marked])
+        return set(marked)
+
+    def _left(self, job: Due, kind: Kind) -> int | None:
+        """Return the bytes of the job's log, or of the artifacts of all attempts; None if there are none."""
+        try:
+            if kind is Kind.LOGS:
+                return self._stores.logs.reader(job.id).size or None
+            pages = [self._stores.artifacts.list(job.id, attempt, limit=0) for attempt in range(1, job.attempt + 1)]
+        except (OSError, ValueError, KeyError, TypeError, StoreUnavailable):
+            # Unreadable output (a damaged disk) is deleted as well.
+            logger.warning("output_not_measured", extra={"job_id": job.id, "what": kind.value}, exc_info=True)
+            return 0
+        return (
+            sum(page.total_bytes for page in pages) if any(page.total_files or page.skipped for page in pages) else None
+        )
+
+    def _remove_files(self, removals: Sequence[tuple[str, Kind]]) -> None:
+        gone = []
+        for job_id, kind in removals:
+            store = self._stores.logs if kind is Kind.LOGS else self._stores.artifacts
+            try:
+                store.remove(job_id)
+                if kind is Kind.LOGS:  # metrics are kept as long as the log
+                    metrics.remove(self._stores.database, job_id)
+            except (OSError, StoreUnavailable):
+                self.report.failed += 1
+                logger.warning("files_not_removed", extra={"job_id": job_id, "what": kind.value}, exc_info=True)
+            else:
+                gone.append((job_id, kind))
+        with self._stores.database.write() as session:
+            retention.done(session, gone)
+
+    def _discard_workspaces(self, days: int) -> None:
+        unused_since = time.time() - days * DAY_SECONDS
+        # Listed before the database query: a job submitted later marks its archive as used, which protects it.
+        unused = [archive for archive in self._stores.workspaces.archives() if archive.used_at < unused_since]
+        if not unused or self._time_is_up():
+            return
+        with self._stores.database.read() as session:
+            needed = retention.needed_workspaces(session, days)
+        for archive in unused:
+            if archive.sha256 in needed:
+                continue
+            if self._dry or self._discard(archive.sha256, unused_since):
+                self.report.workspaces.add(archive.size, datetime.fromtimestamp(archive.used_at, UTC))
+        self._progress(self.report)
+
+    def _discard(self, sha256: str, unused_since: float) -> bool:
+        try:
+            return self._stores.workspaces.discard(sha256, unused_since=unused_since)
+        except OSError:
+            self.report.failed += 1
+            logger.warning("workspace_not_removed", extra={"sha256": sha256}, exc_info=True)
+            return False

@@ -1,0 +1,102 @@
+"""A client for server-sent events that reconnects after a broken connection."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from gradient_cli import terminal
+from gradient_cli.api.transport import jittered
+from gradient_cli.errors import ClientError, LinkError
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+    Event = tuple[str, dict[str, Any]]
+
+_FIRST_DELAY = 0.5
+_LAST_DELAY = 10.0
+
+
+def parse(chunks: Iterable[bytes]) -> Iterator[Event]:
+    """Parse a stream of bytes into events (name and JSON data), skipping comments, which are keep-alives.
+
+    Raises:
+        LinkError: The data of an event is not a JSON object.
+    """
+    name = "message"
+    data: list[bytes] = []
+    for line in _lines(chunks):
+        if not line:
+            if data:
+                yield name, _object(b"\n".join(data))
+            name, data = "message", []
+            continue
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            name = value.decode("utf-8", "replace")
+        elif field == b"data":
+            data.append(value)
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    held: list[bytes] = []  # pieces of an unfinished line, joined only once, so that a long line takes linear time
+    for chunk in chunks:
+        if b"\n" not in chunk:
+            held.append(chunk)
+            continue
+        *ended, rest = b"".join([*held, chunk]).split(b"\n")
+        for line in ended:
+            yield line.removesuffix(b"\r")
+        held = [rest]
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise LinkError("the server's stream of events cannot be read", hint="Try again.", transient=False)
+    return value
+
+
+def follow(connect: Callable[[int], Iterable[bytes]], line: int) -> Iterator[Event]:
+    """Yield the events of a job's log after a line until `end`, reconnecting as often as needed.
+
+    Each line comes once and in order: a new connection resumes after the last line seen.
+
+    Args:
+        connect: Opens the stream after a line number.
+        line: The last line already seen; 0 for none.
+
+    Raises:
+        ClientError: A failure that is not transient.
+    """
+    delay, lost = _FIRST_DELAY, False
+    while True:
+        try:
+            for name, data in parse(connect(line)):
+                if lost:
+                    terminal.note(terminal.style("connected again", "dim", sys.stderr))
+                    delay, lost = _FIRST_DELAY, False
+                if name == "line":
+                    number = int(data["line"])
+                    if number <= line:
+                        continue
+                    line = number
+                yield name, data
+                if name == "end":
+                    return
+        except ClientError as error:
+            if not error.transient:
+                raise
+        if not lost:
+            terminal.note(terminal.style("connection lost, trying again…", "yellow", sys.stderr))
+            lost = True
+        time.sleep(jittered(delay))
+        delay = min(delay * 2, _LAST_DELAY)

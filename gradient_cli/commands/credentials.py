@@ -1,0 +1,207 @@
+"""`secrets` and `registries`: write-only credentials of jobs, read from a file, a pipe or a prompt, never a flag."""
+
+from __future__ import annotations
+
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK, UsageError
+from gradient_cli.formatting import ago, print_json, print_table
+from gradient_cli.options import add_connection, add_json, add_positional
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+
+    from gradient_cli.api.client import Api
+
+_STDIN = "-"
+
+
+def add_set_secret(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `secrets set`."""
+    add_positional(parser, "name", needed=True, metavar="NAME", help="what jobs call it: --envVars TOKEN=secret:NAME")
+    parser.add_argument("--from-file", metavar="FILE", help="take the value from a file, as it is")
+    _of_project(parser)
+    parser.set_defaults(run=set_secret)
+
+
+def add_list_secrets(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `secrets list`."""
+    _of_project(parser)
+    parser.set_defaults(run=list_secrets)
+
+
+def add_delete_secret(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `secrets delete`."""
+    add_positional(parser, "name", needed=True, metavar="NAME", help="the secret")
+    _of_project(parser)
+    parser.set_defaults(run=delete_secret)
+
+
+def add_set_registry(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `registries set`."""
+    _one_host(parser)
+    parser.add_argument("--username", metavar="NAME", help="who signs in")
+    parser.add_argument("--push", action="store_true", help="let jobs also push the images that they build with it")
+    _of_project(parser)
+    parser.set_defaults(run=set_registry)
+
+
+def add_list_registries(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `registries list`."""
+    _of_project(parser)
+    parser.set_defaults(run=list_registries)
+
+
+def add_delete_registry(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `registries delete`."""
+    _one_host(parser)
+    _of_project(parser)
+    parser.set_defaults(run=delete_registry)
+
+
+def _one_host(parser: argparse.ArgumentParser) -> None:
+    text = "as in the names of its images: ghcr.io, localhost:5000; docker.io is Docker Hub"
+    add_positional(parser, "host", needed=True, metavar="HOST", help=text)
+
+
+def _of_project(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--project", metavar="NAME", help="only for jobs of this project (default: for every project)")
+    _tail(parser)
+
+
+def _tail(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+    add_connection(parser)
+
+
+def set_secret(args: argparse.Namespace) -> int:
+    """Store a secret."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    project_id = _project_id(api, args.project)
+    # A file is sent unchanged: the newline at the end of a private key belongs to it.
+    value = _file(args.from_file) if args.from_file else asked_for("value", f"Value of {args.name}: ")
+    secret = api.set_secret(args.name, value, project_id)
+    if args.json:
+        print_json(secret)
+    else:
+        terminal.note(f"stored; jobs have it with --envVars {args.name}=secret:{args.name}")
+    return OK
+
+
+def list_secrets(args: argparse.Namespace) -> int:
+    """Print the names of secrets."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    found = api.secrets(_project_id(api, args.project))
+    if args.json:
+        print_json(found)
+    elif not found["secrets"]:
+        terminal.note("no secrets here; `gradient-cli secrets set NAME` stores one")
+    else:
+        rows = [[one["name"], ago(one["createdAt"]), ago(one["updatedAt"])] for one in found["secrets"]]
+        print_table(("NAME", "CREATED", "CHANGED"), rows)
+    return OK
+
+
+def delete_secret(args: argparse.Namespace) -> int:
+    """Delete a secret."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    api.delete_secret(args.name, _project_id(api, args.project))
+    return _deleted(args, args.name)
+
+
+def set_registry(args: argparse.Namespace) -> int:
+    """Store the login for a registry."""
+    from gradient_cli.api.client import connect
+
+    if not args.username:
+        raise UsageError("username: who signs in?", hint="For example --username alice.")
+    api = connect(args)
+    project_id = _project_id(api, args.project)
+    password = asked_for("password", f"Password of {args.username} at {args.host}: ")
+    registry = api.set_registry(args.host, args.username, password, project_id, push=args.push)
+    if args.json:
+        print_json(registry)
+    else:
+        also = ", and push" if args.push else ""
+        terminal.note(f"stored; workers sign in to {registry['host']} as {args.username}{also}")
+    return OK
+
+
+def list_registries(args: argparse.Namespace) -> int:
+    """Print the registries that workers log in to."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    found = api.registries(_project_id(api, args.project))
+    if args.json:
+        print_json(found)
+    elif not found["registries"]:
+        terminal.note("no registries yet; `gradient-cli registries set HOST --username NAME` stores one")
+    else:
+        rows = [
+            [one["host"], one["username"], "yes" if one.get("push") else "no", ago(one["updatedAt"])]
+            for one in found["registries"]
+        ]
+        print_table(("HOST", "USERNAME", "PUSH", "CHANGED"), rows)
+    return OK
+
+
+def delete_registry(args: argparse.Namespace) -> int:
+    """Delete the login for a registry."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    api.delete_registry(args.host, _project_id(api, args.project))
+    return _deleted(args, args.host)
+
+
+def _deleted(args: argparse.Namespace, what: str) -> int:
+    if args.json:
+        print_json({"name": what, "deleted": True})
+    else:
+        terminal.note(f"deleted {terminal.plain(what)}")
+    return OK
+
+
+def _project_id(api: Api, name: str | None) -> str | None:
+    if name is None:
+        return None
+    from gradient_cli.commands.projects import chosen
+
+    return str(chosen(api, name)["id"])
+
+
+def asked_for(field: str, prompt: str) -> str:
+    """Read a value that is never shown: from a prompt on a terminal, else all of stdin without its final newline.
+
+    Raises:
+        UsageError: The value is empty.
+    """
+    if terminal.is_tty(sys.stdin):
+        import getpass
+
+        value = getpass.getpass(prompt, stream=sys.stderr)
+    else:
+        value = _file(_STDIN).removesuffix("\n").removesuffix("\r")
+    if not value:
+        raise UsageError(f"{field}: nothing was given", hint="Type it when asked, or pipe it in.")
+    return value
+
+
+def _file(path: str) -> str:
+    try:
+        if path == _STDIN:
+            return sys.stdin.buffer.read().decode()
+        with open(path, "rb") as file:
+            return file.read().decode()
+    except UnicodeDecodeError:
+        where = "standard input" if path == _STDIN else path
+        raise UsageError(f"{where}: it is no UTF-8 text", hint="Encode it, for example with base64.") from None

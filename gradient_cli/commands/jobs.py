@@ -1,0 +1,317 @@
+"""`jobs list`, `show`, `stop`, `delete` and `wait`."""
+
+from __future__ import annotations
+
+import sys
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK, UsageError
+from gradient_cli.formatting import (
+    ago,
+    ahead,
+    describe_gpus,
+    describe_tpu,
+    describe_usage,
+    duration,
+    money,
+    ordinal,
+    port_words,
+    price,
+    print_fields,
+    print_json,
+    print_table,
+    starting,
+)
+from gradient_cli.options import (
+    add_connection,
+    add_job_id,
+    add_json,
+    add_option,
+    add_positional,
+    chosen_job,
+    this_folder,
+)
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+_PAGE = 200
+_IN_TURN = ("behind_jobs", "waiting_for_machine")
+_FILTERS = {
+    "state": ("STATE", "only jobs in this state"),
+    "project": ("NAME", "only jobs of this project"),
+    "projectId": ("ID", "only jobs of the project with this id"),
+    "machineType": ("NAME", "only jobs on this machine type"),
+    "name": ("TEXT", "only jobs with this name"),
+}
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs list`."""
+    for name, (metavar, text) in _FILTERS.items():
+        add_option(parser, f"--{name}", metavar=metavar, help=text)
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="how many at most (default: 50)")
+    parser.add_argument("--all", action="store_true", help="all of them, however many")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_jobs)
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs show`."""
+    _one_job(parser)
+    parser.set_defaults(run=show)
+
+
+def add_stop(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs stop`."""
+    _one_job(parser)
+    parser.set_defaults(run=stop)
+
+
+def add_delete(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs delete`."""
+    add_positional(parser, "id", needed=True, nargs="?", metavar="ID", help="the job; it must be named")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=delete)
+
+
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs wait`."""
+    add_job_id(parser)
+    parser.add_argument("--timeout", metavar="TIME", help="give up after so long: 90m, 2h, or seconds")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=wait)
+
+
+def _one_job(parser: argparse.ArgumentParser) -> None:
+    add_job_id(parser)
+    add_json(parser)
+    add_connection(parser)
+
+
+def list_jobs(args: argparse.Namespace) -> int:
+    """Print jobs, newest first."""
+    from gradient_cli.api.client import connect
+
+    if args.limit < 1:
+        raise UsageError(f"limit: {args.limit} is less than one job", hint="Say --limit 50, or --all.")
+    api = connect(args)
+    filters: dict[str, Any] = {name: getattr(args, name) for name in _FILTERS}
+    found: list[dict[str, Any]] = []
+    after: str | None = None
+    while True:
+        room = _PAGE if args.all else min(_PAGE, args.limit - len(found))
+        page = api.jobs({**filters, "limit": room, "after": after})
+        found += page["jobs"]
+        after = page.get("next")
+        if not after or not page["jobs"] or (not args.all and len(found) >= args.limit):
+            break
+    if args.json:
+        print_json({"jobs": found, "next": after})
+        return OK
+    _print_jobs(found, filtered=any(filters.values()))
+    if after:
+        terminal.note(f"the newest {len(found)}; --limit N or --all shows more")
+    return OK
+
+
+def _print_jobs(found: list[dict[str, Any]], *, filtered: bool) -> None:
+    if not found:
+        terminal.note(
+            "no such jobs; `gradient-cli jobs list` shows all of them"
+            if filtered
+            else "no jobs yet; `gradient-cli jobs create` submits one"
+        )
+        return
+    waits = [_waits(job) for job in found]
+    shown = any(waits)  # no empty column if no job waits
+    heads = ["ID", "NAME", "STATE", *(["WAITS"] if shown else []), "MACHINE", "PROJECT", "CREATED", "RAN", "COST"]
+    rows = [_row(job, [why] if shown else []) for job, why in zip(found, waits, strict=True)]
+    print_table(heads, rows, whole=("WAITS",), spare=("COST", "RAN") if shown else ())
+
+
+def _waits(job: dict[str, Any]) -> str:
+    """Return in few words why a job waits: `3rd, ~4m`, `no worker`, `silent, 5m`."""
+    if job.get("silentSince"):
+        return f"silent, {ago(job['silentSince']).removesuffix(' ago')}"
+    position = job.get("queuePosition")
+    if position is None:
+        return ""
+    reason = str(job.get("reason") or "")
+    # If the job only waits its turn, its position says more than the name of the reason.
+    short = reason.removeprefix("waiting_for_").removeprefix("project_").replace("_", " ")
+    why = ordinal(position) if reason in _IN_TURN else short
+    return ", ".join(part for part in (why, ahead(job.get("estimatedStartAt"))) if part)
+
+
+def _row(job: dict[str, Any], waits: list[str]) -> list[str]:
+    phase, state = job.get("phase"), str(job.get("state"))
+    told = not phase or phase.casefold() == state.casefold() or any(waits)
+    return [
+        str(job["id"]),
+        str(job.get("name") or ""),
+        state if told else f"{state} ({phase})",
+        *waits,
+        str(job.get("machineType") or ""),
+        str(job.get("project") or ""),
+        ago(job.get("createdAt")),
+        duration(job.get("durationSeconds")),
+        money(job.get("cost")),
+    ]
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print all details of a job."""
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    job = api.job(chosen_job(args.id, api.url))
+    if args.json:
+        print_json(job)
+        return OK
+    print_fields(_fields(job))
+    job_id = job["id"]
+    steps = [f"gradient-cli jobs logs {job_id}"]
+    if job.get("finishedAt"):
+        gone = {one["what"] for one in job.get("removed") or []}
+        steps = [] if "logs" in gone else steps
+        steps += [] if "artifacts" in gone else [f"gradient-cli jobs artifacts list {job_id}"]
+        steps += [f"gradient-cli jobs clone {job_id}"]
+    else:
+        steps = [f"{steps[0]} --follow", f"gradient-cli jobs stop {job_id}"]
+    terminal.note("\n".join(["next", *(f"  {step}" for step in steps)]))
+    return OK
+
+
+def _fields(job: dict[str, Any]) -> dict[str, str]:
+    from gradient_cli.follow import sentence
+
+    position, starts_at = job.get("queuePosition"), job.get("estimatedStartAt")
+    phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
+    exact = {
+        "id": str(job["id"]),
+        "name": str(job.get("name") or ""),
+        "project": str(job.get("project") or ""),
+        "state": sentence(job),
+        "reason": str(job.get("reason") or ""),
+        "phase": phase,
+        "queue position": "" if position is None else str(position),
+        "starts": f"{starting(starts_at)} ({starts_at}, an estimate from earlier jobs)" if starts_at else "",
+        "stopping": "asked for" if job.get("stopRequested") and not job.get("finishedAt") else "",
+        "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
+        "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
+        **_machine_fields(job),
+        "user": str(job.get("user") or ""),
+        **_image_fields(job),
+        "command": str(job.get("command") or ""),
+        "working directory": str(job.get("workingDir") or ""),
+        "workspace": str(job.get("workspace") or job.get("workspaceSha256") or ""),
+        "environment": ", ".join(f"{name}={value}" for name, value in (job.get("envVars") or {}).items()),
+        "ports": ", ".join(port_words(port) for port in job.get("ports") or []),
+        "tags": ", ".join(job.get("tags") or []),
+        "attempt": f"{job.get('attempt')} of {job.get('maxAttempts')}" if job.get("attempt") else "",
+        "time limit": duration(job.get("timeLimit")),
+        "clone of": str(job.get("parentJobId") or ""),
+    }
+    gone = {one["what"]: f"{one['message']} {_moment(one['at'])}" for one in job.get("removed") or []}
+    exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
+    times = {name: _moment(job.get(f"{name}At")) for name in ("created", "started", "finished")}
+    cost = " at ".join(part for part in (money(job.get("cost")), price(job)) if part)
+    ran = duration(job.get("durationSeconds"))
+    return {**exact, **times, "ran": ran, _cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
+    return {
+        "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
+        "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
+        "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
+        "cards": describe_gpus(job),
+        "TPU": describe_tpu(job),
+        "used": describe_usage(job),
+    }
+
+
+def _image_fields(job: dict[str, Any]) -> dict[str, str]:
+    container, image = str(job.get("container") or ""), str(job.get("image") or "")
+    built = job.get("relDockerfilePath") or "Dockerfile"
+    return {
+        "container": container,
+        "image": image if image != container else "",
+        "image digest": str(job.get("imageDigest") or ""),
+        "pull": str(job.get("imagePullPolicy") or ""),
+        "built from": str(built) + (", nothing is run" if job.get("buildOnly") else "")
+        if job.get("useDockerfile")
+        else "",
+        "pushed to": str(job.get("registryTarget") or ""),
+    }
+
+
+def _cost_label(job: dict[str, Any]) -> str:
+    return "would cost" if job.get("simulated") else "cost"
+
+
+def _moment(moment: str | None) -> str:
+    return f"{moment} ({ago(moment)})" if moment else ""
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Ask a job to stop."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.follow import sentence
+
+    api = connect(args)
+    job = api.stop_job(chosen_job(args.id, api.url))
+    if args.json:
+        print_json(job)
+    elif job.get("finishedAt"):
+        terminal.note(f"it had ended already: {sentence(job)}")
+    else:
+        grace = duration(job.get("stopGrace"))
+        terminal.note(f"stopping; the job has {grace or 'a moment'} to save its work")
+        terminal.note(f"  gradient-cli jobs wait {job['id']}")
+    return OK
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Delete a job; its id is required, the folder's last job is not assumed."""
+    from gradient_cli import config
+    from gradient_cli.api.client import connect
+
+    api = connect(args)
+    if not args.id:
+        last = config.last_job(this_folder(), api.url)
+        hint = f"The last one of this folder: `gradient-cli jobs delete {last}`." if last else "Name it by its id."
+        raise UsageError("which job? What is deleted must be named", hint=hint)
+    api.delete_job(args.id)
+    if args.json:
+        print_json({"id": args.id, "deleted": True})
+    else:
+        terminal.note(f"deleted {terminal.plain(args.id)}")
+    return OK
+
+
+def wait(args: argparse.Namespace) -> int:
+    """Wait for a job's end and exit with its exit code."""
+    from gradient_cli import follow
+    from gradient_cli.api.client import connect
+    from gradient_cli.workspace.spec import seconds
+
+    timeout = None if args.timeout is None else seconds("timeout", args.timeout)
+    api = connect(args)
+    job_id = chosen_job(args.id, api.url)
+    try:
+        job = follow.wait(api, job_id, timeout)
+    except KeyboardInterrupt:
+        return follow.detach(job_id)
+    if args.json:
+        print_json(job)
+    else:
+        follow.summarise(api, job)
+    sys.stdout.flush()
+    return follow.exit_code(job)

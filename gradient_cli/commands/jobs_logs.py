@@ -1,0 +1,75 @@
+"""`jobs logs`: print a job's output, and follow it."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK, UsageError
+from gradient_cli.formatting import removed_line
+from gradient_cli.options import add_connection, add_job_id, chosen_job
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+_PAGE = 2000
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `jobs logs`."""
+    add_job_id(parser)
+    parser.add_argument("--follow", "-f", action="store_true", help="stay to the end, and take over its exit code")
+    parser.add_argument("--line", type=int, metavar="N", help="only lines after this one")
+    parser.add_argument("--tail", type=int, metavar="N", help="only the last so many lines")
+    parser.add_argument("--raw", action="store_true", help="leave terminal escapes as they are")
+    parser.add_argument("--timestamps", action="store_true", help="put each line's time before it")
+    parser.add_argument("--json", action="store_true", help="print each line as a JSON object, one a line")
+    add_connection(parser)
+    parser.set_defaults(run=logs)
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print a job's log; with `--follow`, until the job ends."""
+    from gradient_cli.api.client import connect
+    from gradient_cli.follow import JsonPrinter, LogPrinter, attach
+
+    if args.line is not None and args.tail is not None:
+        raise UsageError("line and tail: both say where to begin", hint="Give one of them.")
+    for name in ("line", "tail"):
+        if (getattr(args, name) or 0) < 0:
+            raise UsageError(f"{name}: it cannot be negative", hint=f"For example --{name} 100.")
+    api = connect(args)
+    job_id = chosen_job(args.id, api.url)
+    printer = JsonPrinter() if args.json else LogPrinter(raw=args.raw, timestamps=args.timestamps)
+    seen = args.line or 0
+    if args.follow and args.tail is None:
+        api.job(job_id)  # fail at once on an unknown job or an unreachable server, which following would retry
+    else:
+        for row in _pages(api, job_id, seen, args.tail):
+            printer.line(row)
+            seen = int(row["line"])
+    if args.follow:
+        return attach(api, job_id, printer, line=seen)
+    if seen == (args.line or 0):
+        _tell_none(api.logs(job_id, line=seen, limit=1), more=bool(args.line))
+    return OK
+
+
+def _tell_none(page: dict[str, Any], *, more: bool) -> None:
+    """Print why there were no lines: none exist, none exist yet, or they were deleted."""
+    if page.get("removed"):
+        terminal.note(removed_line(page["removed"]))
+    else:
+        terminal.note(f"no {'more ' if more else ''}lines{'' if page.get('complete') else ' yet'}")
+
+
+def _pages(api: Api, job_id: str, line: int, tail: int | None) -> Iterator[dict[str, Any]]:
+    page = api.logs(job_id, line=line, tail=tail, limit=_PAGE)
+    while rows := page["lines"]:
+        yield from rows
+        if tail is not None:
+            return
+        page = api.logs(job_id, line=int(rows[-1]["line"]), limit=_PAGE)

@@ -1,0 +1,76 @@
+"""`login`: store the server's address and an API key."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gradient_cli import config, terminal
+from gradient_cli.errors import OK, ClientError, UsageError
+from gradient_cli.formatting import print_json
+from gradient_cli.options import add_connection, add_json
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+def add_login(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `login`."""
+    add_json(parser)
+    add_connection(
+        parser,
+        url="the server (default: GRADIENT_URL, else asked for)",
+        key="the key (default: GRADIENT_API_KEY, else asked for)",
+    )
+    parser.set_defaults(run=login)
+
+
+def login(args: argparse.Namespace) -> int:
+    """Check a key against its server, then save both in a file that only this user can read."""
+    from gradient_cli.api.client import Api
+    from gradient_cli.api.transport import Transport
+
+    url = getattr(args, "url", None) or os.environ.get("GRADIENT_URL") or _ask("url", "Server: ")
+    key = getattr(args, "apiKey", None) or os.environ.get("GRADIENT_API_KEY") or _ask("apiKey", "API key: ")
+    settings = config.Settings(url.strip(), config.clean_key(key), "login")
+    Api(Transport(settings.url, settings.key)).projects()
+    _warn_if_open(settings.url)
+    path = config.login_file()
+    try:
+        config.write_json(path, {"url": settings.url, "apiKey": settings.key})
+    except OSError as error:
+        raise ClientError(
+            f"cannot write {path}: {error.strerror}", hint="Repair its permissions, or set XDG_CONFIG_HOME."
+        ) from None
+    if args.json:
+        print_json({"url": settings.url, "path": path})
+    else:
+        terminal.note(f"logged in to {settings.url}; saved in {path}")
+    return OK
+
+
+def _ask(name: str, prompt: str) -> str:
+    if not (terminal.is_tty(sys.stdin) and terminal.is_tty(sys.stderr)):
+        raise UsageError(f"{name}: it is needed to log in", hint=f"Say --{name} VALUE: nobody is here to be asked.")
+    if name == "apiKey":
+        import getpass
+
+        answer = getpass.getpass(prompt, stream=sys.stderr)
+    else:
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+    if not answer.strip():
+        raise UsageError(f"{name}: nothing was entered", hint="Run `gradient-cli login` again.")
+    return answer.strip()
+
+
+def _warn_if_open(url: str) -> None:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        terminal.note("warning: over http:// the key travels readable to everyone on the way; prefer https://")

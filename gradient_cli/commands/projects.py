@@ -1,0 +1,207 @@
+"""`projects init`, `create`, `list`, `show` and `update`."""
+
+from __future__ import annotations
+
+import os
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK, REFUSED, ClientError, UsageError
+from gradient_cli.formatting import ago, count, print_fields, print_json, print_table
+from gradient_cli.options import add_connection, add_json, add_option, add_positional
+from gradient_cli.workspace import project_file
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from gradient_cli.api.client import Api
+
+_PREFILLED = {"project": "NAME", "machineType": "NAME", "container": "IMAGE", "command": "TEXT", "workspace": "PATH"}
+# By option: the words accepted besides a number, and the value sent for each.
+_CHANGES: dict[str, dict[str, str | None]] = {
+    "maxRunning": {"none": None},
+    "keepLogsDays": {"forever": None, "default": "default"},
+    "keepArtifactsDays": {"forever": None, "default": "default"},
+}
+_HELPS = {
+    "maxRunning": ("N|none", "jobs of it that run at once, at most"),
+    "keepLogsDays": ("N|forever|default", "days that logs are kept after a job's end; default: as the service is set"),
+    "keepArtifactsDays": ("N|forever|default", "the same for artifacts"),
+}
+
+
+def add_init(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `projects init`."""
+    for name, metavar in _PREFILLED.items():
+        add_option(parser, f"--{name}", metavar=metavar, help=f"write this {name} into the file")
+    add_json(parser)
+    parser.set_defaults(run=init)
+
+
+def add_create(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `projects create`."""
+    add_positional(parser, "name", needed=True, metavar="NAME", nargs="?", help="the project's name")
+    parser.add_argument("--name", dest="named", metavar="NAME", help="the same, as a flag")
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=create)
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `projects list`."""
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_projects)
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `projects show`."""
+    _one_project(parser)
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=show)
+
+
+def add_update(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `projects update`."""
+    _one_project(parser)
+    for name, (metavar, text) in _HELPS.items():
+        add_option(parser, f"--{name}", metavar=metavar, help=text)
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=update)
+
+
+def _one_project(parser: argparse.ArgumentParser) -> None:
+    add_positional(parser, "project", needed=True, metavar="NAME_OR_ID", nargs="?", help="the project")
+
+
+def init(args: argparse.Namespace) -> int:
+    """Write a project file into this folder, never overwriting one."""
+    path = os.path.join(os.getcwd(), project_file.NAME)
+    values = {name: getattr(args, name) for name in _PREFILLED if getattr(args, name)}
+    values.setdefault("project", os.path.basename(os.getcwd()) or "default")
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(project_file.template(values))
+    except FileExistsError:
+        raise ClientError(f"{path} is there already", hint="Edit it, or remove it first.") from None
+    if args.json:
+        print_json({"path": path})
+    else:
+        terminal.note(f"wrote {path}: fill it in, then `gradient-cli jobs create` needs no flags here")
+    return OK
+
+
+def create(args: argparse.Namespace) -> int:
+    """Create a project, or find the one of that name."""
+    from gradient_cli.api.client import connect
+
+    name = args.name or args.named
+    if not name:
+        raise UsageError("name: a project needs one", hint="For example: gradient-cli projects create vision")
+    project = connect(args).create_project(name)
+    if args.json:
+        print_json(project)
+    else:
+        print(project["id"])
+    return OK
+
+
+def list_projects(args: argparse.Namespace) -> int:
+    """Print the projects."""
+    from gradient_cli.api.client import connect
+
+    found = connect(args).projects()
+    if args.json:
+        print_json(found)
+    elif not found["projects"]:
+        terminal.note("no projects yet; `gradient-cli projects create NAME` makes one")
+    else:
+        print_table(("ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"), [_row(one) for one in found["projects"]])
+    return OK
+
+
+def _row(project: dict[str, Any]) -> list[str]:
+    counts = [str(project.get(name, "")) for name in ("jobCount", "queuedCount")]
+    return [project["id"], project["name"], counts[0], _running(project), counts[1], ago(project.get("createdAt"))]
+
+
+def _running(project: dict[str, Any]) -> str:
+    """Format the number of running jobs with its limit: `2 of 4`."""
+    most = project.get("maxRunning")
+    return f"{project.get('runningCount', '')}{'' if most is None else f' of {most}'}"
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print one project."""
+    from gradient_cli.api.client import connect
+
+    _print(args, chosen(connect(args), args.project))
+    return OK
+
+
+def update(args: argparse.Namespace) -> int:
+    """Change a project's limit and policies, and print the result."""
+    from gradient_cli.api.client import connect
+
+    given = {name: getattr(args, name) for name in _CHANGES if getattr(args, name) is not None}
+    changes = {name: _value(name, text) for name, text in given.items()}
+    if not changes:
+        raise UsageError("nothing to change", hint="For example --maxRunning 4, or --keepArtifactsDays 90.")
+    api = connect(args)
+    _print(args, api.update_project(chosen(api, args.project)["id"], changes))
+    return OK
+
+
+def _value(name: str, text: str) -> int | str | None:
+    words = _CHANGES[name]
+    if text in words:
+        return words[text]
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        others = " or ".join(words)
+        raise UsageError(f"{name}: {text!r} is not a number from 1 on", hint=f"Give a whole number, or say {others}.")
+    return int(text)
+
+
+def chosen(api: Api, given: str | None) -> dict[str, Any]:
+    """Find the project with this id, else the one of this name."""
+    if not given:
+        raise UsageError("which project? It must be named", hint="`gradient-cli projects list` shows them.")
+    found: list[dict[str, Any]] = api.projects()["projects"]
+    for key in ("id", "name"):
+        for project in found:
+            if project[key] == given:
+                return project
+    raise ClientError(
+        f"no project has the name or id {given!r}",
+        hint="`gradient-cli projects list` shows them; `gradient-cli projects create NAME` makes one.",
+        code=REFUSED,
+    )
+
+
+def _print(args: argparse.Namespace, project: dict[str, Any]) -> None:
+    if args.json:
+        print_json(project)
+        return
+    most = project.get("maxRunning")
+    print_fields(
+        {
+            "id": project["id"],
+            "name": project["name"],
+            "jobs": str(project.get("jobCount", "")),
+            "running": str(project.get("runningCount", "")),
+            "waiting": str(project.get("queuedCount", "")),
+            "at once": "no limit of its own" if most is None else f"at most {most}",
+            "keeps logs": _kept(project, "keepLogs"),
+            "keeps artifacts": _kept(project, "keepArtifacts"),
+            "created": " ".join(filter(None, [project.get("createdAt"), f"({ago(project.get('createdAt'))})"])),
+        }
+    )
+
+
+def _kept(project: dict[str, Any], name: str) -> str:
+    days = project.get(f"{name}Days")
+    length = "for good" if days is None else f"{count(days, 'day')} after a job's end"
+    return length + (" (as the service is set)" if project.get(f"{name}By") == "service" else "")

@@ -1,0 +1,50 @@
+"""`tpus`: list the billed TPUs and the jobs that own them."""
+
+from __future__ import annotations
+
+from gradient_cli import terminal
+from gradient_cli.errors import OK
+from gradient_cli.formatting import ago, money, print_json, print_table
+from gradient_cli.options import add_connection, add_json
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Set up the parser of `tpus list`."""
+    add_json(parser)
+    add_connection(parser)
+    parser.set_defaults(run=list_tpus)
+
+
+def list_tpus(args: argparse.Namespace) -> int:
+    """Print the TPUs."""
+    from gradient_cli.api.client import connect
+
+    found = connect(args).tpus()
+    if args.json:
+        print_json(found)
+    elif not found["tpus"]:
+        terminal.note("no TPU is held or asked for: nothing bills")
+    else:
+        heads = ("NAME", "ZONE", "TYPE", "WAY", "STATE", "HEALTH", "JOB", "BILLS SINCE", "COST")
+        print_table(heads, [_row(one) for one in found["tpus"]], whole=("JOB",), spare=("WAY", "HEALTH", "ZONE"))
+    return OK
+
+
+def _row(tpu: dict[str, Any]) -> list[str]:
+    simulated = " (simulated)" if tpu.get("simulated") else ""
+    return [
+        str(tpu["name"]),
+        str(tpu.get("zone") or ""),
+        f"{tpu.get('machineType') or ''}{simulated}",
+        str(tpu.get("way") or ""),
+        str(tpu.get("state") or ""),
+        str(tpu.get("health") or ""),
+        str(tpu.get("jobId") or ""),
+        ago(tpu.get("billedAt")) or "not yet",
+        money(tpu.get("cost")),
+    ]

@@ -1,0 +1,274 @@
+"""Packing of a folder into a reproducible archive, so that an unchanged workspace is not uploaded again."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+
+from gradient_cli.errors import ClientError
+from gradient_cli.formatting import count
+from gradient_cli.workspace.ignore import Rules
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import BinaryIO, Self
+
+# Fast: most bytes of a workspace other than text do not compress, and the user waits.
+_LEVEL = 3
+# The same mtime for every file, so that a fresh clone gives the same bytes; 1980 is the earliest in a zip.
+_MTIME = 315532800
+_NAMED = 10
+
+
+class Entry:
+    """One file, folder or link of a workspace.
+
+    Attributes:
+        path: Relative to the folder, with slashes.
+        kind: `file`, `folder` or `link`.
+        mode: Its permission bits.
+        size: Bytes of a file, 0 for others.
+        target: The target of a link, relative to the link.
+    """
+
+    __slots__ = ("kind", "mode", "path", "size", "target")
+
+    def __init__(self, path: str, kind: str, mode: int, size: int = 0, target: str = "") -> None:
+        self.path = path
+        self.kind = kind
+        self.mode = mode
+        self.size = size
+        self.target = target
+
+
+class Folder:
+    """The contents of a workspace folder.
+
+    Attributes:
+        root: The folder's absolute path.
+        entries: The entries to pack, in the order of the archive.
+        skipped: Paths that cannot be packed, each with the reason.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.realpath(root)
+        self.entries: list[Entry] = []
+        self.skipped: list[tuple[str, str]] = []
+        unreadable: list[str] = []
+        self._scan(self.root, "", Rules.for_root(self.root), unreadable)
+        _refuse(unreadable)
+        self.entries.sort(key=lambda entry: os.fsencode(entry.path))
+
+    @property
+    def files(self) -> list[Entry]:
+        """The regular files."""
+        return [entry for entry in self.entries if entry.kind == "file"]
+
+    @property
+    def size(self) -> int:
+        """Total bytes of all files, before compression."""
+        return sum(entry.size for entry in self.entries)
+
+    def largest(self) -> list[Entry]:
+        """Return the ten largest files, largest first."""
+        return sorted(self.files, key=lambda entry: (-entry.size, entry.path))[:_NAMED]
+
+    def _scan(self, folder: str, prefix: str, rules: Rules, unreadable: list[str]) -> None:
+        try:
+            with os.scandir(folder) as found:
+                items = list(found)
+        except OSError:
+            unreadable.append(prefix or folder)
+            return
+        for item in items:
+            path = prefix + item.name
+            is_folder = item.is_dir(follow_symlinks=False)
+            if rules.leaves_out(item.path, is_folder=is_folder):
+                continue
+            try:
+                status = item.stat(follow_symlinks=False)
+            except OSError:
+                unreadable.append(path)
+                continue
+            mode = stat.S_IMODE(status.st_mode) & 0o777
+            if is_folder:
+                self.entries.append(Entry(path, "folder", mode))
+                self._scan(item.path, f"{path}/", Rules(item.path, rules), unreadable)
+            elif item.is_symlink():
+                self._add_link(item.path, path)
+            elif not stat.S_ISREG(status.st_mode):
+                self.skipped.append((path, "neither a file nor a folder"))
+            elif not os.access(item.path, os.R_OK):
+                unreadable.append(path)
+            else:
+                self.entries.append(Entry(path, "file", mode, status.st_size))
+
+    def _add_link(self, full: str, path: str) -> None:
+        written = os.readlink(full)
+        here = os.path.dirname(full)
+        target = os.path.normpath(os.path.join(here, written))
+        if _inside(target, self.root) and _inside(os.path.realpath(full), self.root):
+            relative = os.path.relpath(target, here) if os.path.isabs(written) else written
+            self.entries.append(Entry(path, "link", 0o777, target=relative))
+        else:
+            self.skipped.append((path, f"a link that leaves the folder, to {written}"))
+
+
+class Archive:
+    """A workspace archive; a temporary one is deleted at the end of a `with` block.
+
+    Attributes:
+        path: The archive file.
+        sha256: Its SHA-256 digest, in hexadecimal.
+        size: Its size in bytes.
+    """
+
+    def __init__(self, path: str, sha256: str, size: int, *, temporary: bool) -> None:
+        self.path = path
+        self.sha256 = sha256
+        self.size = size
+        self._temporary = temporary
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._temporary:
+            os.unlink(self.path)
+
+
+def existing(path: str) -> Archive:
+    """Open an archive that the user made.
+
+    Raises:
+        ClientError: The archive cannot be read, or is neither a zip nor a gzip file.
+    """
+    try:
+        with open(path, "rb") as file:
+            if file.read(2) not in {b"PK", b"\x1f\x8b"}:
+                raise ClientError(
+                    f"workspace: {path} is neither a zip nor a tar.gz file", hint="Give the folder itself instead."
+                )
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256")
+            return Archive(path, digest.hexdigest(), file.tell(), temporary=False)
+    except OSError as error:
+        raise ClientError(f"workspace: cannot read {path}: {error.strerror}", hint="Check the file.") from None
+
+
+def pack(folder: Folder, progress: Callable[[int], None]) -> Archive:
+    """Write a folder into a temporary tar.gz file, in bounded memory.
+
+    Args:
+        folder: The contents.
+        progress: Called with the number of bytes of the folder's files read so far.
+
+    Raises:
+        ClientError: A file cannot be read or changes meanwhile, or there is no room for the archive.
+    """
+    descriptor, path = tempfile.mkstemp(prefix="gradient-workspace-", suffix=".tar.gz")
+    try:
+        with open(descriptor, "wb") as raw:
+            sink = _Sink(raw)
+            _write(folder, sink, progress)
+        return Archive(path, sink.digest.hexdigest(), sink.size, temporary=True)
+    except BaseException as error:
+        os.unlink(path)
+        if isinstance(error, OSError):
+            raise _no_room(error) from None
+        raise
+
+
+def _write(folder: Folder, sink: _Sink, progress: Callable[[int], None]) -> None:
+    done = 0
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=_LEVEL, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for entry in folder.entries:
+            if entry.kind == "file":
+                _add_file(tar, folder.root, entry)
+                done += entry.size
+                progress(done)
+            else:
+                tar.addfile(_header(entry))
+
+
+def _header(entry: Entry) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(entry.path)
+    header.type = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}[entry.kind]
+    header.mode, header.mtime, header.size, header.linkname = entry.mode, _MTIME, entry.size, entry.target
+    return header
+
+
+def _add_file(tar: tarfile.TarFile, root: str, entry: Entry) -> None:
+    hint = "Let whatever writes it finish, or leave it out with a .gradientignore; then submit again."
+    try:
+        # Neither follow nor block: since the scan, the file may have become a link or a pipe.
+        descriptor = os.open(os.path.join(root, entry.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise ClientError(f"workspace: cannot read {entry.path}: {error.strerror}", hint=hint) from None
+    with open(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_size != entry.size:
+            raise ClientError(f"workspace: {entry.path} changed while it was packed", hint=hint)
+        try:
+            tar.addfile(_header(entry), file)
+        except OSError as error:
+            if error.errno is not None:
+                raise ClientError(f"workspace: cannot pack {entry.path}: {error.strerror}", hint=hint) from None
+            raise ClientError(f"workspace: {entry.path} changed while it was packed", hint=hint) from None
+
+
+class _Sink:
+    """A file that tracks the digest and the size of the data written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        self.size += len(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            raise _no_room(error) from None
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _no_room(error: OSError) -> ClientError:
+    return ClientError(
+        f"cannot write the archive in {tempfile.gettempdir()}: {error.strerror}",
+        hint="Make room there, or set TMPDIR to a folder that has some.",
+    )
+
+
+def _inside(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _refuse(unreadable: list[str]) -> None:
+    if not unreadable:
+        return
+    named = ", ".join(sorted(unreadable)[:_NAMED])
+    more = f" and {len(unreadable) - _NAMED} more" if len(unreadable) > _NAMED else ""
+    raise ClientError(
+        f"workspace: cannot read {count(len(unreadable), 'file')}: {named}{more}",
+        hint="Repair the permissions, or leave them out with a .gradientignore.",
+    )
+
+
+def notes(folder: Folder) -> Iterator[str]:
+    """Yield a sentence for each skipped path."""
+    for path, why in folder.skipped[:_NAMED]:
+        yield f"left out {path}: {why}"
+    if len(folder.skipped) > _NAMED:
+        yield f"left out {len(folder.skipped) - _NAMED} more of the kind"

@@ -1,0 +1,143 @@
+"""Downloads of artifacts: resumed after an interruption, verified, and confined to the target folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+
+from gradient_cli import terminal
+from gradient_cli.api.transport import retrying
+from gradient_cli.errors import ClientError
+from gradient_cli.progress import Progress
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+    from gradient_cli.api.client import Api
+
+_DELAYS = (0.3, 1.0, 2.0, 4.0)
+_PART_OF_FILE = 206
+
+
+class Target:
+    """The folder that a job's files are downloaded into.
+
+    Args:
+        root: The folder; created with the first file.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def fetch(self, api: Api, job_id: str, file: dict[str, Any]) -> bool:
+        """Download one file; return False if the same file was there already.
+
+        Raises:
+            ClientError: The path leads out of the folder, or the file cannot be written or arrives damaged.
+        """
+        path = self._place(str(file["path"]))
+        digest = file.get("sha256")
+        try:
+            if digest and os.path.isfile(path) and not os.path.islink(path) and _digest(path) == digest:
+                return False
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._stay_inside(path, str(file["path"]))
+            # Named after the digest: if the file has changed meanwhile, a part of the old one is not continued.
+            name = f".{digest[:32]}.part" if digest else f".{os.urandom(16).hex()}.part"
+            part = os.path.join(os.path.dirname(path), name)
+            _Download(api, job_id, file, part).run()
+            os.replace(part, path)
+        except OSError as error:
+            raise ClientError(
+                f"cannot write {terminal.plain(path)}: {error.strerror}",
+                hint="Make room or choose another folder with --to; what has come is kept and will be continued.",
+            ) from None
+        return True
+
+    def _place(self, path: str) -> str:
+        parts = path.split("/")
+        if not path or "\0" in path or "\\" in path or any(part in {"", ".", ".."} for part in parts):
+            raise _leaving(path)
+        return os.path.join(self.root, *parts)
+
+    def _stay_inside(self, place: str, path: str) -> None:
+        root, folder = os.path.realpath(self.root), os.path.realpath(os.path.dirname(place))
+        if folder != root and not folder.startswith(root.rstrip("/") + "/"):
+            raise _leaving(path)
+
+
+class _Download:
+    """The download of one file into its part file."""
+
+    def __init__(self, api: Api, job_id: str, file: dict[str, Any], part: str) -> None:
+        self._api = api
+        self._job_id = job_id
+        self._path = str(file["path"])
+        self._digest = file.get("sha256")
+        self._part = part
+        self._size = int(file["size"])
+        self._progress = Progress(terminal.plain(self._path), self._size, quiet=True)
+
+    def run(self) -> None:
+        """Download and verify the file, resuming what a broken connection left."""
+        try:
+            retrying(self._transfer, _DELAYS)
+            if self._damaged():  # the part left by an earlier attempt may have been damaged
+                os.unlink(self._part)
+                retrying(self._transfer, _DELAYS)
+                self._refuse_damaged()
+        except BaseException:
+            if self._digest is None:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._part)  # without a digest, a part cannot be verified
+            raise
+        finally:
+            self._progress.close()
+
+    def _refuse_damaged(self) -> None:
+        if self._damaged():
+            os.unlink(self._part)
+            raise ClientError(
+                f"{terminal.plain(self._path)} arrived damaged twice: its sha256 is not the listed one",
+                hint="If the job still writes it, wait for its end; else something on the way changes files.",
+            )
+
+    def _damaged(self) -> bool:
+        return self._digest is not None and _digest(self._part) != self._digest
+
+    def _transfer(self) -> None:
+        descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with open(descriptor, "r+b") as file:
+            have = file.seek(0, os.SEEK_END) if self._digest else 0
+            if self._digest and have and have >= self._size:
+                return
+            self._receive(file, have)
+
+    def _receive(self, file: BinaryIO, have: int) -> None:
+        response = self._api.artifact(self._job_id, self._path, offset=have, etag=self._digest or "")
+        if response.status != _PART_OF_FILE:
+            have = 0
+        file.seek(have)
+        file.truncate()
+        try:
+            for chunk in self._api.chunks(response):
+                file.write(chunk)
+                have += len(chunk)
+                self._progress.update(have)
+        except BaseException:
+            self._api.hang_up()  # the rest of this response must not be read as the next one
+            raise
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _leaving(path: str) -> ClientError:
+    return ClientError(
+        f"artifact {path!r} would be written outside of the folder",
+        hint="It was left; choose another folder with --to.",
+    )

@@ -1,0 +1,328 @@
+"""Builds a job's spec from flags and the project file."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from gradient_cli.errors import UsageError
+from gradient_cli.options import add_option
+from gradient_cli.workspace import project_file
+
+TYPE_CHECKING = False  # the name type checkers know; importing typing for it would slow every start
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+    from typing import Any
+
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_LENGTH = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a job."""
+    for name, (_, metavar, text) in _FIELDS.items():
+        add_option(parser, f"--{name}", metavar=metavar, help=text)
+    for name, text in _FLAGS.items():
+        add_option(parser, f"--{name}", action="store_true", default=None, help=text)
+    add_option(
+        parser,
+        "--workspace",
+        metavar="PATH|URL|none",
+        help="a folder, an archive (.zip, .tar.gz), a git URL, or none (default: this folder)",
+    )
+    add_option(
+        parser,
+        "--envVars",
+        metavar="NAME=VALUE",
+        action="append",
+        help="an environment variable, or a JSON object of them; NAME alone takes its value from here, and "
+        "NAME=secret:SECRET has the job get that secret's; repeatable",
+    )
+    add_option(
+        parser,
+        "--ports",
+        metavar="EXTERNAL:INTERNAL",
+        action="append",
+        help="a port to reach the job at, :https at its end for such a link; INTERNAL alone has the machine choose; "
+        "comma separated or repeatable",
+    )
+    add_option(
+        parser,
+        "--registryPassword",
+        metavar="-",
+        help="for --registryUsername: - reads it from standard input; without this it is asked for",
+    )
+    add_option(parser, "--tag", metavar="TAG", action="append", help="a label, shown with the job; repeatable")
+
+
+def resolve(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Merge flags over the project file into the job's fields and its workspace.
+
+    Returns:
+        The fields by their API names, without the workspace; and the workspace: a path, a URL or `none`.
+
+    Raises:
+        UsageError: A value has the wrong form, an option is unknown, or a required one is missing.
+    """
+    path = project_file.find()
+    filed = project_file.read(path) if path else {}
+    if path:
+        _refuse_unknown(filed, path)
+    spec: dict[str, Any] = {}
+    for name, (convert, _, _) in _FIELDS.items():
+        given = getattr(args, name)
+        value = filed.get(name) if given is None else given
+        if value is not None:
+            spec[_SENT_AS.get(name, name)] = _converted(convert, name, value, path if given is None else None)
+    for name in _FLAGS:
+        given = getattr(args, name)
+        if _said(name, filed.get(name), path) if given is None else given:
+            spec[name] = True
+    _one_project(spec, args, path)
+    variables = {**_filed_variables(filed.get("envVars"), path), **_variables(args.envVars)}
+    if variables:
+        spec["envVars"] = variables
+    tags = args.tag or _listed("tags", filed.get("tags"))
+    if tags:
+        spec["tags"] = tags
+    ports = args.ports or _filed_ports(filed.get("ports"))
+    if ports:
+        spec["ports"] = ports
+    _add_password(spec, args.registryPassword)
+    _require(spec)
+    return spec, _workspace(args.workspace, filed.get("workspace"), path)
+
+
+def _filed_ports(filed: object) -> list[str]:
+    return [filed] if isinstance(filed, str) else _listed("ports", filed)
+
+
+def _add_password(spec: dict[str, Any], given: str | None) -> None:
+    """Read the registry password: the value of a flag would be visible to every user of this machine."""
+    if given not in {None, "-"}:
+        raise UsageError(
+            "registryPassword: everybody on this machine can read a command line",
+            hint="Say --registryPassword - and pipe it in, or leave it out to be asked.",
+        )
+    if "registryUsername" in spec:
+        from gradient_cli.commands.credentials import asked_for
+
+        spec["registryPassword"] = asked_for("registryPassword", f"Registry password of {spec['registryUsername']}: ")
+    elif given is not None:
+        raise UsageError("registryUsername: who signs in?", hint="For example --registryUsername alice.")
+
+
+def _converted(convert: Callable[[str, object], object], name: str, value: object, path: str | None) -> object:
+    """Convert the value of a field; an error in a project file names the file."""
+    try:
+        return convert(name, value)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}" if path else str(error), hint=error.hint) from None
+
+
+def _workspace(given: str | None, filed: object, path: str | None) -> str:
+    if given is not None:
+        return given
+    folder = os.path.dirname(path) if path else os.getcwd()
+    if filed is None:
+        return _default_workspace(folder)
+    text = _text("workspace", filed)
+    return text if text == "none" or is_url(text) else os.path.join(folder, os.path.expanduser(text))
+
+
+def _default_workspace(folder: str) -> str:
+    if os.path.realpath(folder) in {"/", os.path.realpath(os.path.expanduser("~"))}:
+        raise UsageError(
+            f"workspace: all of {folder} would be uploaded",
+            hint="Change to the folder of your code, or say --workspace PATH, or --workspace none.",
+        )
+    return folder
+
+
+def is_url(text: str) -> bool:
+    """Return whether a workspace is a git URL."""
+    return "://" in text or text.startswith("git@")
+
+
+def _refuse_unknown(filed: dict[str, Any], path: str) -> None:
+    known = [*_FIELDS, *_FLAGS, "workspace", "envVars", "tags", "ports"]
+    for name in filed:
+        if name in known:
+            continue
+        if name == "registryPassword":
+            raise UsageError(f"{path}: registryPassword has no place in a file", hint="Leave it out to be asked.")
+        if name in {"url", "apiKey"}:
+            hint = "Where to send a job, and with which key, is never taken from a project: use `gradient-cli login`."
+        else:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"It can hold: {', '.join(known)}."
+        raise UsageError(f"{path}: unknown option {name!r}", hint=hint)
+
+
+def _one_project(spec: dict[str, Any], args: argparse.Namespace, path: str | None) -> None:
+    if "project" not in spec or "projectId" not in spec:
+        return
+    if args.project is not None and args.projectId is None:
+        del spec["projectId"]
+    elif args.projectId is not None and args.project is None:
+        del spec["project"]
+    else:
+        where = f" in {path}" if path and args.project is None else ""
+        raise UsageError(f"project: it is named both by project and by projectId{where}", hint="Give one of them.")
+
+
+def _require(spec: dict[str, Any]) -> None:
+    if spec.get("buildOnly"):
+        spec.setdefault("command", "")
+    elif not spec.get("command"):
+        raise UsageError(
+            "command: a job needs one",
+            hint="Say --command 'python main.py', or write it into .gradient.toml (`gradient-cli projects init`).",
+        )
+    if not spec.get("machineType"):
+        raise UsageError(
+            "machineType: a job needs one",
+            hint="Say --machineType NAME; `gradient-cli machine-types` lists them.",
+        )
+
+
+def _variables(given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if isinstance(given, dict):
+        return {name: _value(name, value) for name, value in given.items()}
+    found: dict[str, str] = {}
+    for item in _listed("envVars", given):
+        found.update(_object(item) if item.lstrip().startswith("{") else _assignment(item))
+    return found
+
+
+def _filed_variables(given: object, path: str | None) -> dict[str, str]:
+    if given is None or isinstance(given, (dict, list)):
+        return _variables(given)
+    raise UsageError(f"{path}: envVars: it must be a table", hint='Write [envVars] on a line of its own, then A = "1".')
+
+
+def _object(text: str) -> dict[str, str]:
+    import json
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"envVars: not JSON: {error}", hint="Or write NAME=VALUE, once for each variable.") from None
+    return {name: _value(name, item) for name, item in value.items()}
+
+
+def _value(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise UsageError(f"envVars.{name}: the value must be text or a number", hint="Put quotes around it.")
+
+
+def _assignment(text: str) -> dict[str, str]:
+    name, equals, value = text.partition("=")
+    if not _VARIABLE.fullmatch(name):
+        raise UsageError(f"envVars: {name!r} is not the name of a variable", hint="Write NAME=VALUE.")
+    if equals:
+        return {name: value}
+    if name not in os.environ:
+        raise UsageError(
+            f"envVars: {name} has no value here", hint=f"Write {name}=VALUE, or export {name} before submitting."
+        )
+    return {name: os.environ[name]}
+
+
+def _listed(name: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    raise UsageError(f"{name}: it must be a list of texts", hint=f'For example {name} = ["first", "second"].')
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise UsageError(f"{name}: it must be text, not {value!r}", hint="Put quotes around it.")
+
+
+def _said(name: str, value: object, path: str | None) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise UsageError(f"{path}: {name}: it must be true or false, not {value!r}", hint="Write it without quotes.")
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return int(str(value))
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a whole number", hint=f"For example --{name} 2.") from None
+
+
+def _user(name: str, value: object) -> str:
+    """Convert a user; a project file may give a lone UID as a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(name, value)
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a number", hint=f"For example --{name} 2.") from None
+
+
+def seconds(name: str, value: object) -> int:
+    """Parse a duration such as `90m`, `1h30m`, `2d` or plain seconds, and return its seconds.
+
+    Raises:
+        UsageError: The value is not a duration.
+    """
+    text = str(value).replace(" ", "")
+    if text.isdecimal() and not isinstance(value, bool):
+        return int(text)
+    if not _LENGTH.fullmatch(text):
+        raise UsageError(f"{name}: {value!r} is not a length of time", hint="Write 90m, 1h30m, 2d, or seconds.")
+    return round(sum(float(part) * _SECONDS[unit] for part, unit in re.findall(r"([\d.]+)([dhms])", text)))
+
+
+# Every boolean option of a job, with its help text.
+_FLAGS = {
+    "useDockerfile": "build the image from the workspace's Dockerfile, and run in that",
+    "buildOnly": "with --useDockerfile: build and push the image, run nothing",
+}
+
+# Every option of a job with one value: its converter, and its placeholder and help text.
+_FIELDS = {
+    "machineType": (_text, "NAME", "the machine to run on; `gradient-cli machine-types` lists them"),
+    "container": (_text, "IMAGE", "the image to run in: a reference, or a name that `gradient-cli images list` shows"),
+    "imagePullPolicy": (
+        _text,
+        "WHEN",
+        "when to pull it: Always, IfNotPresent or Never (default: as the worker is set)",
+    ),
+    "relDockerfilePath": (_text, "PATH", "with --useDockerfile: its path in the workspace (default: Dockerfile)"),
+    "registryTarget": (_text, "IMAGE", "with --useDockerfile: push the built image there"),
+    "command": (_text, "TEXT", "what to run; quote it so that this shell leaves $VARIABLES to the job"),
+    "name": (_text, "NAME", "a name for the job"),
+    "project": (_text, "NAME", "the project, by name; made if there is none"),
+    "projectId": (_text, "ID", "the project, by id"),
+    "timeLimit": (seconds, "TIME", "stop the job after so much running time: 90m, 2h, or seconds (default: none)"),
+    "stopGrace": (seconds, "TIME", "time between asking the job to stop and killing it (default: 60s)"),
+    "maxAttempts": (_whole, "N", "how often to start it again after a failure, counting the first (default: 1)"),
+    "priority": (_whole, "0-100", "who goes first among waiting jobs (default: 50)"),
+    "registryUsername": (_text, "NAME", "who signs in to the registry of --container, for this job alone"),
+    "cpus": (_number, "N", "CPU cores, where the machine type leaves a choice"),
+    "memoryMb": (_whole, "MB", "memory in MiB, where the machine type leaves a choice"),
+    "sharedMemMb": (_whole, "MB", "shared memory (/dev/shm) in MiB, a part of the job's memory"),
+    "workingDirectory": (_text, "PATH", "where the command begins: a folder of the workspace (default: the workspace)"),
+    "user": (_user, "UID[:GID]", "the user to run as, in numbers, or root (default: as the machine is set)"),
+}
+_SENT_AS = {"workingDirectory": "workingDir"}

@@ -1,0 +1,153 @@
+"""Checks of the workers, jobs and keys in the database."""
+
+import json
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from core.errors import Unauthorized
+from core.formatting import GIB
+from core.jobs import queries
+from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.monitoring import snapshot
+from core.monitoring.snapshot import Census
+from core.security import api_keys as keys
+from core.settings import Settings
+from gradient_server.checks import secrets
+from gradient_server.checks import workers as fleet
+from gradient_server.checks.finding import Finding, duration, ok, problem, warning
+from worker.attempt.scratch import scratches
+
+_SHOWN = 5
+_TREND_DAYS = 7
+_LEAST_DAYS = 14
+
+
+def check(settings: Settings, session: Session) -> Iterator[Finding]:
+    """Check everything that needs the database's tables."""
+    taken = snapshot.take(session)
+    yield workers(taken)
+    yield from fleet.check(taken)
+    yield queue(taken)
+    yield silent(settings, session)
+    yield api_keys(session)
+    yield secrets.check(settings, session)
+    yield client_file(settings.root / "cli.json", session)
+    yield scratch(settings, session)
+    yield growth(settings, session)
+
+
+def workers(taken: Census) -> Finding:
+    """Check that at least one worker is live."""
+    if not taken.workers:
+        return warning(
+            "worker",
+            f"No worker was seen in the last {duration(WORKER_SILENT_SECONDS)}.",
+            "Start `gradient-server up`, or `gradient-server worker` on a machine that shall run jobs.",
+        )
+    lines = [
+        f"{one.name} on {one.host} offers {', '.join(one.backends)} ({one.held} of {one.slots} slots in use)"
+        for one in taken.workers[:_SHOWN]
+    ]
+    more = len(taken.workers) - len(lines)
+    return ok("worker", "; ".join(lines) + (f"; and {more} more." if more else "."))
+
+
+def queue(taken: Census) -> Finding:
+    """Check that each waiting job has a worker that takes its machine type."""
+    waiting = {pool: number for pool in taken.pools if (number := taken.waiting(pool))}
+    stuck = [pool for pool in waiting if not taken.takers(pool)]
+    if stuck:
+        what = ", ".join(f"{waiting[pool]} for {pool[1]} (backend {pool[0]})" for pool in stuck)
+        oldest = max(taken.oldest_queued[pool] for pool in stuck)
+        return problem(
+            "queue",
+            f"Jobs wait that no worker takes: {what}; the oldest for {duration(oldest)}.",
+            "Start a worker that offers it, or have a drained one claim again (`gradient-server resume --name NAME`); "
+            "GRADIENT_MACHINES__SIMULATE decides which backend a job is for.",
+        )
+    return ok("queue", f"{sum(waiting.values())} jobs wait, each for machines that some worker offers.")
+
+
+def silent(settings: Settings, session: Session) -> Finding:
+    """Check that no job has been silent for longer than its lease."""
+    lease = settings.worker.lease_seconds
+    jobs = queries.silent(session, lease)
+    if not jobs:
+        return ok("leases", f"No job has been silent for longer than its lease of {duration(lease)}.")
+    shown = ", ".join(f"{job.id} (worker {job.worker} on {job.host})" for job in jobs[:_SHOWN])
+    more = f" and {len(jobs) - _SHOWN} more" if len(jobs) > _SHOWN else ""
+    lost = duration(settings.worker.lost_after_seconds)
+    return problem(
+        "leases",
+        f"Silent for longer than the lease of {duration(lease)}: {shown}{more}.",
+        f"Start a worker on that machine: it takes them up. If the machine stays away, others give up after {lost}.",
+    )
+
+
+def api_keys(session: Session) -> Finding:
+    """Check that there is a valid API key."""
+    valid = sum(keys.state(key) == "valid" for key in keys.list_keys(session))
+    if not valid:
+        return problem("keys", "There is no valid API key.", "Run `gradient-server keys create NAME`.")
+    return ok("keys", f"{valid} API key{'s are' if valid > 1 else ' is'} valid.")
+
+
+def client_file(path: Path, session: Session) -> Finding:
+    """Check that the file with this machine's API key is private, and that the key works."""
+    again = "Start `gradient-server up` or `gradient-server api`: it writes the file anew."
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        secret = json.loads(path.read_text(encoding="utf-8"))["apiKey"]
+    except FileNotFoundError:
+        return warning("client", f"{path} is not there: the client on this machine finds no address and no key.", again)
+    except (OSError, ValueError, KeyError, TypeError):
+        return warning("client", f"{path} cannot be read.", again)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return problem(
+            "client",
+            f"Others may read the key in {path} (mode {mode:04o}).",
+            f"Run `chmod 600 {path}`; if others use this machine, revoke the key too: the next start makes one.",
+        )
+    try:
+        keys.authenticate(session, str(secret))
+    except Unauthorized as error:
+        return warning("client", f"The key in {path} does not work. {error.message}", again)
+    return ok("client", f"{path} is private and its key works.")
+
+
+def scratch(settings: Settings, session: Session) -> Finding:
+    """Check that no scratch folder is left that belongs to no running job."""
+    # The folders first: a job that starts between the two reads must not seem to be left over.
+    found = scratches(settings.root / "attempts")
+    left = [f"{job_id}-{attempt}" for job_id, attempt in sorted(set(found) - queries.held_attempts(session))]
+    if left and not settings.worker.keep_scratch:
+        number = "1 folder" if len(left) == 1 else f"{len(left)} folders"
+        return warning(
+            "scratch",
+            f"Left over in {settings.root / 'attempts'}, of no job that runs: {number} ({', '.join(left[:_SHOWN])}).",
+            f"A running worker removes them within {duration(settings.worker.sweep_seconds)}; see that one runs here.",
+        )
+    return ok(
+        "scratch",
+        f"{len(found)} scratch folders, {len(left)} of them kept on purpose." if left else "No scratch is left over.",
+    )
+
+
+def growth(settings: Settings, session: Session) -> Finding:
+    """Check that logs and artifacts will not fill the disk soon."""
+    kept = queries.kept_bytes(session, days=_TREND_DAYS)
+    free = shutil.disk_usage(next(place for place in (settings.root, *settings.root.parents) if place.exists())).free
+    daily = kept / _TREND_DAYS
+    trend = f"Jobs left {daily / GIB:.2f} GiB a day in the last {_TREND_DAYS} days"
+    if daily * _LEAST_DAYS > free:
+        return warning(
+            "growth",
+            f"{trend}; {free / GIB:.0f} GiB are free, which is {free / daily:.0f} days of that.",
+            "Set GRADIENT_RETENTION__ARTIFACTS_DAYS or policies of projects, delete jobs, or move GRADIENT_HOME to a "
+            "larger disk.",
+        )
+    return ok("growth", f"{trend}; the disk has room for more than {_LEAST_DAYS} days of that.")

@@ -1,0 +1,79 @@
+"""Checks of workers (silent, drained, without broker messages) and of the repairs made by sweeps."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from core.monitoring.snapshot import WORKER_FORGOTTEN_SECONDS, Census, Presence
+from gradient_server.checks.finding import Finding, duration, ok, warning
+
+_SHOWN = 5
+_LATELY_SECONDS = 24 * 3600
+_ILL = frozenset({"lost_jobs"})
+"""Repairs that a healthy installation never needs."""
+
+
+def check(taken: Census) -> Iterator[Finding]:
+    """Check every worker that was seen within a day."""
+    yield missed(taken)
+    yield drained(taken)
+    yield deaf(taken)
+    yield repairs(taken)
+
+
+def missed(taken: Census) -> Finding:
+    """Check that no worker seen within a day is silent now."""
+    if taken.missed:
+        names = _named(taken.missed, lambda one: f"last seen {duration(one.seen)} ago, with {one.held} jobs")
+        return warning(
+            "silent",
+            f"Silent: {names}.",
+            "Start it again: its jobs run on, and it takes them up. One that was taken away for good is forgotten "
+            f"after {duration(WORKER_FORGOTTEN_SECONDS)}.",
+        )
+    return ok("silent", "No worker that was there in the last day is silent.")
+
+
+def drained(taken: Census) -> Finding:
+    """Report the drained workers."""
+    resting = [one for one in (*taken.workers, *taken.missed) if one.drained is not None]
+    if resting:
+        names = _named(resting, lambda one: f"since {duration(one.drained or 0.0)}, {one.held} jobs left")
+        return warning(
+            "drained",
+            f"Drained, so that they claim nothing: {names}.",
+            "Run `gradient-server resume --name NAME` when the work on that machine is done.",
+        )
+    return ok("drained", "No worker is drained.")
+
+
+def deaf(taken: Census) -> Finding:
+    """Check that the workers with a broker receive its messages."""
+    hears_nothing = [one for one in taken.workers if one.deaf]
+    if hears_nothing:
+        names = _named(hears_nothing, lambda one: f"heard nothing for {duration(one.heard or 0.0)}")
+        return warning(
+            "deaf",
+            f"Deaf to the broker: {names}. They find jobs only by looking, once a poll.",
+            "Restart that worker; its jobs run on. If it stays deaf, look at the broker, and at its address in "
+            "GRADIENT_QUEUE__BROKER_URL.",
+        )
+    return ok("deaf", f"{sum(one.heard is not None for one in taken.workers)} workers hear the broker; none is deaf.")
+
+
+def repairs(taken: Census) -> Finding:
+    """Check that the sweeps repaired nothing that points to lost machines."""
+    ill = [one for one in taken.repairs if one.kind in _ILL and one.last < _LATELY_SECONDS]
+    if ill:
+        what = ", ".join(f"{one.kind}, last {duration(one.last)} ago, noticed by {one.worker}" for one in ill)
+        return warning(
+            "repairs",
+            f"Machines were lost in the last day: {what}.",
+            "Look at what those machines logged (`gradient-cli jobs list` names their jobs): power, network, memory.",
+        )
+    done = ", ".join(f"{one.kind} {one.total} (last {duration(one.last)} ago)" for one in taken.repairs)
+    return ok("repairs", f"The sweeps repaired so far: {done}." if done else "The sweeps had nothing to repair so far.")
+
+
+def _named(workers: Iterable[Presence], say: Callable[[Presence], str]) -> str:
+    named = [f"{one.name} on {one.host} ({say(one)})" for one in workers]
+    more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    return "; ".join(named[:_SHOWN]) + more

@@ -1,0 +1,127 @@
+"""`gradient-server doctor`: checks everything that the service needs, and prints problems and remedies.
+
+It changes nothing: the database is opened read-only, and nothing missing is created. Only with `--tpu`, missing
+buckets are created and written to.
+"""
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
+
+from core.db.database import Database
+from core.errors import StoreUnavailable
+from core.settings import Settings
+from gradient_server.checks import artifacts, containers, host, jobs
+from gradient_server.checks import database as database_checks
+from gradient_server.checks.finding import Finding, Status, problem
+
+_WIDTH = 100
+_INDENT = 21
+
+
+def run(settings: Settings, *, as_json: bool, tpu: bool = False) -> int:
+    """Run all checks (with `tpu`, also those of Google Cloud), print them, and return 1 if there is a problem."""
+    findings = [*examine(settings), *(_tpus(settings) if tpu else ())]
+    print(_json(findings) if as_json else _text(findings))
+    return int(_worst(findings) is Status.PROBLEM)
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Run all checks but those of Google Cloud, in the order in which to fix their findings."""
+    return [
+        *host.check(settings),
+        *containers.check(settings),
+        *artifacts.check(settings),
+        *_database(settings),
+        *database_checks.broker(settings),
+    ]
+
+
+def _tpus(settings: Settings) -> Iterator[Finding]:
+    # Only on demand: it queries a cloud, and its library takes seconds to import.
+    try:
+        from gradient_server.checks import tpus
+        from worker.backends.tpu.storage.job_storage import buckets_of
+    except ModuleNotFoundError as error:
+        return iter(
+            [problem("tpu", f"{error.name} is not installed.", "Run `pip install 'gradient-jobs[server,tpu]'`.")]
+        )
+    return tpus.check(settings, buckets_of(settings))
+
+
+def _database(settings: Settings) -> Iterator[Finding]:
+    where = database_checks.where(settings)
+    missing = _missing_file(settings.database_url)
+    if missing is not None:
+        yield problem(
+            "database",
+            f"There is no database at {missing}.",
+            "Start `gradient-server up`, which makes it, or mend GRADIENT_HOME or GRADIENT_DATABASE__URL.",
+        )
+        return
+    database = Database(settings.database_url, read_only=True)
+    try:
+        yield from _answering(settings, database)
+    except (StoreUnavailable, DBAPIError) as error:
+        cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
+        why = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
+        yield problem(
+            "database", f"{where} does not answer: {why}.", "Start it, or mend GRADIENT_DATABASE__URL; then look again."
+        )
+    finally:
+        database.close()
+
+
+def _answering(settings: Settings, database: Database) -> Iterator[Finding]:
+    with database.read() as session:
+        yield from database_checks.settings_of(database, session)
+    schema = database_checks.migrations(database)
+    yield schema
+    if schema.status is not Status.PROBLEM:  # else the tables do not match the queries below
+        with database.read() as session:
+            yield from database_checks.clocks(session)
+            yield from jobs.check(settings, session)
+
+
+def _missing_file(url: str) -> Path | None:
+    path = Path(url.removeprefix("sqlite:///"))
+    return path if url.startswith("sqlite:///") and not path.exists() else None
+
+
+def _worst(findings: Sequence[Finding]) -> Status:
+    there = {finding.status for finding in findings}
+    return next((status for status in (Status.PROBLEM, Status.WARNING) if status in there), Status.OK)
+
+
+def _json(findings: Sequence[Finding]) -> str:
+    return json.dumps({"status": _worst(findings), "findings": [asdict(finding) for finding in findings]}, indent=2)
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    lines = []
+    for finding in findings:
+        start = f"{finding.status:9}{finding.check:12}"
+        lines += _wrapped(finding.message, start)
+        if finding.fix is not None:
+            lines += _wrapped(f"→ {finding.fix}", " " * _INDENT)
+    count = Counter(finding.status for finding in findings)
+    problems, warnings = count[Status.PROBLEM], count[Status.WARNING]
+    lines += ["", f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}."]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, start: str) -> list[str]:
+    # Paths and commands are never broken, so that they can be copied.
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

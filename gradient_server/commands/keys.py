@@ -1,0 +1,82 @@
+"""`gradient-server keys create|list|revoke`."""
+
+import argparse
+import json
+from datetime import datetime
+
+from core.db.database import Database
+from core.db.models.jobs import ApiKey
+from core.formatting import iso_time
+from core.security import api_keys
+from core.settings import Settings
+from gradient_server.schema_upgrade import prepare_schema
+
+
+def run(parsed: argparse.Namespace, settings: Settings) -> int:
+    """Run one subcommand and return the exit code."""
+    database = open_database(settings)
+    verbs = {"create": _create, "list": _list, "revoke": _revoke}
+    verbs[parsed.verb](parsed, database)
+    database.close()
+    return 0
+
+
+def open_database(settings: Settings) -> Database:
+    """Open the database for a short command; only SQLite's schema is migrated without being asked."""
+    database = Database(settings.database_url)
+    prepare_schema(database)
+    return database
+
+
+def _create(parsed: argparse.Namespace, database: Database) -> None:
+    with database.write() as session:
+        key, secret = api_keys.create(session, parsed.name, days=parsed.days)
+    if parsed.json:
+        print(json.dumps({"id": key.id, "name": key.name, "apiKey": secret} | _times(key, "expiresAt")))
+        return
+    print(secret)
+    until = f" It works until {shown_time(key.expires_at)} UTC." if key.expires_at else ""
+    print(
+        f"Key {key.id} for {key.name!r}. It is shown this once: keep it safe. Use it with `gradient-cli login`.{until}"
+    )
+
+
+def _list(parsed: argparse.Namespace, database: Database) -> None:
+    with database.read() as session:
+        rows = api_keys.list_keys(session)
+    if parsed.json:
+        print(json.dumps([_view(row) for row in rows], indent=2))
+        return
+    if not rows:
+        print("No keys yet. `gradient-server keys create NAME` makes one.")
+        return
+    print(f"{'ID':10} {'CREATED':20} {'LAST USED':20} {'EXPIRES':20} {'STATE':8} NAME")
+    for row in rows:
+        times = " ".join(f"{shown_time(at):20}" for at in (row.created_at, row.last_used_at, row.expires_at))
+        print(f"{row.id:10} {times} {api_keys.state(row):8} {row.name}")
+
+
+def _revoke(parsed: argparse.Namespace, database: Database) -> None:
+    with database.write() as session:
+        key = api_keys.revoke(session, parsed.id)
+    print(f"Key {key.id} ({key.name}) is revoked; servers refuse it within {api_keys.TRUSTED_SECONDS:.0f} seconds.")
+
+
+def _view(key: ApiKey) -> dict[str, str | None]:
+    times = _times(key, "createdAt", "lastUsedAt", "expiresAt", "revokedAt")
+    return {"id": key.id, "name": key.name, "state": api_keys.state(key)} | times
+
+
+def _times(key: ApiKey, *names: str) -> dict[str, str | None]:
+    times = {
+        "createdAt": key.created_at,
+        "lastUsedAt": key.last_used_at,
+        "expiresAt": key.expires_at,
+        "revokedAt": key.revoked_at,
+    }
+    return {name: iso_time(at) if (at := times[name]) else None for name in names}
+
+
+def shown_time(at: datetime | None) -> str:
+    """Format a time for a table."""
+    return at.strftime("%Y-%m-%d %H:%M:%S") if at else "never"

@@ -1,0 +1,126 @@
+"""`gradient-server prune`: lists and deletes expired logs, artifacts and workspaces."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from core.db import schema
+from core.db.database import Database
+from core.errors import StoreUnavailable
+from core.formatting import format_bytes, iso_time
+from core.settings import Settings
+from core.storage.artifacts.factory import open_artifacts
+from core.storage.prune import Report, Tally, prune
+from core.storage.retention import Kind
+from core.storage.stores import Stores
+from gradient_server.schema_upgrade import prepare_schema
+
+_ROW = "{:24} {:10} {:>8} {:>10}  {:20} {}"
+
+
+def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
+    """Delete expired output, or only list it; return 1 if some files could not be deleted."""
+    database = _open(settings, dry_run=dry_run)
+    stores = Stores(settings=settings, database=database, artifacts=open_artifacts(settings))
+    try:
+        report = prune(stores, dry_run=dry_run, progress=_show_progress)
+    finally:
+        _end_progress()
+        database.close()
+    print(_json(report, dry_run=dry_run) if as_json else "\n".join(_lines(report, dry_run=dry_run)))
+    return int(report.failed > 0)
+
+
+def _open(settings: Settings, *, dry_run: bool) -> Database:
+    """Open the database; for a dry run, read-only.
+
+    Raises:
+        StoreUnavailable: The database does not exist.
+        DatabaseOutdated: Its schema is older than this release's.
+    """
+    file = settings.database_url.removeprefix("sqlite:///")
+    if file != settings.database_url and not Path(file).exists():
+        raise StoreUnavailable(f"There is no database at {file}. GRADIENT_HOME or GRADIENT_DATABASE__URL names it.")
+    database = Database(settings.database_url, read_only=dry_run)
+    if dry_run:
+        schema.check(database)
+    else:
+        prepare_schema(database)
+    return database
+
+
+def _show_progress(report: Report) -> None:
+    if sys.stderr.isatty():
+        total = report.total
+        print(f"\r\x1b[K{total.count:,} so far, {format_bytes(total.bytes)}", end="", file=sys.stderr, flush=True)
+
+
+def _end_progress() -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _lines(report: Report, *, dry_run: bool) -> Iterator[str]:
+    if not report.projects and not report.workspaces_days:
+        yield "No policy is set: everything is kept for good."
+        yield "GRADIENT_RETENTION__* and `gradient-cli projects update` set one."
+    elif report.total.count:
+        yield _ROW.format("PROJECT", "WHAT", "COUNT", "BYTES", "OLDEST (UTC)", "POLICY")
+        for project in report.projects:
+            for kind, policy in project.policies.items():
+                if project.removed[kind].count:
+                    yield _row(project.name, kind.value, project.removed[kind], policy.sentence)
+        if report.workspaces.count:
+            kept = f"kept {report.workspaces_days} days after the last job on it"
+            yield _row("(all)", "workspaces", report.workspaces, kept)
+    yield from _ending(report, dry_run=dry_run)
+
+
+def _ending(report: Report, *, dry_run: bool) -> Iterator[str]:
+    total = report.total
+    logs, artifacts = (sum(project.removed[kind].count for project in report.projects) for kind in Kind)
+    counts = [
+        (logs, "log", "logs"),
+        (artifacts, "job's artifacts", "jobs' artifacts"),
+        (report.workspaces.count, "workspace", "workspaces"),
+    ]
+    said = ", ".join(f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
+    verb = "Would be removed" if dry_run else "Removed"
+    yield f"{verb}: {said or 'nothing'}{f' ({format_bytes(total.bytes)})' if said else ''}."
+    if report.unfinished:
+        what = "are still to be removed" if dry_run else "were still to be removed"
+        yield f"Files of {report.unfinished:,} earlier removals {what}."
+    if report.failed:
+        yield f"Files of {report.failed:,} removals could not be removed; the service's log says why. Run this again."
+
+
+def _row(name: str, what: str, tally: Tally, policy: str) -> str:
+    oldest = f"{tally.oldest:%Y-%m-%d %H:%M}" if tally.oldest else ""
+    return _ROW.format(name, what, f"{tally.count:,}", format_bytes(tally.bytes), oldest, policy)
+
+
+def _json(report: Report, *, dry_run: bool) -> str:
+    projects = [
+        {
+            "id": project.id,
+            "name": project.name,
+            **{
+                kind.value: {**_tally(project.removed[kind]), "keepDays": policy.days, "own": policy.own}
+                for kind, policy in project.policies.items()
+            },
+        }
+        for project in report.projects
+    ]
+    found = {
+        "dryRun": dry_run,
+        "projects": projects,
+        "workspaces": {**_tally(report.workspaces), "keepDays": report.workspaces_days or None},
+        "unfinished": report.unfinished,
+        "failed": report.failed,
+    }
+    return json.dumps(found, indent=2)
+
+
+def _tally(tally: Tally) -> dict[str, int | str | None]:
+    return {"count": tally.count, "bytes": tally.bytes, "oldest": iso_time(tally.oldest) if tally.oldest else None}

@@ -1,0 +1,69 @@
+"""`gradient-server prune --images`: lists and deletes this host's unused images of jobs."""
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from core.catalogue.backends import BACKENDS
+from core.errors import StoreUnavailable
+from core.formatting import format_bytes, iso_time_ms
+from core.settings import Settings
+from worker.backends import make_backend
+from worker.backends.base import ImageKeeper, LaunchError, Unused
+
+_ROW = "{:52} {:>10}  {:16} {}"
+
+
+def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
+    """Delete unused images, or only list them, and return the exit code.
+
+    Raises:
+        StoreUnavailable: The container engine does not answer.
+    """
+    if settings.machines.simulate:
+        print(_json([], dry_run=dry_run) if as_json else "Machine types are simulated here: jobs bring no images.")
+        return 0
+    gone = [one for keeper in _keepers(settings) for one in _prune(keeper, dry_run=dry_run)]
+    print(_json(gone, dry_run=dry_run) if as_json else "\n".join(_lines(gone, dry_run=dry_run)))
+    return 0
+
+
+def _keepers(settings: Settings) -> list[ImageKeeper]:
+    backends = (
+        make_backend(name, settings) for name, backend in BACKENDS.items() if backend.capabilities.builds_images
+    )
+    return [backend for backend in backends if isinstance(backend, ImageKeeper)]
+
+
+def _prune(keeper: ImageKeeper, *, dry_run: bool) -> list[Unused]:
+    try:
+        return keeper.prune_images(everything=True, dry_run=dry_run)
+    except LaunchError as error:
+        raise StoreUnavailable(
+            f"The container engine does not answer ({error.detail}). Run this where the worker runs; "
+            "GRADIENT_DOCKER__URL names the engine."
+        ) from error
+
+
+def _lines(gone: Sequence[Unused], *, dry_run: bool) -> Iterator[str]:
+    if gone:
+        yield _ROW.format("IMAGE", "BYTES", "LAST USED (UTC)", "CAME BY")
+        for one in gone:
+            used = datetime.fromtimestamp(one.used_at, UTC)
+            came = "building" if one.built else "pulling"
+            yield _ROW.format(one.reference, format_bytes(one.bytes), f"{used:%Y-%m-%d %H:%M}", came)
+    count = f"{len(gone)} image{'s' * (len(gone) != 1)} ({format_bytes(sum(one.bytes for one in gone))})"
+    yield f"{'Would be removed' if dry_run else 'Removed'}: {count if gone else 'nothing'}."
+
+
+def _json(gone: Sequence[Unused], *, dry_run: bool) -> str:
+    images = [
+        {
+            "reference": one.reference,
+            "bytes": one.bytes,
+            "usedAt": iso_time_ms(round(1000 * one.used_at)),
+            "built": one.built,
+        }
+        for one in gone
+    ]
+    return json.dumps({"dryRun": dry_run, "images": images}, indent=2)

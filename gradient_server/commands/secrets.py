@@ -1,0 +1,44 @@
+"""`gradient-server secrets rotate` and `signing rotate`: replace the encryption key or the signing key."""
+
+import sys
+
+from core.db.database import Database
+from core.security import credentials
+from core.security.encryption import Vault
+from core.settings import Settings
+from gradient_server.schema_upgrade import prepare_schema
+from service.auth.signing import SIGNING_KEYS, SigningKeys
+
+
+def rotate(settings: Settings) -> int:
+    """Re-encrypt all stored values; return 1 if some could not be decrypted.
+
+    If the keys are in the service's own file, a new one is created first. If the settings name the keys, the
+    administrator puts the new one first, in every process.
+    """
+    vault = Vault(settings)
+    database = Database(settings.database_url)
+    prepare_schema(database)
+    if not vault.of_settings:
+        vault.add_key()
+    with database.write() as session:
+        done, failed = credentials.seal_anew(session, vault)
+    database.close()
+    for problem in failed:
+        print(f"error: {problem}", file=sys.stderr)
+    if failed:
+        print("Old keys were kept.", file=sys.stderr)
+        return 1
+    print(f"{done} value{'' if done == 1 else 's'} encrypted with the first key of {vault.where}.")
+    if not vault.of_settings:
+        vault.forget_old_keys()
+    return 0
+
+
+def rotate_signing(settings: Settings, *, forget: bool) -> int:
+    """Sign links and S3 tokens with a new key from now on; return the exit code."""
+    path = settings.root / SIGNING_KEYS
+    SigningKeys(path).rotate(forget=forget)
+    older = "is refused from now on" if forget else "works until it expires"
+    print(f"{path} holds a new key. What the one before it signed {older}.")
+    return 0

@@ -1,0 +1,46 @@
+"""`gradient-server tpu-simulator`: simulated TPUs for tests and laptops."""
+
+import argparse
+import shlex
+import signal
+import sys
+import threading
+
+from gradient_server.simulator.cloud import World
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run the simulation until SIGTERM or Ctrl-C, and return the exit code."""
+    world = World(
+        port=parsed.port,
+        storage_port=parsed.storage_port,
+        device_port=parsed.device_port,
+        create_seconds=parsed.create_seconds,
+        room=parsed.room,
+    ).start()
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    try:
+        _announce(world)
+        stopped.wait()
+    finally:
+        world.stop()
+    return 0
+
+
+def _announce(world: World) -> None:
+    settings = "\n".join(f"  export {name}={shlex.quote(value)}" for name, value in world.environment().items())
+    device = (
+        f"a TensorFlow server with 8 devices at port {world.device.port}; it does whatever anybody asks who reaches "
+        "that port: keep it behind a firewall"
+        if world.trains
+        else f"port {world.device.port} takes connections and no more (install gradient-jobs[trainer] for TensorFlow)"
+    )
+    print(
+        f"Simulated TPUs are ready. The device is {device}.\n"
+        f"Start the service with these settings, and jobs of every TPU type use them:\n{settings}\n"
+        "Ctrl-C ends the simulation; what is in it is forgotten.",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,51 @@
+"""`gradient-server users create|list|remove`."""
+
+import argparse
+import getpass
+import json
+import sys
+
+from core.db.database import Database
+from core.formatting import iso_time
+from core.security import users
+from core.settings import Settings
+from gradient_server.commands.keys import open_database, shown_time
+
+
+def run(parsed: argparse.Namespace, settings: Settings) -> int:
+    """Run one subcommand and return the exit code."""
+    verbs = {"create": _create, "list": _list, "remove": _remove}
+    database = open_database(settings)
+    try:
+        verbs[parsed.verb](parsed, database)
+    finally:
+        database.close()
+    return 0
+
+
+def _create(parsed: argparse.Namespace, database: Database) -> None:
+    # Never an argument: every user of this machine can read those.
+    password = getpass.getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+    with database.write() as session:
+        user = users.create(session, parsed.email, password)
+    print(f"{user.email} may sign in: paperspace login --email {user.email}")
+
+
+def _list(parsed: argparse.Namespace, database: Database) -> None:
+    with database.read() as session:
+        rows = users.list_users(session)
+    if parsed.json:
+        print(json.dumps([{"email": row.email, "createdAt": iso_time(row.created_at)} for row in rows], indent=2))
+        return
+    if not rows:
+        print("No users yet. `gradient-server users create EMAIL` makes one.")
+        return
+    print(f"{'CREATED':20} EMAIL")
+    for row in rows:
+        print(f"{shown_time(row.created_at):20} {row.email}")
+
+
+def _remove(parsed: argparse.Namespace, database: Database) -> None:
+    with database.write() as session:
+        revoked = users.remove(session, parsed.email)
+    print(f"{parsed.email} may no longer sign in; {len(revoked)} keys are revoked.")

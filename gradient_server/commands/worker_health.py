@@ -1,0 +1,65 @@
+"""`gradient-server alive`: a health check of one worker, for watchdogs."""
+
+import socket
+import sys
+from importlib import import_module
+
+from sqlalchemy import select
+
+from core.db.database import Database, now
+from core.db.models.jobs import Worker
+from core.errors import StoreUnavailable
+from core.jobs.scheduling.workers import heard_lately
+from core.notify.messages import host_queue
+from core.settings import Settings
+
+SILENT_BEATS = 6
+"""Number of missed heartbeats in a row after which a worker counts as silent."""
+
+_UNHEARD = 2
+"""Number of messages waiting for the worker from which it counts as stuck; a single one may be in transit."""
+
+
+def run(settings: Settings, name: str | None) -> int:
+    """Return 0 if the worker sends heartbeats and receives broker messages, else print why and return 1.
+
+    Times are compared by the database's clock. An unreachable broker is only a warning, with exit code 0: a watchdog
+    would otherwise restart every worker, which would not help.
+    """
+    name = name or socket.gethostname()
+    silent = SILENT_BEATS * settings.worker.heartbeat_seconds
+    deaf = settings.queue.deaf_seconds
+    database = Database(settings.database_url)
+    try:
+        with database.read() as session:
+            fresh = session.scalar(select(Worker.seen_at >= now(-silent)).where(Worker.name == name))
+            hears = heard_lately(session, name, deaf)
+    except StoreUnavailable as error:
+        return _no(error.message)
+    finally:
+        database.close()
+    if fresh is None:
+        return _no(f"No worker named {name!r} has ever reported. Say which with --name.")
+    if not fresh:
+        return _no(f"Worker {name!r} has been silent for more than {silent:.0f} s. Restart it.")
+    if settings.queue.broker_url is None or not deaf or hears is not False:
+        return 0
+    return _deaf(settings.queue.broker_url, name, deaf)
+
+
+def _deaf(broker_url: str, name: str, seconds: float) -> int:
+    """Return 1 if messages wait for a worker that received none for `seconds`: then the broker is not the cause."""
+    try:
+        unheard = import_module("core.notify.broker").waiting(broker_url, host_queue(name))
+    except OSError as error:
+        why = f"the broker does not answer ({error}), so it finds its work by looking"
+        print(f"warning: worker {name!r} hears no messages: {why}.", file=sys.stderr)
+        return 0
+    if unheard < _UNHEARD:
+        return 0
+    return _no(f"Worker {name!r} beats but has heard no message for more than {seconds:.0f} s. Restart it.")
+
+
+def _no(why: str) -> int:
+    print(f"error: {why}", file=sys.stderr)
+    return 1

@@ -1,0 +1,111 @@
+"""`gradient-server workers|drain|resume`: list workers, and stop or resume their claiming of jobs."""
+
+import argparse
+import json
+import socket
+import sys
+import time
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from core.db import schema
+from core.db.database import Database, now
+from core.db.models.jobs import Worker
+from core.formatting import iso_time
+from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.scheduling import workers
+from core.settings import Settings
+
+_LOOK_SECONDS = 1.0
+_FEW = 5
+
+
+def run(parsed: argparse.Namespace, settings: Settings) -> int:
+    """Run one command and return the exit code."""
+    database = Database(settings.database_url)
+    try:
+        schema.check(database)
+        if parsed.command == "workers":
+            return _list(database, as_json=parsed.json)
+        return _set_drained(parsed, database)
+    finally:
+        database.close()
+
+
+def _list(database: Database, *, as_json: bool) -> int:
+    with database.read() as session:
+        rows = _rows(session)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    elif not rows:
+        print("No worker has reported yet. `gradient-server worker` starts one.")
+    else:
+        print(f"{'NAME':24} {'STATE':9} {'JOBS':>7} {'CARDS':>5}  TAKES")
+        for row in rows:
+            places = f"{row['jobs']}/{row['slots']}"
+            cards = "-" if row["cards"] is None else str(len(row["cards"]))
+            takes = ", ".join(row["machineTypes"] or ["all types"]) + f" ({', '.join(row['backends'])})"
+            print(f"{row['name']:24} {row['state']:9} {places:>7} {cards:>5}  {takes}")
+    return 0
+
+
+def _rows(session: Session) -> list[dict[str, Any]]:
+    jobs = workers.held_counts(session)
+    seen = select(Worker, Worker.seen_at >= now(-WORKER_SILENT_SECONDS)).order_by(Worker.name)
+    return [
+        {
+            "name": worker.name,
+            "host": worker.host,
+            "state": "silent" if not lately else "drained" if worker.drained_at else "ready",
+            "jobs": jobs.get(worker.name, 0),
+            "slots": worker.slots,
+            "backends": worker.backends,
+            "machineTypes": worker.machine_types,
+            "cards": worker.cards,
+            "cpus": worker.cpus,
+            "memoryMb": worker.memory_mb,
+            "seenAt": iso_time(worker.seen_at),
+        }
+        for worker, lately in session.execute(seen)
+    ]
+
+
+def _set_drained(parsed: argparse.Namespace, database: Database) -> int:
+    name = parsed.name or socket.gethostname()
+    drained = parsed.command == "drain"
+    with database.write() as session:
+        workers.set_drained(session, name, drained=drained)
+    if not drained:
+        print(f"Worker {name} claims jobs again.")
+        return 0
+    print(f"Worker {name} claims no more jobs. `gradient-server resume --name {name}` takes that back.")
+    return _wait(database, name, parsed.timeout) if parsed.wait else 0
+
+
+def _wait(database: Database, name: str, timeout: float | None) -> int:
+    """Wait until the worker has no jobs; return 1 if some are left after `timeout` seconds, 130 after Ctrl-C."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    said = ""
+    try:
+        while left := _held(database, name):
+            few = ", ".join(left[:_FEW]) + (", …" if len(left) > _FEW else "")
+            line = f"{len(left)} job{'s' * (len(left) > 1)} still run{'s' * (len(left) == 1)}: {few}"
+            if line != said:
+                print(line, file=sys.stderr, flush=True)
+                said = line
+            if deadline is not None and time.monotonic() >= deadline:
+                print(f"error: worker {name} is not empty after {timeout:g} s; it stays drained.", file=sys.stderr)
+                return 1
+            time.sleep(_LOOK_SECONDS)
+    except KeyboardInterrupt:
+        print(f"\nNot waited for the rest; worker {name} stays drained.", file=sys.stderr)
+        return 130
+    print(f"Worker {name} is empty: nothing runs on it.")
+    return 0
+
+
+def _held(database: Database, name: str) -> list[str]:
+    with database.read() as session:
+        return [job.id for job in workers.jobs_of(session, name)]

@@ -1,0 +1,46 @@
+"""The API key for this machine's own user: created at the first start, and written where the CLI finds it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from core.db.database import Database
+from core.errors import Unauthorized
+from core.security import api_keys
+from core.system.filesystem import write_atomically
+
+
+def ensure_local_key(path: Path, url: str, database: Database) -> str:
+    """Write a working key and the server's address to `path` (mode 0600); a key there that still works is kept.
+
+    Returns:
+        The key's id.
+    """
+    secret = _stored(path).get("apiKey")
+    with database.write() as session:
+        key_id = _id_of(session, secret)
+        if key_id is None:
+            key, secret = api_keys.create(session, "this machine")
+            key_id = key.id
+    write_atomically(path, json.dumps({"url": url, "apiKey": secret}).encode(), durable=False)
+    return key_id
+
+
+def _id_of(session: Session, secret: object) -> str | None:
+    """Return the id of a valid key; None if the secret is not one."""
+    if not isinstance(secret, str):
+        return None
+    try:
+        return api_keys.authenticate(session, secret).id
+    except Unauthorized:
+        return None
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,29 @@
+"""The address of jobs' ports, compared with those of the dashboard."""
+
+import socket
+
+from core.settings import Settings
+from core.system.hosts import EVERY_ADDRESS
+
+
+def are_ports_at_dashboard(settings: Settings) -> bool:
+    """Return whether jobs' ports are opened at an address of this machine that the dashboard's name resolves to."""
+    bind, own = settings.ports.bind, _addresses(settings.dashboard_host or "")
+    return bind in own or (bind in EVERY_ADDRESS and any(_is_here(address) for address in own))
+
+
+def _addresses(name: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
+
+
+def _is_here(address: str) -> bool:
+    """Return whether an address belongs to this machine."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,26 @@
+"""Checks the schema at startup, and migrates it where that is allowed without being asked."""
+
+from core.db import schema
+from core.db.database import Database
+
+
+def prepare_schema(database: Database, *, migrate: bool = False) -> None:
+    """Make sure that this release can run on the schema. Alembic is imported only for a migration.
+
+    Args:
+        database: The database.
+        migrate: Migrate its schema; that of SQLite, which only one machine uses, is always migrated.
+
+    Raises:
+        DatabaseOutdated: The schema must be migrated first.
+        ReleaseOutdated: The schema is newer, and this release cannot run on it.
+        StoreUnavailable: Another connection kept a table locked during the migration.
+    """
+    state = schema.examine(database)
+    behind = state.standing in {schema.Standing.EMPTY, schema.Standing.OLDER}
+    if behind and (migrate or database.is_sqlite):
+        from core.db import migrations
+
+        migrations.upgrade(database)
+    else:
+        schema.accept(state)

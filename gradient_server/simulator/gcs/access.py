@@ -1,0 +1,165 @@
+"""Authentication and authorization: access tokens, impersonation, access boundaries, bucket policies.
+
+A request without a token, or with one that the simulator did not issue, is the operator's and may do everything.
+"""
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gradient_server.simulator.gcs.objects import Bucket, Refused
+
+OPERATOR = "operator"
+_MANAGED = "cloud-tpu.iam.gserviceaccount.com"
+_READ, _LIST = "storage.objects.get", "storage.objects.list"
+_OBJECTS = {_READ, _LIST, "storage.objects.create", "storage.objects.delete", "storage.objects.update"}
+_ROLES = {
+    "roles/storage.objectViewer": {_READ, _LIST},
+    "roles/storage.objectCreator": {"storage.objects.create"},
+    "roles/storage.objectUser": _OBJECTS,
+    "roles/storage.objectAdmin": _OBJECTS,
+    "roles/storage.admin": {*_OBJECTS, "storage.buckets.get"},
+    "roles/storage.legacyBucketReader": {_LIST, "storage.buckets.get"},
+}
+_STARTS = re.compile(r"""resource\.name\.startsWith\(\s*['"]([^'"]*)['"]\s*\)""")
+_LISTS = re.compile(r"""objectListPrefix['"]\s*,\s*['"]{2}\s*\)\.startsWith\(\s*['"]([^'"]*)['"]\s*\)""")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The caller of a request.
+
+    Attributes:
+        account: E-mail address of the service account, or `operator`.
+        boundary: The access boundary rules of a downscoped token; None: not downscoped.
+        expires_at: Expiry of the token, as Unix time.
+    """
+
+    account: str = OPERATOR
+    boundary: tuple[Mapping[str, Any], ...] | None = None
+    expires_at: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One operation to be authorized.
+
+    Attributes:
+        permission: The permission needed, such as `storage.objects.get`.
+        name: The object's name; for a listing, its prefix.
+    """
+
+    permission: str
+    name: str = ""
+
+
+class Tokens:
+    """Issues access tokens and identifies their callers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._issued: dict[str, Caller] = {}
+        self.unimpersonable: set[str] = set()
+        """Accounts that nobody may impersonate, besides those that Google manages."""
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Return the caller that an `Authorization` header identifies.
+
+        Raises:
+            Refused: 401: the token has expired.
+        """
+        token = (authorization or "").removeprefix("Bearer ")
+        with self._lock:
+            caller = self._issued.get(token, Caller())
+        if caller.expires_at <= time.time():
+            raise Refused(401, "authError", "Invalid Credentials: the access token has expired.")
+        return caller
+
+    def impersonate(self, asking: Caller, account: str, lifetime: float) -> dict[str, Any]:
+        """Issue a token for another account, like iamcredentials' generateAccessToken.
+
+        Raises:
+            Refused: 403: the caller may not impersonate this account.
+        """
+        if asking.account != OPERATOR or account.endswith(_MANAGED) or account in self.unimpersonable:
+            raise Refused(
+                403, "forbidden", f"Permission 'iam.serviceAccounts.getAccessToken' denied on resource {account}."
+            )
+        token = self._issue(Caller(account, None, time.time() + lifetime))
+        until = datetime.now(UTC) + timedelta(seconds=lifetime)
+        return {"accessToken": token, "expireTime": until.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+    def downscope(self, subject: str, rules: list[Mapping[str, Any]], lifetime: float = 3600.0) -> dict[str, Any]:
+        """Exchange a token for one with an access boundary, like Google's token service."""
+        caller = self.caller(subject)
+        until = min(caller.expires_at, time.time() + lifetime)
+        token = self._issue(Caller(caller.account, tuple(rules), until))
+        return {
+            "access_token": token,
+            "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
+            "token_type": "Bearer",
+            "expires_in": int(until - time.time()),
+        }
+
+    def _issue(self, caller: Caller) -> str:
+        token = f"ya29.{secrets.token_urlsafe(24)}"
+        with self._lock:
+            self._issued[token] = caller
+        return token
+
+
+def check_access(caller: Caller, bucket: Bucket, access: Access) -> None:
+    """Require that a caller may do something.
+
+    Raises:
+        Refused: 403: the caller may not.
+    """
+    if not has_access(caller, bucket, access):
+        raise Refused(
+            403,
+            "forbidden",
+            f"{caller.account} does not have {access.permission} access to the Google Cloud Storage object.",
+        )
+
+
+def has_access(caller: Caller, bucket: Bucket, access: Access) -> bool:
+    """Return whether a caller may do something."""
+    allowed = caller.account == OPERATOR or _by_policy(caller.account, bucket, access)
+    if caller.boundary is not None:
+        allowed = allowed and any(_in_rule(rule, bucket.name, access) for rule in caller.boundary)
+    return allowed
+
+
+def _by_policy(account: str, bucket: Bucket, access: Access) -> bool:
+    return any(
+        access.permission in _ROLES.get(binding["role"], ())
+        and f"serviceAccount:{account}" in binding["members"]
+        and _holds(binding.get("condition"), bucket.name, access)
+        for binding in bucket.policy.get("bindings", ())
+    )
+
+
+def _in_rule(rule: Mapping[str, Any], bucket: str, access: Access) -> bool:
+    if rule["availableResource"] != f"//storage.googleapis.com/projects/_/buckets/{bucket}":
+        return False
+    roles = [permission.removeprefix("inRole:") for permission in rule["availablePermissions"]]
+    granted = any(access.permission in _ROLES.get(role, ()) for role in roles)
+    return granted and _holds(rule.get("availabilityCondition"), bucket, access)
+
+
+def _holds(condition: Mapping[str, Any] | None, bucket: str, access: Access) -> bool:
+    """Return whether a condition holds. Only startsWith is understood; any other condition does not hold."""
+    if condition is None:
+        return True
+    expression = condition["expression"]
+    resource = f"projects/_/buckets/{bucket}"
+    if access.permission != _LIST:
+        resource += f"/objects/{access.name}"
+    elif any(access.name.startswith(prefix) for prefix in _LISTS.findall(expression)):
+        return True
+    return any(resource.startswith(prefix) for prefix in _STARTS.findall(expression))

@@ -1,0 +1,109 @@
+"""Faults to inject into the Cloud Storage simulator."""
+
+import threading
+import time
+from dataclasses import dataclass
+
+from gradient_server.simulator.gcs.objects import Refused
+
+
+@dataclass
+class _Failure:
+    status: int
+    left: int
+    method: str | None
+    path: str
+
+    def fits(self, method: str, path: str) -> bool:
+        return self.left > 0 and self.method in {None, method} and self.path in path
+
+
+class Faults:
+    """Pending faults; `mend` removes all of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.mend()
+
+    def mend(self) -> None:
+        """Remove all faults."""
+        with self._lock:
+            self._failures: list[_Failure] = []
+            self._broken: list[_Failure] = []
+            self._denied: set[str] = set()
+            self._seconds = 0.0
+            self._creation_refused = False
+
+    def fail(self, status: int, times: int = 1, *, method: str | None = None, path: str = "") -> None:
+        """Answer the next requests with this status.
+
+        Args:
+            status: The HTTP status, such as 503.
+            times: The number of requests.
+            method: Only requests of this method; `UPLOAD` for uploads of objects.
+            path: Only requests whose path and query contain this; for `UPLOAD`, the object's name.
+        """
+        with self._lock:
+            self._failures.append(_Failure(status, times, method, path))
+
+    def break_off(self, times: int = 1, *, path: str = "") -> None:
+        """Close the connection in the middle of the next uploads' bodies."""
+        with self._lock:
+            self._broken.append(_Failure(0, times, None, path))
+
+    def deny(self, account: str) -> None:
+        """Answer all requests of this account with 403, despite the bucket's policy."""
+        with self._lock:
+            self._denied.add(account)
+
+    def slow(self, seconds: float) -> None:
+        """Wait before each answer."""
+        with self._lock:
+            self._seconds = seconds
+
+    def refuse_creation(self) -> None:
+        """Answer requests for a new bucket with 403."""
+        with self._lock:
+            self._creation_refused = True
+
+    def strike(self, method: str, path: str) -> None:
+        """Apply the delay and the pending fault for a request.
+
+        Raises:
+            Refused: With the status of the fault.
+        """
+        if self._seconds:
+            time.sleep(self._seconds)
+        with self._lock:
+            found = next((one for one in self._failures if one.fits(method, path)), None)
+            if found is not None:
+                found.left -= 1
+                raise Refused(found.status, "backendError", f"A fault on request: {found.status}.")
+
+    def breaks(self, path: str) -> bool:
+        """Return whether to break off this upload, counting it."""
+        with self._lock:
+            found = next((one for one in self._broken if one.fits("", path)), None)
+            if found is not None:
+                found.left -= 1
+            return found is not None
+
+    def check(self, account: str) -> None:
+        """Refuse a denied account.
+
+        Raises:
+            Refused: 403.
+        """
+        with self._lock:
+            if account in self._denied:
+                raise Refused(403, "forbidden", f"{account} does not have storage access to the bucket.")
+
+    def check_creation(self) -> None:
+        """Refuse to create a bucket if `refuse_creation` was called.
+
+        Raises:
+            Refused: 403.
+        """
+        with self._lock:
+            if self._creation_refused:
+                raise Refused(403, "forbidden", "operator does not have storage.buckets.create access.")

@@ -1,0 +1,220 @@
+"""A Cloud Storage server for one machine, for google-cloud-storage and TensorFlow's own `gs://` client.
+
+google-cloud-storage is pointed at `url`. TensorFlow's addresses are compiled in; but it honours a proxy and a list of
+trusted authorities, so the same port answers CONNECT for Google's storage hosts, terminates TLS with a temporary
+certificate and serves the same buckets. Every other host is refused.
+"""
+
+import shutil
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from gradient_server.simulator.certificates import make_authority
+from gradient_server.simulator.gcs.access import Tokens
+from gradient_server.simulator.gcs.api import Answer, Asked, StorageApi
+from gradient_server.simulator.gcs.faults import Faults
+from gradient_server.simulator.gcs.objects import Buckets, StoredObject
+
+HOSTS = [
+    "storage.googleapis.com",
+    "www.googleapis.com",
+    "sts.googleapis.com",
+    "iamcredentials.googleapis.com",
+    "oauth2.googleapis.com",
+]
+"""The hosts that CONNECT is answered for."""
+_MOST_REQUESTS = 200_000
+_NO_BODY = frozenset({204, 304})
+
+
+class GcsSimulator:
+    """The server, its buckets, and the faults to inject.
+
+    Args:
+        port: Port to listen on; 0 takes a free one.
+        host: Address to listen on.
+
+    Attributes:
+        buckets: The buckets and their objects.
+        faults: The faults to inject.
+        tokens: The issued access tokens.
+        requests: `METHOD path` of the latest requests, in order.
+    """
+
+    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        self.buckets, self.faults, self.tokens = Buckets(), Faults(), Tokens()
+        self.requests: list[str] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="gradient-gcs-"))
+        self.ca, context = make_authority(self._folder, HOSTS)
+        api = StorageApi(self.buckets, self.tokens, self.faults)
+        self._server = _Server((host, port), api, context, self)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="gcs-simulator", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Address of the JSON API and of the proxy."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def start(self) -> "GcsSimulator":
+        """Start serving."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop serving and delete all files."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def note(self, request: str) -> None:
+        """Add a request to `requests`, dropping the older half if there are too many."""
+        self.requests.append(request)
+        if len(self.requests) > _MOST_REQUESTS:
+            del self.requests[: _MOST_REQUESTS // 2]
+
+    def objects(self) -> list[str]:
+        """List every object as `gs://bucket/name`."""
+        return [f"gs://{one.bucket}/{one.name}" for one in self._every_object()]
+
+    def environment(self, url: str | None = None, ca: str | None = None) -> dict[str, str]:
+        """Return variables that point a program's `gs://` to this server, for TensorFlow and google-cloud-storage.
+
+        Args:
+            url: The simulator's address as the program sees it; default: `url`.
+            ca: The path of `ca.pem` as the program sees it; default: its path here.
+        """
+        address, authority = url or self.url, ca or str(self.ca)
+        return {
+            # Not in lower case: gRPC reads that too, and would connect to TPUs through the proxy.
+            "HTTPS_PROXY": address,
+            "CURL_CA_BUNDLE": authority,
+            "REQUESTS_CA_BUNDLE": authority,
+            "STORAGE_EMULATOR_HOST": address,
+            "NO_GCE_CHECK": "true",
+            "GCS_RETRY_CONFIG_MAX_RETRIES": "3",
+        }
+
+    def _every_object(self) -> Iterator[StoredObject]:
+        for bucket in self.buckets.all():
+            yield from self.buckets.names(bucket.name)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(
+        self, address: tuple[str, int], api: StorageApi, context: ssl.SSLContext, simulator: GcsSimulator
+    ) -> None:
+        self.api, self.context, self.simulator = api, context, simulator
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver declares it
+        """Ignore errors of a connection: clients may disconnect at any time."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = 300
+    server: _Server
+    _tunnel: str | None = None
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except (ConnectionError, ssl.SSLError):
+            self.close_connection = True
+
+    def finish(self) -> None:
+        super().finish()
+        if isinstance(self.connection, ssl.SSLSocket):
+            self.connection.close()
+
+    def do_CONNECT(self) -> None:
+        host = self.path.rpartition(":")[0]
+        if host not in HOSTS:
+            self._send(Answer(403, b"The simulator stands for Cloud Storage only.\n"))
+            return
+        self._tunnel = f"https://{host}"
+        self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        self.connection = self.server.context.wrap_socket(self.connection, server_side=True)
+        self.rfile = self.connection.makefile("rb", -1)
+        self.wfile = _Unbuffered(self.connection)  # type: ignore[assignment]  # a writer is all that is asked of it
+        self.close_connection = False
+
+    def _answer(self) -> None:
+        broken = self.command in {"POST", "PUT"} and self.server.simulator.faults.breaks(self.path)
+        body = self._body(broken=broken)
+        self.server.simulator.note(f"{self.command} {self.path}")
+        base = self._tunnel or f"http://{self.headers.get('host') or self.server.simulator.url[7:]}"
+        # The request line of a proxied plain-HTTP request has the full URL.
+        target = self.path.removeprefix(base) if self.path.startswith("http") else self.path
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        asked = replace(Asked.of(self.command, base, target, headers, body), broken=broken)
+        answer = self.server.api.answer(asked)
+        if broken:
+            self.close_connection = True
+        else:
+            self._send(answer)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server finds methods by these names
+
+    def _body(self, *, broken: bool) -> bytes:
+        # TensorFlow's client sends both headers, and its Content-Length is not the length of the body.
+        if "chunked" in self.headers.get("transfer-encoding", "").lower():
+            body = b"".join(self._chunks())
+        else:
+            length = int(self.headers.get("content-length") or 0)
+            return self.rfile.read(length // 2 if broken else length)
+        return body[: len(body) // 2] if broken else body
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            yield self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline() not in {b"\r\n", b""}:
+            pass
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        if answer.status not in _NO_BODY:
+            self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as http.server names it
+        """Log nothing: requests are in `requests`."""
+
+
+class _Unbuffered:
+    """A file-like writer to a socket, without a buffer."""
+
+    closed = False
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def write(self, data: bytes) -> int:
+        self._connection.sendall(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: there is no buffer."""
+
+    def close(self) -> None:
+        self.closed = True

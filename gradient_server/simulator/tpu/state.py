@@ -1,0 +1,220 @@
+"""A simulated TPU API server: google-cloud-tpu's own messages over real gRPC."""
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import grpc
+from google.cloud import tpu_v1, tpu_v2
+from google.cloud.location import locations_pb2
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from gradient_server.simulator.tpu.api import Cloud, Refusal
+from gradient_server.simulator.tpu.faults import Fault, Faults
+
+ZONES = ("us-central1-a", "us-central1-b", "us-west4-a", "us-east5-b", "europe-west4-a")
+TYPES = ("v2-8", "v3-8", "v5litepod-8", "v6e-8")
+RUNTIMES = ("tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "v2-alpha-tpuv6e")
+_DOMAIN = "googleapis.com"
+_THREADS = 64  # each hanging call occupies one
+
+Method = Callable[[Any], Any]
+
+
+class TpuSimulator:
+    """A gRPC server for the TPU API of a simulated `Cloud`, with fault injection.
+
+    Args:
+        port: Port on the loopback address; 0: any free one.
+        cloud: The project; default: an empty one whose zones all have room.
+
+    Raises:
+        OSError: The port is in use.
+    """
+
+    def __init__(self, port: int = 0, cloud: Cloud | None = None) -> None:
+        self.cloud = cloud or Cloud()
+        self.calls: list[str] = []
+        """The names of all called methods, in order."""
+        self._stopped = threading.Event()
+        self._faults = Faults(self._stopped)
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-simulator")
+        # By default two servers could share a port, each receiving some of the calls.
+        self._server = grpc.server(pool, options=(("grpc.so_reuseport", 0),))
+        self._server.add_generic_rpc_handlers(tuple(self._services()))
+        try:
+            self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        except RuntimeError as error:  # gRPC raises no more specific error
+            raise OSError(errno.EADDRINUSE, f"port {port} is taken") from error
+
+    @property
+    def address(self) -> str:
+        """The server's address, as host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start serving."""
+        self._server.start()
+
+    def stop(self) -> None:
+        """Stop serving; hanging calls end."""
+        self._stopped.set()
+        self._server.stop(0).wait()
+
+    def inject(self, method: str, fault: Fault) -> None:
+        """Inject a fault into the next calls of a method (`GetNode`, or `*` for every one)."""
+        self._faults.add(method, fault)
+
+    def heal(self) -> None:
+        """Remove all pending faults."""
+        self._faults.clear()
+
+    def _services(self) -> Iterator[grpc.GenericRpcHandler]:
+        cloud = self.cloud
+        yield self._service(
+            "google.cloud.tpu.v2.Tpu",
+            {
+                "GetNode": (tpu_v2.GetNodeRequest, lambda asked: cloud.node(asked.name)),
+                "ListNodes": (tpu_v2.ListNodesRequest, self._list_nodes),
+                "CreateNode": (
+                    tpu_v2.CreateNodeRequest,
+                    lambda asked: cloud.create_node(asked.parent, asked.node_id, asked.node),
+                ),
+                "DeleteNode": (tpu_v2.DeleteNodeRequest, lambda asked: cloud.delete_node(asked.name)),
+                "GetQueuedResource": (
+                    tpu_v2.GetQueuedResourceRequest,
+                    lambda asked: cloud.queued_resource(asked.name),
+                ),
+                "ListQueuedResources": (tpu_v2.ListQueuedResourcesRequest, self._list_queued),
+                "CreateQueuedResource": (
+                    tpu_v2.CreateQueuedResourceRequest,
+                    lambda asked: cloud.create_queued(asked.parent, asked.queued_resource_id, asked.queued_resource),
+                ),
+                "DeleteQueuedResource": (
+                    tpu_v2.DeleteQueuedResourceRequest,
+                    lambda asked: cloud.delete_queued(asked.name, force=asked.force),
+                ),
+                "ListAcceleratorTypes": (tpu_v2.ListAcceleratorTypesRequest, _list_types),
+                "ListRuntimeVersions": (tpu_v2.ListRuntimeVersionsRequest, _list_runtimes),
+            },
+        )
+        yield from self._smaller_services()
+
+    def _smaller_services(self) -> Iterator[grpc.GenericRpcHandler]:
+        cloud = self.cloud
+        yield self._service(
+            "google.cloud.tpu.v1.Tpu",
+            {"GetNode": (tpu_v1.GetNodeRequest, lambda asked: _as_v1(cloud.node(asked.name)))},
+        )
+        yield self._service(
+            "google.longrunning.Operations",
+            {"GetOperation": (operations_pb2.GetOperationRequest, lambda asked: cloud.operation(asked.name))},
+        )
+        yield self._service(
+            "google.cloud.location.Locations",
+            {"ListLocations": (locations_pb2.ListLocationsRequest, _list_locations)},
+        )
+
+    def _service(self, name: str, methods: dict[str, tuple[Any, Method]]) -> grpc.GenericRpcHandler:
+        handlers = {
+            method: grpc.unary_unary_rpc_method_handler(
+                self._handler(method, act),
+                request_deserializer=getattr(request, "deserialize", None) or request.FromString,
+                response_serializer=None,  # responses are serialized already
+            )
+            for method, (request, act) in methods.items()
+        }
+        handler: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(name, handlers)
+        return handler
+
+    def _handler(self, method: str, act: Method) -> Callable[[Any, grpc.ServicerContext], bytes]:
+        def handle(asked: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
+            fault = self._faults.next(method)
+            if fault is not None and not fault.done:
+                self._fail(fault, context)
+            answer = self._act(method, act, asked, context)
+            if fault is not None and fault.done:
+                self._fail(fault, context)
+            return answer
+
+        return handle
+
+    def _act(self, method: str, act: Method, asked: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
+        with self.cloud.lock:
+            self.calls.append(method)
+            try:
+                return _serialized(act(asked))  # serialized under the lock, so that it cannot change meanwhile
+            except Refusal as refusal:
+                return _abort(context, refusal)
+
+    def _fail(self, fault: Fault, context: grpc.ServicerContext) -> None:
+        self._faults.wait(fault.seconds, context)
+        if fault.code is not None:
+            _abort(context, Refusal(fault.code, fault.message, fault.reason))
+
+    def _list_nodes(self, asked: tpu_v2.ListNodesRequest) -> tpu_v2.ListNodesResponse:
+        found, token = _page(self.cloud.nodes(asked.parent), asked)
+        return tpu_v2.ListNodesResponse(nodes=found, next_page_token=token)
+
+    def _list_queued(self, asked: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:
+        found, token = _page(self.cloud.queued_resources(asked.parent), asked)
+        return tpu_v2.ListQueuedResourcesResponse(queued_resources=found, next_page_token=token)
+
+
+def _page(things: list[Any], asked: Any) -> tuple[list[Any], str]:  # noqa: ANN401 - any list request
+    """Return one page of a list, and the token of the next one."""
+    first = int(asked.page_token or 0)
+    size = asked.page_size or 1000
+    more = first + size < len(things)
+    return things[first : first + size], str(first + size) if more else ""
+
+
+def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
+    """Abort the call with an error in Google's format, with its details."""
+    status = status_pb2.Status(code=refusal.code.value[0], message=refusal.message)
+    if refusal.reason:
+        packed = any_pb2.Any()
+        packed.Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=_DOMAIN))
+        status.details.append(packed)
+    context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError  # unreachable: the call above raises
+
+
+def _serialized(answer: Any) -> bytes:  # noqa: ANN401 - any message, of either generation
+    data: bytes = answer.SerializeToString() if hasattr(answer, "DESCRIPTOR") else type(answer).serialize(answer)
+    return data
+
+
+def _as_v1(node: tpu_v2.Node) -> tpu_v1.Node:
+    return tpu_v1.Node(
+        name=node.name,
+        accelerator_type=node.accelerator_type,
+        state=int(node.state),
+        health=int(node.health),
+        health_description=node.health_description,
+        tensorflow_version=node.runtime_version,
+        network_endpoints=[
+            tpu_v1.NetworkEndpoint(ip_address=one.ip_address, port=one.port) for one in node.network_endpoints
+        ],
+        labels=dict(node.labels),
+    )
+
+
+def _list_types(asked: tpu_v2.ListAcceleratorTypesRequest) -> tpu_v2.ListAcceleratorTypesResponse:
+    types = [tpu_v2.AcceleratorType(name=f"{asked.parent}/acceleratorTypes/{one}", type_=one) for one in TYPES]
+    return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=types)
+
+
+def _list_runtimes(asked: tpu_v2.ListRuntimeVersionsRequest) -> tpu_v2.ListRuntimeVersionsResponse:
+    versions = [tpu_v2.RuntimeVersion(name=f"{asked.parent}/runtimeVersions/{one}", version=one) for one in RUNTIMES]
+    return tpu_v2.ListRuntimeVersionsResponse(runtime_versions=versions)
+
+
+def _list_locations(asked: locations_pb2.ListLocationsRequest) -> locations_pb2.ListLocationsResponse:
+    found = [locations_pb2.Location(name=f"{asked.name}/locations/{zone}", location_id=zone) for zone in ZONES]
+    return locations_pb2.ListLocationsResponse(locations=found)

@@ -1,0 +1,226 @@
+"""Limits per API key: requests and submissions a minute, queued jobs, and slots for expensive requests.
+
+Over a limit, the response is 429 with the limit, its setting and a time to retry. Each API process counts rates and
+slots by itself; queued jobs are counted in the database.
+"""
+
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import anyio
+from sqlalchemy import ColumnElement, ScalarSelect, func, literal, literal_column, select
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job
+from core.errors import LimitReached
+from core.jobs.states import JobState
+from core.settings.api import LimitSettings
+
+_WINDOW_SECONDS = 60.0
+_IDLE_KEYS = 4096
+_QUEUE_RETRY_SECONDS = 30.0
+_SLOT_RETRY_SECONDS = 5.0
+_QUEUED = Job.state == literal_column(f"'{JobState.QUEUED}'")
+"""With a literal, as in the partial indexes: with a bound parameter SQLite would not use them."""
+_COUNT_SHARE = 8
+_COUNT_SECONDS = 30.0
+
+
+def limit_reached(limit: int, of: str, setting: str, retry_after: float) -> LimitReached:
+    """Build the error of a request over a limit.
+
+    Args:
+        limit: The limit's value.
+        of: The limited things, in the plural.
+        setting: Name of its field in `LimitSettings`.
+        retry_after: Seconds until a repeat may succeed.
+    """
+    return LimitReached(f"Limit reached: {limit:,} {of} (GRADIENT_LIMITS__{setting.upper()}).", retry_after)
+
+
+class RateLimit:
+    """A token bucket for each key: full at first, refilled evenly over a minute.
+
+    A bucket is stored as the time at which it will be full again (generic cell rate algorithm), so an idle key costs
+    nothing.
+
+    Args:
+        per_minute: Size of a bucket, and tokens a minute; 0: no limit.
+        of: The things that tokens are for, in the plural.
+        setting: Name of the limit's field in `LimitSettings`.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, per_minute: int, of: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._of = of
+        self._setting = setting
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._full_at: dict[str, float] = {}
+
+    def take(self, key: str) -> None:
+        """Take one token of a key.
+
+        Raises:
+            LimitReached: The key's bucket is empty.
+        """
+        if self._per_minute == 0:
+            return
+        now = self._clock()
+        with self._lock:
+            full_at = max(self._full_at.get(key, now), now) + _WINDOW_SECONDS / self._per_minute
+            wait = full_at - now - _WINDOW_SECONDS
+            if wait > 1e-9:  # noqa: PLR2004 - rounding of a full bucket's last token
+                raise limit_reached(self._per_minute, f"{self._of} a minute for one key", self._setting, wait)
+            self._full_at[key] = full_at
+            if len(self._full_at) > _IDLE_KEYS:
+                self._full_at = {one: at for one, at in self._full_at.items() if at > now}
+
+
+class Slots:
+    """Slots per key for expensive requests; a request waits for a free one in the event loop, not in a thread.
+
+    Args:
+        per_key: Slots of one key; 0: no limit.
+        of: The things that slots are for, in the plural.
+        setting: Name of the limit's field in `LimitSettings`.
+        wait_seconds: Time that a request waits before it is refused.
+    """
+
+    def __init__(self, per_key: int, of: str, setting: str, *, wait_seconds: float) -> None:
+        self._per_key = per_key
+        self._of = of
+        self._setting = setting
+        self._wait_seconds = wait_seconds
+        self._used: dict[str, _Slot] = {}
+
+    @asynccontextmanager
+    async def taken(self, key: str) -> AsyncIterator[None]:
+        """Hold a slot of a key during the block.
+
+        Raises:
+            LimitReached: No slot became free in time.
+        """
+        if self._per_key == 0:
+            yield
+            return
+        slot = self._used.setdefault(key, _Slot(anyio.Semaphore(self._per_key)))
+        slot.users += 1
+        try:
+            with anyio.move_on_after(self._wait_seconds) as waiting:
+                await slot.free.acquire()
+            if waiting.cancelled_caught:
+                raise limit_reached(
+                    self._per_key, f"{self._of} at once for one key", self._setting, _SLOT_RETRY_SECONDS
+                )
+            try:
+                yield
+            finally:
+                slot.free.release()
+        finally:
+            slot.users -= 1
+            if not slot.users:
+                self._used.pop(key, None)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The slots of one key, and the number of requests that use or await one."""
+
+    free: anyio.Semaphore
+    users: int = 0
+
+
+class QueueLimit:
+    """Limits of the number of queued jobs, per key and per project.
+
+    The database counts, at most up to the limit. Far below a limit, not every submission is counted: after a count this
+    process grants an eighth of the free number for half a minute without another one.
+    """
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._granted: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def check(self, session: Session, job: Job) -> None:
+        """Refuse a job created in this transaction if it exceeds a limit.
+
+        Raises:
+            LimitReached: Its key or its project has too many queued jobs.
+        """
+        key = _Queue("one key", job.submitted_by, Job.submitted_by == job.submitted_by, self._settings.queued_per_key)
+        project = _Queue(
+            "one project", job.project_id, Job.project_id == job.project_id, self._settings.queued_per_project
+        )
+        due = [one for one in (key, project) if one.limit and not self._is_granted((one.of, one.owner))]
+        if not due:
+            return
+        counts = session.execute(select(*(one.counted() for one in due))).one()
+        for one, count in zip(due, counts, strict=True):
+            if count > one.limit:
+                setting = f"queued_per_{one.of.removeprefix('one ')}"
+                raise limit_reached(one.limit, f"queued jobs of {one.of}", setting, _QUEUE_RETRY_SECONDS)
+            self._grant((one.of, one.owner), (one.limit - count) // _COUNT_SHARE)
+
+    def _grant(self, which: tuple[str, str], count: int) -> None:
+        with self._lock:
+            if len(self._granted) > _IDLE_KEYS:
+                self._granted.clear()
+            self._granted[which] = (count, time.monotonic() + _COUNT_SECONDS)
+
+    def _is_granted(self, which: tuple[str, str]) -> bool:
+        with self._lock:
+            left, until = self._granted.get(which, (0, 0.0))
+            if left <= 0 or time.monotonic() >= until:
+                return False
+            self._granted[which] = (left - 1, until)
+            return True
+
+
+class _Queue(NamedTuple):
+    """The queued jobs of one key or project, and how many there may be."""
+
+    of: str
+    owner: str
+    owned: ColumnElement[bool]
+    limit: int
+
+    def counted(self) -> ScalarSelect[int]:
+        """Return the number of its queued jobs, counted up to one more than the limit."""
+        found = select(literal(1)).where(_QUEUED, self.owned).limit(self.limit + 1).subquery()
+        return select(func.count()).select_from(found).scalar_subquery()
+
+
+class Limits:
+    """Every limit of one API process.
+
+    Attributes:
+        settings: The limits' values.
+        requests: Taken once for each authenticated request.
+        submissions: Taken once for each submission, dry run and clone.
+        queue: Checked for each new job.
+        searches: Slots for requests that read many rows.
+        uploads: Slots for submissions with an archive, which is checked during the request.
+    """
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self.settings = settings
+        self.requests = RateLimit(settings.requests_per_minute, "requests", "requests_per_minute")
+        self.submissions = RateLimit(settings.submissions_per_minute, "submissions", "submissions_per_minute")
+        self.queue = QueueLimit(settings)
+        self.searches = Slots(settings.searches, "searches", "searches", wait_seconds=settings.wait_seconds)
+        self.uploads = Slots(settings.uploads, "uploads", "uploads", wait_seconds=settings.wait_seconds)
+        self._readers: anyio.CapacityLimiter | None = None
+
+    @property
+    def archive_readers(self) -> anyio.CapacityLimiter:
+        """The threads that read archives, shared by all keys and separate from those of other requests."""
+        if self._readers is None:
+            self._readers = anyio.CapacityLimiter(self.settings.archives)
+        return self._readers

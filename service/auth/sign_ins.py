@@ -1,0 +1,115 @@
+"""Throttling of sign-ins: growing delays after wrong passwords, and a limit of concurrent password checks."""
+
+import math
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+from starlette.exceptions import HTTPException
+
+from core.errors import Unauthorized
+
+_REMEMBERED = 10_000
+
+T = TypeVar("T")
+
+
+class Delays:
+    """Delays after failures, by name: each further failure doubles the delay. Kept in this process.
+
+    Args:
+        free: Number of failures from which on there is a delay.
+        first: The first delay, in seconds.
+        longest: The longest delay, in seconds.
+        forgotten: Seconds after its last failure until a name is forgotten.
+    """
+
+    def __init__(self, *, free: int, first: float = 1.0, longest: float, forgotten: float) -> None:
+        self._free = free
+        self._first = first
+        self._longest = longest
+        self._forgotten = forgotten
+        self._lock = threading.Lock()
+        self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def wait_seconds(self, name: str) -> float:
+        """Return the seconds until the next attempt with this name; 0: now."""
+        count, at = self._recent(name)
+        if count < self._free:
+            return 0.0
+        # The exponent is bounded against overflow: by then, the delay is the longest.
+        delay = min(self._first * 2.0 ** min(count - self._free, 30), self._longest)
+        return max(0.0, at + delay - time.monotonic())
+
+    def failed(self, name: str) -> None:
+        """Count a failure."""
+        with self._lock:
+            self._failed[name] = (self._recent(name)[0] + 1, time.monotonic())
+            self._failed.move_to_end(name)
+            if len(self._failed) > _REMEMBERED:
+                self._failed.popitem(last=False)
+
+    def succeeded(self, name: str) -> None:
+        """Forget the failures of this name."""
+        self._failed.pop(name, None)
+
+    def _recent(self, name: str) -> tuple[int, float]:
+        count, at = self._failed.get(name, (0, 0.0))
+        return (count, at) if time.monotonic() - at < self._forgotten else (0, 0.0)
+
+
+class SignIns:
+    """Checks passwords, in threads of their own: a check takes a tenth of a second of a CPU and 16 MiB.
+
+    Wrong passwords delay the same client's next attempt for the same address, so nobody can block a user at another
+    client. Many wrong ones delay the client for all addresses.
+
+    Args:
+        at_once: Number of concurrent checks; default: one for two CPUs, at least one.
+    """
+
+    def __init__(self, at_once: int | None = None) -> None:
+        self._at_once = at_once or max(1, (os.cpu_count() or 1) // 2)
+        self._running = 0
+        self._threads = anyio.CapacityLimiter(self._at_once)
+        self._clients = Delays(free=20, longest=60.0, forgotten=900.0)
+        self._pairs = Delays(free=5, longest=60.0, forgotten=900.0)
+
+    async def check(self, address: str, client: str, check: Callable[[], T]) -> T:
+        """Run `check` and return its result; its `Unauthorized` counts as a wrong password.
+
+        Args:
+            address: The e-mail address of the sign-in.
+            client: The client's name, as in `service.http.scopes.client_name`.
+            check: Checks the password; runs in a thread.
+
+        Raises:
+            HTTPException: 429: too many wrong passwords, or too many concurrent checks.
+        """
+        pair = f"{client} {address.strip().casefold()}"
+        wait = max(self._clients.wait_seconds(client), self._pairs.wait_seconds(pair))
+        if wait > 0:
+            seconds = math.ceil(wait)
+            raise _too_many(f"Too many wrong passwords from you. Try again in {seconds} seconds.", seconds)
+        if self._running >= self._at_once:
+            raise _too_many(f"{self._at_once} sign-ins are being checked, as many as are at once. Try again.", 1)
+        self._running += 1
+        try:
+            found = await anyio.to_thread.run_sync(check, limiter=self._threads)
+        except Unauthorized:
+            self._clients.failed(client)
+            self._pairs.failed(pair)
+            raise
+        finally:
+            self._running -= 1
+        self._pairs.succeeded(pair)
+        return found
+
+
+def _too_many(message: str, seconds: int) -> HTTPException:
+    return HTTPException(429, message, {"Retry-After": str(seconds)})

@@ -1,0 +1,47 @@
+"""Restricts the dashboard to one host name, so that no browser has a session for another one.
+
+Browsers send cookies to every port of a host name, and so also to jobs' ports under that name.
+"""
+
+from urllib.parse import quote
+
+from fastapi import Depends, Request
+from starlette.exceptions import HTTPException
+
+from core.system.hosts import canonical_host
+from service.deps import Stores
+
+
+def require_own_name(request: Request, stores: Stores) -> None:
+    """Refuse a request that does not use the dashboard's own host name.
+
+    Raises:
+        HTTPException: 307: redirect to the same page under that name. 421: that name is not known, the request is not
+            a read, or the public URL is configured: behind a proxy that changes the Host header, a redirect would loop.
+    """
+    own, settings = stores.settings.dashboard_host, stores.settings
+    if own is None:
+        raise HTTPException(
+            421,
+            "This dashboard does not know the name that people reach it under. Its operator can set "
+            "GRADIENT_API__PUBLIC_URL.",
+        )
+    given = request.url.hostname
+    if given is None or canonical_host(given) == own:
+        return
+    if settings.api.public_url is not None:
+        raise HTTPException(
+            421,
+            f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}. If this is that address, its proxy "
+            "has to pass the Host header on.",
+        )
+    if request.method not in {"GET", "HEAD"}:
+        raise HTTPException(421, f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}.")
+    port = f":{request.url.port}" if request.url.port else ""
+    query = f"?{request.url.query}" if request.url.query else ""
+    host = f"[{own}]" if ":" in own else own
+    there = f"{request.url.scheme}://{host}{port}{quote(request.scope['path'])}{query}"
+    raise HTTPException(307, "", {"Location": there})
+
+
+OwnName = Depends(require_own_name)

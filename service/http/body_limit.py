@@ -1,0 +1,126 @@
+"""Limits of request bodies: small by default, raised only by dependencies that run after authentication.
+
+Plain ASGI, so that streams are not buffered.
+"""
+
+import anyio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from core.settings.api import ApiSettings
+from service.http.errors import http_answer
+
+SMALL_BYTES = 64 * 1024
+"""Default limit, for sign-ins, forms and every route that does not raise it."""
+
+_FORM_OVERHEAD = 64 * 1024
+_BODY = "gradient.body"
+_REST_SECONDS = 1.0
+_LINGER_BYTES = 64 * 1024**2
+_LINGER_SECONDS = 10.0
+
+
+def allow_json(connection: HTTPConnection, api: ApiSettings) -> None:
+    """Raise this request's limit to that of JSON bodies. Only for authenticated callers."""
+    _allow(connection, api.max_body_bytes)
+
+
+def allow_upload(connection: HTTPConnection, api: ApiSettings) -> None:
+    """Raise this request's limit to that of an upload with its JSON. Only for authenticated callers."""
+    _allow(connection, api.max_upload_bytes + api.max_body_bytes + _FORM_OVERHEAD)
+
+
+def _allow(connection: HTTPConnection, limit: int) -> None:
+    body: _Body | None = connection.scope.get(_BODY)
+    if body is not None:
+        body.limit = limit
+
+
+class BodyLimit:
+    """Refuses bodies that are too large, and may answer before the end of an unread body.
+
+    A client that is still sending when its connection is closed gets an error instead of the response, so the rest of
+    its body is discarded for a while.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or not _has_body(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        body = scope[_BODY] = _Body(receive, Headers(scope=scope))
+
+        async def send_beside_body(message: Message) -> None:
+            if message["type"] == "http.response.start" and not await body.skip(SMALL_BYTES, _REST_SECONDS):
+                MutableHeaders(scope=message)["Connection"] = "close"
+            elif body.unread and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await body.skip(_LINGER_BYTES, _LINGER_SECONDS)
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        try:
+            await self._app(scope, body.receive, send_beside_body)
+        except _TooLarge as error:  # raised before any error handler was reached
+            await http_answer(error)(scope, receive, send_beside_body)
+
+
+class _TooLarge(HTTPException):
+    """A body over the limit."""
+
+
+class _Body:
+    """A request body while it is received.
+
+    Attributes:
+        limit: The largest size in bytes.
+    """
+
+    def __init__(self, receive: Receive, headers: Headers) -> None:
+        self.limit = SMALL_BYTES
+        self._receive = receive
+        self._declared = int(headers.get("content-length", "0"))
+        self._awaits_leave = headers.get("expect", "").lower() == "100-continue"
+        self._size = 0
+        self._complete = False
+
+    @property
+    def unread(self) -> bool:
+        """True while the client is still sending."""
+        return not self._complete and not (self._awaits_leave and not self._size)
+
+    async def receive(self) -> Message:
+        """Return the next message.
+
+        Raises:
+            HTTPException: 413: the body is too large.
+        """
+        if max(self._declared, self._size) <= self.limit:
+            message = await self._next()
+            if self._size <= self.limit:
+                return message
+        raise _TooLarge(413, f"The body is larger than {self.limit:,} bytes, the limit here.")
+
+    async def skip(self, size: int, seconds: float) -> bool:
+        """Discard up to `size` bytes of the rest within `seconds`; return whether the body is complete."""
+        end = self._size + size
+        with anyio.move_on_after(seconds):
+            while self.unread and self._size < end:
+                await self._next()
+        return self._complete
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._size += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        return message
+
+
+def _has_body(headers: Headers) -> bool:
+    length = headers.get("content-length", "0")
+    return "transfer-encoding" in headers or (length.isdecimal() and int(length) > 0)

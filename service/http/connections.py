@@ -1,0 +1,241 @@
+"""Client connections: limits of their number, and timeouts for sending and receiving.
+
+uvicorn's own protocol accepts any number of connections, and its only timeout is the one between two requests.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import resource
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from core.settings.api import ApiSettings
+from service.http.scopes import client_name
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 100
+"""Largest number of connections that wait in the kernel, and that one turn of the event loop accepts."""
+
+BODY_BYTES = 16 * 1024
+"""Least bytes of a body in every `body_seconds`."""
+
+_OWN_DESCRIPTORS = 64
+_FEWEST = 16
+_LOG_SECONDS = 60.0
+
+
+class Connections:
+    """The open connections of one server, and their limits.
+
+    At a limit, a new connection replaces the one that has been idle for the longest. It is refused if none is idle.
+
+    Args:
+        settings: The limits.
+    """
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self.settings = settings
+        self.most = affordable(settings.max_connections)
+        self._proxies = [ipaddress.ip_network(one) for one in settings.trusted_proxies]
+        self._by_client: Counter[str] = Counter()
+        self._counted: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}
+        self._silent_until = 0.0
+
+    def opened(self, one: "Connection") -> str | None:
+        """Count a new connection and make room for it; return the limit that is reached, if there is no room."""
+        self._counted.add(one)
+        self._by_client[one.client_name] += 1
+        most = self.settings.max_connections_per_client
+        own = (other for other in self._idle if other.client_name == one.client_name)
+        if len(self._counted) > self.most:
+            if not self._end_first(self._idle):
+                return f"{self.most} connections are open, the limit of this service (GRADIENT_API__MAX_CONNECTIONS)"
+        elif self._by_client[one.client_name] <= most or self._is_proxy(one) or self._end_first(own):
+            return None
+        else:
+            name = "GRADIENT_API__MAX_CONNECTIONS_PER_CLIENT"
+            return f"{most} connections are open from your address, the limit of one client ({name})"
+        return None
+
+    def closed(self, one: "Connection") -> None:
+        """Stop counting a connection; a repeated call has no effect."""
+        if one not in self._counted:
+            return
+        self.busy(one)
+        self._counted.remove(one)
+        self._by_client[one.client_name] -= 1
+        if not self._by_client[one.client_name]:
+            del self._by_client[one.client_name]
+
+    def idle(self, one: "Connection") -> None:
+        """Record that a connection has no request in progress."""
+        self._idle[one] = None
+
+    def busy(self, one: "Connection") -> None:
+        """Record that a connection has a request in progress."""
+        self._idle.pop(one, None)
+
+    def loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error of the event loop; failures to accept connections, which repeat quickly, only once a minute."""
+        if not str(context.get("message")).startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._silent_until:
+            self._silent_until = loop.time() + _LOG_SECONDS
+            logger.error("connections_not_accepted", extra={"error": str(context.get("exception"))})
+
+    def _end_first(self, candidates: Iterable["Connection"]) -> bool:
+        oldest = next(iter(candidates), None)
+        if oldest is None:
+            return False
+        self.closed(oldest)  # at once: several connections may arrive before the event loop closes it
+        oldest.end()
+        return True
+
+    def _is_proxy(self, one: "Connection") -> bool:
+        try:
+            address = ipaddress.ip_address(one.client[0] if one.client else "")
+        except ValueError:  # a peer on a Unix socket has no address
+            return False
+        return any(address in network for network in self._proxies)
+
+
+def affordable(wanted: int) -> int:
+    """Return the number of connections that the limit of file descriptors allows, at most `wanted`.
+
+    Each connection may need a file too. Raises the process's soft limit as far as its hard one allows.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * wanted + BACKLOG + _OWN_DESCRIPTORS
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = min(wanted, max(_FEWEST, (soft - BACKLOG - _OWN_DESCRIPTORS) // 2))
+    if most < wanted:
+        logger.warning("connections_limited", extra={"connections": most, "wanted": wanted, "descriptors": soft})
+    return most
+
+
+class Connection(H11Protocol):
+    """One connection, with its timeouts.
+
+    Args:
+        config: uvicorn's configuration.
+        server_state: uvicorn's state.
+        app_state: The state of the lifespan.
+        connections: The server's open connections.
+        _loop: The event loop; default: the running one.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connections: Connections,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.client_name = ""
+        self._others = connections
+        self._limits = connections.settings
+        self._awaited: type[h11.IDLE | h11.SEND_BODY] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+        self._received = 0
+        self._held_back = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a new connection, or refuse it."""
+        super().connection_made(transport)
+        self.client_name = client_name(self.client[0] if self.client else None)
+        refusal = self._others.opened(self)
+        if refusal is not None:
+            transport.write(_refusal(refusal))
+            transport.close()
+            return
+        self._others.idle(self)
+        self._await(h11.IDLE)
+
+    def data_received(self, data: bytes) -> None:
+        """Process received data."""
+        self._received += len(data)
+        super().data_received(data)
+        self._held_back = self._held_back or self.flow.read_paused
+        state = self.conn.their_state
+        if state is not h11.IDLE:
+            self._others.busy(self)
+        self._await(state if state in {h11.IDLE, h11.SEND_BODY} else None)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; until its first byte, uvicorn's own timeout applies."""
+        super().on_response_complete()
+        state = self.conn.their_state
+        if state is h11.IDLE and not self.transport.is_closing():
+            self._others.idle(self)
+        self._await(state if state is h11.SEND_BODY else None)
+
+    def pause_writing(self) -> None:
+        """Pause sending, because the client does not read, and start the timeout."""
+        super().pause_writing()
+        if self._write_deadline is None:
+            self._write_deadline = self.loop.call_later(self._limits.send_seconds, self.end)
+
+    def resume_writing(self) -> None:
+        """Resume sending."""
+        super().resume_writing()
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the timeout and stop counting the connection."""
+        super().connection_lost(exc)
+        self._await(None)
+        self._others.closed(self)
+
+    def end(self) -> None:
+        """Abort the connection."""
+        self.transport.abort()
+
+    def _await(self, awaited: type[h11.IDLE] | type[h11.SEND_BODY] | None) -> None:
+        """Start the timeout for the head of a request, or for its body; None: cancel it."""
+        if awaited is self._awaited:
+            return
+        self._awaited = awaited
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if awaited is h11.IDLE:
+            self._deadline = self.loop.call_later(self._limits.header_seconds, self.end)
+        elif awaited is h11.SEND_BODY:
+            self._held_back = False
+            self._measure_body()
+
+    def _measure_body(self) -> None:
+        self._received = 0
+        self._deadline = self.loop.call_later(self._limits.body_seconds, self._check_body)
+
+    def _check_body(self) -> None:
+        # A client cannot send more while reading is paused, nor before it gets "100 Continue".
+        waits_for_us = self._held_back or self.cycle.waiting_for_100_continue
+        self._held_back = self.flow.read_paused
+        if self._received < BODY_BYTES and not waits_for_us:
+            self.end()
+        else:
+            self._measure_body()
+
+
+def _refusal(reason: str) -> bytes:
+    text = f"{reason}. Try again in some seconds.\n".encode()
+    head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nRetry-After: 5\r\n"
+    return f"{head}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text

@@ -1,0 +1,201 @@
+"""Error responses: a table from error class to status, and one format for all of them."""
+
+import difflib
+import http
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DataError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from core import errors
+from service.schemas.jobs import ErrorView
+
+logger = logging.getLogger(__name__)
+
+STATUS: dict[type[errors.GradientError], int] = {
+    errors.GradientError: 500,
+    errors.NotFound: 404,
+    errors.JobNotFound: 404,
+    errors.ProjectNotFound: 404,
+    errors.WorkerNotFound: 404,
+    errors.WorkspaceNotFound: 404,
+    errors.ArtifactNotFound: 404,
+    errors.CredentialNotFound: 404,
+    errors.OutputRemoved: 410,
+    errors.SpecInvalid: 400,
+    errors.MachineTypeUnknown: 400,
+    errors.EgressRefused: 400,
+    errors.WorkspaceInvalid: 400,
+    errors.CursorInvalid: 400,
+    errors.IdempotencyMismatch: 422,
+    errors.Unauthorized: 401,
+    errors.SecretUnreadable: 503,
+    errors.StoreUnavailable: 503,
+    errors.StorageFull: 507,
+    errors.LimitReached: 429,
+    errors.DatabaseOutdated: 503,
+    errors.ReleaseOutdated: 503,
+    errors.LeaseLost: 409,
+}
+"""HTTP status of every class in `core.errors`; a missing class is a bug in this module."""
+
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}, 503: {"Retry-After": "2"}}
+_NAMES = {413: "TooLarge", 416: "RangeNotSatisfiable", 422: "Unprocessable"}  # phrases differ by Python version
+_MOST_PROBLEMS = 3
+
+
+def _declared(descriptions: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    # By reference: FastAPI makes a validator for each model of each route, which was most of an application's start.
+    return {
+        status: {
+            "description": description,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorView.__name__}"}}},
+            "headers": {name: {"schema": {"type": "string"}} for name in _HEADERS.get(status, ())},
+        }
+        for status, description in descriptions.items()
+    }
+
+
+RESPONSES_TO_ALL = _declared(
+    {
+        400: "The request asks for something that cannot be; `field` says where.",
+        403: "A page of another site sent the request.",
+        413: "The request is too large.",
+        421: "The Host header names another service.",
+        500: "The service failed; `message` says under which id its log tells more.",
+    }
+)
+"""OpenAPI declarations of the errors that any client can get, by status."""
+
+RESPONSES = RESPONSES_TO_ALL | _declared(
+    {
+        401: "The API key is missing, unknown or revoked.",
+        404: "There is no such thing, or it was deleted.",
+        422: "The request has the wrong shape; `field` says where.",
+        429: "A limit of this key or project is reached; `Retry-After` says in how many seconds to try again.",
+        503: "A store does not answer now; try again.",
+    }
+)
+"""OpenAPI declarations of the errors that clients with a key can get, by status."""
+
+
+def install(app: FastAPI) -> None:
+    """Install handlers that return every error as `{"error": …}`."""
+    app.add_exception_handler(errors.GradientError, _expected)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(DataError, _unstorable)
+    app.add_exception_handler(ClientDisconnect, _gone)
+
+
+def answer(
+    status: int, name: str, message: str, *, field: str | None = None, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Build an error response."""
+    body: dict[str, Any] = {"name": name, "status": status, "message": message}
+    if field is not None:
+        body["field"] = field
+    return JSONResponse({"error": body}, status, {**_HEADERS.get(status, {}), **(headers or {})})
+
+
+def http_answer(error: HTTPException) -> JSONResponse:
+    """Build the response of an HTTPException."""
+    phrase = http.HTTPStatus(error.status_code).phrase
+    name = _NAMES.get(error.status_code, phrase.replace(" ", "").replace("-", ""))
+    return answer(error.status_code, name, error.detail, headers=error.headers)
+
+
+def problem(loc: Sequence[str | int], message: str) -> RequestValidationError:
+    """Build a validation error found by the service's own code, with its location and message."""
+    return RequestValidationError([{"type": "value_error", "loc": tuple(loc), "msg": message, "input": None}])
+
+
+def _expected(_request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, errors.GradientError):
+        raise error
+    status = STATUS[type(error)]
+    if status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
+        return incident(error)
+    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, errors.LimitReached) else None
+    return answer(status, type(error).__name__, error.message, field=error.field, headers=headers)
+
+
+def _http(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        raise error
+    detail = error.detail
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == http.HTTPStatus.NOT_FOUND and detail == "Not Found":
+        detail = f"There is nothing at {where}. /openapi.json lists every path."
+    elif error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        detail = f"{where} does not exist; this path takes {allowed}."
+    return http_answer(HTTPException(error.status_code, detail, error.headers))
+
+
+def _unstorable(_request: Request, error: Exception) -> JSONResponse:
+    # PostgreSQL accepts no NUL in text, not even in a query's parameters; SQLite does.
+    logger.warning("value_refused_by_database", exc_info=error)
+    return answer(422, "ValidationError", "A value holds a NUL character, or another that cannot be stored.")
+
+
+def _gone(_request: Request, _error: Exception) -> JSONResponse:
+    return answer(400, "RequestIncomplete", "The request broke off before its end.")
+
+
+def incident(error: Exception) -> JSONResponse:
+    """Build the 500 response; details go to the log under an incident id."""
+    found_by = secrets.token_hex(4)
+    logger.error("incident", extra={"incident": found_by}, exc_info=error)
+    return answer(
+        500,
+        "InternalError",
+        f"The service failed at this request; nothing you sent caused it. Its log says more under {found_by}.",
+    )
+
+
+def _malformed(_request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    problems = list(error.errors())
+    shown = [_sentence(one) for one in problems[:_MOST_PROBLEMS]]
+    if len(problems) > _MOST_PROBLEMS:
+        shown.append(f"And {len(problems) - _MOST_PROBLEMS} more.")
+    return answer(422, "ValidationError", " ".join(shown), field=_field(problems[0]["loc"]))
+
+
+def _field(loc: Sequence[str | int]) -> str | None:
+    # Without the first part, its source (body, query, header), which is plain from the field's name.
+    return ".".join(str(part)[:80] for part in loc[1:]) or None
+
+
+def _sentence(one: Mapping[str, Any]) -> str:
+    field = _field(one["loc"])
+    if one["type"] == "extra_forbidden":
+        known = (one.get("ctx") or {}).get("known", ())
+        return _unknown_field(str(one["loc"][-1]), known)
+    if one["type"] == "missing":
+        return f"{field or 'The body'}: required, but missing."
+    message = str(one["msg"]).removeprefix("Value error, ")
+    message = message.replace("Input should be", "must be").rstrip(".")
+    given = one.get("input")
+    if one["type"] != "value_error" and isinstance(given, str | int | float):
+        message += f", not {_short(given)}"
+    return f"{field}: {message}." if field else f"{message[:1].upper()}{message[1:]}."
+
+
+def _unknown_field(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name[:80], known, n=1)
+    return f"{_short(name)} is not a field here{f'; did you mean {near[0]!r}?' if near else '.'}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"  # noqa: PLR2004 - part of a line

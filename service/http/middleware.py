@@ -1,0 +1,146 @@
+"""Middleware: request id, access log, security headers, origin check.
+
+Plain ASGI, so that streams are not buffered.
+"""
+
+import ipaddress
+import logging
+import time
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from core.ids import new_id
+from core.settings.api import ApiSettings
+from service.http.errors import http_answer, incident
+from service.http.scopes import route_of
+
+logger = logging.getLogger(__name__)
+
+_SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+"""Default security headers; an endpoint may set its own."""
+
+
+class RequestContext:
+    """Gives each request an id, security headers, a line in the access log, and a 500 response to unexpected errors."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        request_id = state["request_id"] = new_id("r")
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        began = time.monotonic()
+        status = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = state["request_id"]
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception as error:
+            answer = incident(error)
+            if status:  # partly sent: break the connection, so that the client does not take it as complete
+                raise
+            await answer(scope, receive, send_with_headers)
+        finally:
+            took = round((time.monotonic() - began) * 1000, 1)
+            # Only the path: query strings may contain credentials.
+            fields = {"method": scope["method"], "path": scope["path"], "route": route_of(scope), "status": status}
+            fields |= {"ms": took} | _of_job(scope)
+            # Successful reads only at debug level: open pages poll every few seconds.
+            quiet = scope["method"] in {"GET", "HEAD"} and status < HTTPStatus.BAD_REQUEST
+            logger.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
+            structlog.contextvars.unbind_contextvars("request_id")
+
+
+def _of_job(scope: Scope) -> dict[str, str]:
+    job_id = scope.get("path_params", {}).get("job_id")
+    return {} if job_id is None else {"job_id": job_id}
+
+
+class SameSite:
+    """Refuses requests that a page of another site made a browser send.
+
+    With DNS rebinding, the Host header has a name that is not the service's; a page of another origin is recognised by
+    the Origin header.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+        self._app = app
+        self._public = urlsplit(settings.public_url or "").netloc.lower()
+        self._names = {settings.host.lower(), _hostname(self._public), "localhost"} - {""}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        refusal = self._refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        if refusal is not None:
+            await http_answer(refusal)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, method: str, headers: Headers) -> HTTPException | None:
+        host = headers.get("host", "").lower()
+        name = _hostname(host)
+        if name and name not in self._names and not _is_address(name):
+            return HTTPException(
+                421, f"{name[:100]!r} is not a name of this service. Its operator can set GRADIENT_API__PUBLIC_URL."
+            )
+        origin = headers.get("origin")
+        if method in _SAFE_METHODS or origin is None:
+            return None
+        if _netloc(origin) in {host, self._public} - {""}:
+            return None
+        return HTTPException(403, f"A page of another site ({origin[:100]!r}) may not change anything here.")
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # brackets without an IPv6 address
+        return ""
+
+
+def _hostname(netloc: str) -> str:
+    try:
+        return urlsplit(f"//{netloc}").hostname or ""
+    except ValueError:
+        return netloc
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a socket bound to this host is reachable only from this machine."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

@@ -1,0 +1,152 @@
+"""Serving of bytes: single byte ranges, ETags, and headers against active content in a browser."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from service.schemas.jobs import ErrorView
+
+_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})\Z")
+_BLOCK = 256 * 1024
+_ETAG = re.compile(r'(?:W/)?("[^"]*")')
+
+INLINE_TYPES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+    ".txt": "text/plain; charset=utf-8",
+    ".log": "text/plain; charset=utf-8",
+    ".json": "text/plain; charset=utf-8",
+    ".jsonl": "text/plain; charset=utf-8",
+    ".csv": "text/plain; charset=utf-8",
+    ".tsv": "text/plain; charset=utf-8",
+    ".md": "text/plain; charset=utf-8",
+    ".yaml": "text/plain; charset=utf-8",
+    ".yml": "text/plain; charset=utf-8",
+}
+"""Content types that a browser may display, by suffix. None that can contain a script: no html, svg, xml or pdf."""
+
+
+_ANY = {"schema": {"type": "string", "format": "binary"}}
+_TEXT = {"type": "string"}
+_BODIES = {"content": dict.fromkeys(("application/octet-stream", "text/plain", "image/*"), _ANY)}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {**_BODIES, "headers": {"Accept-Ranges": {"schema": _TEXT}, "Content-Disposition": {"schema": _TEXT}}},
+    206: {
+        **_BODIES,
+        "description": "The part that Range asked for.",
+        "headers": {"Content-Range": {"schema": _TEXT}},
+    },
+    416: {
+        "model": ErrorView,
+        "description": "The range begins past the end.",
+        "headers": {"Content-Range": {"schema": _TEXT}},
+    },
+}
+"""OpenAPI declarations of responses with bytes, by status."""
+
+
+def headers_read(*names: str) -> dict[str, Any]:
+    """Declare, for OpenAPI, request headers that an endpoint reads by itself."""
+    return {"parameters": [{"name": name, "in": "header", "required": False, "schema": _TEXT} for name in names]}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes `start` (included) to `stop` (excluded) of `size`."""
+
+    start: int
+    stop: int
+    size: int
+
+    @property
+    def length(self) -> int:
+        """The number of bytes."""
+        return self.stop - self.start
+
+    @property
+    def whole(self) -> bool:
+        """True if the range covers all bytes."""
+        return self.length == self.size
+
+
+def stretch_of(request: Request, size: int, etag: str | None) -> Stretch:
+    """Parse the byte range of a request.
+
+    A header that is not a single byte range is ignored, as RFC 9110 (14.2) allows; so is one whose If-Range names
+    another version.
+
+    Raises:
+        HTTPException: 416: the range begins past the end.
+    """
+    whole = Stretch(0, size, size)
+    found = _RANGE.match(request.headers.get("range", ""))
+    only_if = request.headers.get("if-range")
+    if not found or found[0] == "bytes=-" or (only_if is not None and only_if != etag):
+        return whole
+    first, last = found.groups()
+    if not first:
+        start, stop = max(0, size - int(last)), size
+    else:
+        start, stop = int(first), min(size, int(last) + 1) if last else size
+        if last and int(last) < int(first):
+            return whole
+    if start >= stop:
+        raise HTTPException(
+            416, f"The range begins past the end: there are {size} bytes.", {"Content-Range": f"bytes */{size}"}
+        )
+    return Stretch(start, stop, size)
+
+
+def not_modified(request: Request, etag: str) -> bool:
+    """Return whether the client has this version already (If-None-Match)."""
+    given = request.headers.get("if-none-match", "")
+    return given.strip() == "*" or etag in _ETAG.findall(given)
+
+
+def serve(blocks: Iterator[bytes], stretch: Stretch, headers: dict[str, str]) -> Response:
+    """Build the response with a range of bytes: 200 for all, 206 for a part."""
+    headers = {**headers, "Accept-Ranges": "bytes", "Content-Length": str(stretch.length)}
+    if stretch.whole:
+        return StreamingResponse(blocks, 200, headers)
+    headers["Content-Range"] = f"bytes {stretch.start}-{stretch.stop - 1}/{stretch.size}"
+    return StreamingResponse(blocks, 206, headers)
+
+
+def file_blocks(file: BinaryIO, stretch: Stretch) -> Iterator[bytes]:
+    """Yield the range's bytes from an open file, and close it at the end."""
+    with file:
+        file.seek(stretch.start)
+        left = stretch.length
+        while left and (block := file.read(min(_BLOCK, left))):
+            left -= len(block)
+            yield block
+
+
+def user_content(path: str, *, inline: bool = False) -> dict[str, str]:
+    """Build headers for the output of a job: saved as a file, never run by a browser.
+
+    Args:
+        path: The file's path; its last part names the download.
+        inline: Let the browser display it, if its type cannot contain a script.
+    """
+    name = PurePosixPath(path).name
+    kind = INLINE_TYPES.get(PurePosixPath(path).suffix.lower()) if inline else None
+    how = "inline" if kind else "attachment"
+    return {
+        "Content-Type": kind or "application/octet-stream",
+        "Content-Disposition": f"{how}; filename*=UTF-8''{quote(name, safe='')}",
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "private, no-cache",
+    }

@@ -1,0 +1,58 @@
+"""uvicorn with limits of connections, and a shutdown that ends log streams before it waits for connections to close."""
+
+import asyncio
+import socket
+from functools import partial
+from typing import cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from service.deps import OpenStores
+from service.http.connections import BACKLOG, Connection, Connections
+
+_GRACEFUL_SECONDS = 10
+_HEADER_BYTES = 64 * 1024
+
+
+class Server(uvicorn.Server):
+    """A server for one application of `service.main.create_app`.
+
+    Args:
+        app: The application.
+        host: Address to listen on; default: the settings'.
+        port: Port to listen on; 0 picks a free one.
+    """
+
+    def __init__(self, app: FastAPI, *, host: str | None = None, port: int | None = None) -> None:
+        self._stores: OpenStores = app.state.stores
+        api = self._stores.settings.api
+        self._connections = Connections(api)
+        config = uvicorn.Config(
+            app,
+            host=host or api.host,
+            port=api.port if port is None else port,
+            http=cast("type[asyncio.Protocol]", partial(Connection, connections=self._connections)),
+            ws="none",
+            backlog=BACKLOG,
+            timeout_keep_alive=api.idle_seconds,
+            proxy_headers=bool(api.trusted_proxies),
+            forwarded_allow_ips=api.trusted_proxies,
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+            timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start serving."""
+        asyncio.get_running_loop().set_exception_handler(self._connections.loop_failed)
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop serving: first the streams, which would not end by themselves."""
+        self._stores.streams.stop()
+        await super().shutdown(sockets)

@@ -1,0 +1,75 @@
+"""Tracing of requests: a server span each, in the client's trace if the client has one and a valid key."""
+
+from opentelemetry.trace import Span, SpanKind
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from core.errors import GradientError
+from core.monitoring import tracing
+from core.monitoring.tracing import TRACE_PARENT, TRACE_STATE, TRACER
+from core.security.api_keys import KeyRing
+from service.http.scopes import METHODS, route_of
+
+_UNTRACED = frozenset({"/health", "/readiness", "/metrics"})
+"""Health checks and scrapes, which are frequent and not worth a span."""
+_FIRST_FAULT = 500
+
+
+class Traced:
+    """Wraps every request in a server span; plain ASGI, so that streams are not buffered.
+
+    Args:
+        app: The application.
+        keys: The API keys: without a valid key, a client's trace is not continued and its sampling flag is ignored.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["path"] in _UNTRACED:
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope)
+        sent = {name: given[name] for name in (TRACE_PARENT, TRACE_STATE) if name in given}
+        if sent and not await self._is_known(given):
+            sent = {}
+        method = scope["method"] if scope["method"] in METHODS else "_OTHER"
+        span = TRACER.start_span(method, tracing.continued(sent), SpanKind.SERVER)
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                span.set_attribute("http.response.status_code", status)
+                if status >= _FIRST_FAULT:
+                    tracing.fail(span, str(status))
+            await send(message)
+
+        with tracing.inside(span):
+            try:
+                await self._app(scope, receive, send_noted if span.is_recording() else send)
+            finally:
+                if span.is_recording():
+                    _name(span, scope, method)
+
+    async def _is_known(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        secret = (headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")).strip()
+        if not secret:
+            return False
+        try:
+            # This caches the key, so that the endpoint needs no second query.
+            return self._keys.known(secret) is not None or bool(
+                await run_in_threadpool(self._keys.authenticate, secret)
+            )
+        except GradientError:
+            return False
+
+
+def _name(span: Span, scope: Scope, method: str) -> None:
+    route = route_of(scope)
+    span.update_name(f"{method} {route}")
+    span.set_attributes({"http.request.method": method, "http.route": route, "url.path": scope["path"]})

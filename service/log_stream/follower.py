@@ -1,0 +1,294 @@
+"""A job's log as server-sent events, followed until the job has ended.
+
+    line     a line of the log; its id is the line's number, so that a client can resume after it
+    partial  the current text of an unfinished line, such as a progress bar
+    phase    the job's state, phase and reason, whenever they change
+    removed  the log was deleted: when, and by which policy
+    end      the job ended and every line was sent
+
+While nothing happens, a follower only polls the job's row and its log once a second, and holds neither a thread nor a
+session in between. A worker on the same host wakes the followers when the row changes. The reason why a job waits is
+polled less often: its cost grows with the queue.
+"""
+
+import json
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from sqlalchemy.orm import Session
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from core.db.models.jobs import Job
+from core.errors import GradientError, JobNotFound, StoreUnavailable
+from core.formatting import iso_time, iso_time_ms
+from core.jobs import queries
+from core.jobs.scheduling.wait_reason import Waiting, waiting_of
+from core.jobs.states import JobState
+from core.storage.joblogs.files import LogLine
+from core.storage.retention import Kind
+from service.auth.limits import limit_reached
+from service.deps import OpenStores
+from service.log_stream.registry import Wakes
+from service.presenters.jobs import outside_state, reason_of
+from service.presenters.removed import removed_of
+from service.schemas.jobs import RemovedView
+
+logger = logging.getLogger(__name__)
+
+_PAGE_LINES = 2000
+_PAGE_BYTES = 256 * 1024
+_ROW_SECONDS = 1.0
+_WAITS_SECONDS = 5.0
+_LEAST_SECONDS = 0.01
+_BURST_SECONDS = 0.05
+_KEEP_ALIVE_SECONDS = 15.0
+_GOODBYE_SECONDS = 1.0
+_RECONNECT_MS = 1000
+_FULL_SECONDS = 5.0
+
+
+class LogStream(Response):
+    """The streaming response that follows a log.
+
+    Args:
+        stores: The open stores.
+        job_id: Id of the job.
+        after: The last line that the client has.
+        key: Id of the client's API key.
+    """
+
+    def __init__(self, stores: OpenStores, job_id: str, after: int, key: str) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._stores = stores
+        self._key = key
+        self._follower = Follower(stores, job_id, after)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the job ends, the client disconnects or the service stops.
+
+        Raises:
+            LimitReached: The key follows too many logs.
+            HTTPException: 503: too many logs are followed in all.
+        """
+        del scope
+        streams = self._stores.streams
+        # Checked and counted in one step of the event loop, so that concurrent requests cannot exceed a limit.
+        if streams.full_for(self._key):
+            limit = self._stores.settings.limits.streams
+            raise limit_reached(limit, "logs followed at once by one key", "streams", _FULL_SECONDS)
+        if streams.full:
+            raise HTTPException(
+                503,
+                "Too many logs are followed at once. Try again, or read pages.",
+                {"Retry-After": f"{_FULL_SECONDS:.0f}"},
+            )
+        with streams.counted(self._key):
+            await self._stream(receive, send)
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send(_chunk(f"retry: {_RECONNECT_MS}\n\n".encode()))
+        folder = await self._read(self._follower.prepare)
+        with self._stores.streams.watching(folder) as wakes:
+            async with anyio.create_task_group() as group:
+
+                async def leave() -> None:
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                    group.cancel_scope.cancel()
+
+                async def stop() -> None:
+                    await wakes.stopped.wait()
+                    # A stream that blocks on a client that does not read ends only by cancellation.
+                    await anyio.sleep(_GOODBYE_SECONDS)
+                    group.cancel_scope.cancel()
+
+                group.start_soon(leave)
+                group.start_soon(stop)
+                await self._follow(send, wakes)
+                await send({"type": "http.response.body", "body": b""})
+                group.cancel_scope.cancel()
+
+    async def _follow(self, send: Send, wakes: Wakes) -> None:
+        follower = self._follower
+        pace = Pace()
+        sent = time.monotonic()
+        while not wakes.stopped.is_set():
+            wakes.changed.clear()
+            looked = time.monotonic()
+            earliest = pace.after(looked)
+            events = await self._read(follower.look)
+            if events:
+                await send(_chunk(events))
+                sent = time.monotonic()
+            elif sent + _KEEP_ALIVE_SECONDS <= looked:
+                await send(_chunk(b": still here\n\n"))
+                sent = looked
+            if follower.done:
+                return
+            if not follower.more:
+                await _pause(wakes, follower.row_due, earliest)
+
+    async def _read(self, call: Any) -> Any:  # noqa: ANN401 - what it returns
+        return await anyio.to_thread.run_sync(call, limiter=self._stores.streams.readers)
+
+
+class Pace:
+    """Rate limiter of reads of a log: at most 100 a second, even if a job prints letter by letter.
+
+    A short burst of changes, as at a job's start, is not delayed.
+    """
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def after(self, looked: float) -> float:
+        """Return the earliest time of the next read after one at `looked`, by the monotonic clock."""
+        self._due = min(max(self._due, looked) + _LEAST_SECONDS, looked + _BURST_SECONDS + _LEAST_SECONDS)
+        return self._due - _BURST_SECONDS
+
+
+async def _pause(wakes: Wakes, until: float, earliest: float) -> None:
+    """Wait for a change, at the latest until `until`; but not less than until `earliest`, unless the service stops."""
+    with anyio.move_on_after(max(0.0, until - time.monotonic())):
+        await wakes.changed.wait()
+    with anyio.move_on_after(max(0.0, earliest - time.monotonic())):
+        await wakes.stopped.wait()
+
+
+def _chunk(data: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+class Follower:
+    """Tracks what one client has received of a job's log and state, and produces the new events.
+
+    Args:
+        stores: The open stores.
+        job_id: Id of the job.
+        after: The last line that the client has.
+    """
+
+    def __init__(self, stores: OpenStores, job_id: str, after: int) -> None:
+        self._stores = stores
+        self._job_id = job_id
+        self._reader = stores.logs.reader(job_id)
+        self._after = after
+        self._partial = ""
+        self._phase: dict[str, Any] | None = None
+        self._job: Job | None = None
+        self._removed: RemovedView | None = None
+        self._waits: Waiting | None = None
+        self._waits_due = 0.0
+        self._nudged = 0
+        self.row_due = 0.0
+        """Time of the next poll of the row, by the monotonic clock."""
+        self.more = False
+        """True if more lines may be ready to be read."""
+        self.done = False
+        """True once no more events will follow."""
+
+    def prepare(self) -> Any:  # noqa: ANN401 - a path, for a thread to return
+        """Create and return the folder to watch, so that the first line of a waiting job is not missed."""
+        folder = self._stores.logs.directory(self._job_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def look(self) -> bytes:
+        """Return the events for everything new."""
+        out: list[bytes] = []
+        nudged = self._stores.logs.nudged_at(self._job_id)
+        if nudged != self._nudged or time.monotonic() >= self.row_due:
+            self._nudged = nudged
+            out.extend(self._look_at_row())
+        if not self.done:
+            out.extend(self._look_at_log())
+        return b"".join(out)
+
+    def _look_at_row(self) -> list[bytes]:
+        try:
+            with self._stores.database.read() as session:
+                job = queries.get(session, self._job_id)
+                waits = self._look_at_queue(session, job)
+                self._removed = removed_of(session, job, Kind.LOGS)
+        except JobNotFound as error:
+            self.done = True
+            return [_event("error", _error(error, 404))]
+        except StoreUnavailable:
+            # The log itself can still be followed; the row is read again later.
+            self.row_due = time.monotonic() + _ROW_SECONDS
+            return []
+        self.row_due = time.monotonic() + _ROW_SECONDS
+        self._job = job
+        reason, message = reason_of(job, waits, datetime.now(UTC))
+        phase = {
+            "state": outside_state(job.state, job.exit_code),
+            "phase": job.phase,
+            "reason": reason,
+            "message": message or job.phase_detail,
+            "queuePosition": waits.position if waits else None,
+        }
+        if phase == self._phase:
+            return []
+        self._phase = phase
+        # The estimate moves with the clock: it is sent along with other changes, and is not a change itself.
+        starts_at = iso_time(waits.starts_at) if waits and waits.starts_at else None
+        return [_event("phase", phase | {"estimatedStartAt": starts_at})]
+
+    def _look_at_queue(self, session: Session, job: Job) -> Waiting | None:
+        if job.state is not JobState.QUEUED:
+            self._waits = None
+        elif self._waits is None or time.monotonic() >= self._waits_due:
+            self._waits = waiting_of(session, [job])[job.id]
+            self._waits_due = time.monotonic() + _WAITS_SECONDS
+        return self._waits
+
+    def _look_at_log(self) -> list[bytes]:
+        final = self._job is not None and self._job.ended
+        # Read before the lines: if no lines follow, it belongs after the last line sent.
+        partial = "" if final else self._reader.partial()
+        lines = self._reader.lines(self._after, _PAGE_LINES, final=final, max_page_bytes=_PAGE_BYTES)
+        self.more = bool(lines)
+        if lines:
+            self._after, self._partial = lines[-1].line, ""
+            return [_event("line", log_row(line), line.line) for line in lines]
+        if final and self._job is not None:
+            self.done = True
+            gone = [_event("removed", self._removed.model_dump())] if self._removed else []
+            return [*gone, _event("end", _end(self._job, self._phase or {}))]
+        if partial == self._partial:
+            return []
+        self._partial = partial
+        return [_event("partial", {"message": partial})]
+
+
+def log_row(line: LogLine) -> dict[str, Any]:
+    """Convert a line of a log to its public form."""
+    return {"line": line.line, "timestamp": iso_time_ms(line.time_ms), "message": line.message}
+
+
+def _end(job: Job, phase: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "state": outside_state(job.state, job.exit_code),
+        "exitCode": job.exit_code,
+        "reason": phase.get("reason"),
+        "message": phase.get("message"),
+    }
+
+
+def _error(error: GradientError, status: int) -> dict[str, Any]:
+    return {"error": {"name": type(error).__name__, "status": status, "message": error.message}}
+
+
+def _event(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    numbered = f"id: {number}\n" if number is not None else ""
+    return f"event: {name}\n{numbered}data: {text}\n\n".encode(errors="replace")

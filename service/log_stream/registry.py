@@ -1,0 +1,147 @@
+"""The registry of log streams: their limits, wake-ups and shutdown."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from core.system.inotify import FolderWatch
+
+logger = logging.getLogger(__name__)
+
+MAX_STREAMS = 500
+_READERS = 8
+
+
+@dataclass(slots=True, eq=False)
+class Wakes:
+    """Events that wake a log stream.
+
+    Attributes:
+        changed: Set after each change in the log's folder, and when the service stops.
+        stopped: Set when the service stops.
+    """
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def stop(self) -> None:
+        """Signal that the service stops."""
+        self.stopped.set()
+        self.changed.set()
+
+
+class Streams:
+    """All log streams of one process.
+
+    Only `stop` is thread-safe; everything else must be called in the event loop's thread.
+
+    Args:
+        per_key: Largest number of logs that one key follows at once; 0: no limit.
+        limit: Largest number of logs followed at once.
+    """
+
+    def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
+        self._per_key = per_key
+        self._limit = limit
+        self._watch: FolderWatch | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wakes: set[Wakes] = set()
+        self._by_key: Counter[str] = Counter()
+        self._stopping = False
+        self._readers: anyio.CapacityLimiter | None = None
+
+    @property
+    def full(self) -> bool:
+        """True if no further log can be followed."""
+        return self._by_key.total() >= self._limit
+
+    @property
+    def active(self) -> int:
+        """The number of followed logs."""
+        return len(self._wakes)
+
+    @property
+    def readers(self) -> anyio.CapacityLimiter:
+        """The threads that read logs, separate from those of requests, which many followers must not block."""
+        if self._readers is None:
+            self._readers = anyio.CapacityLimiter(_READERS)
+        return self._readers
+
+    def full_for(self, key: str) -> bool:
+        """Return whether a key follows as many logs as it may."""
+        return 0 < self._per_key <= self._by_key[key]
+
+    @contextmanager
+    def counted(self, key: str) -> Iterator[None]:
+        """Count a followed log for a key during the block."""
+        self._by_key[key] += 1
+        try:
+            yield
+        finally:
+            self._by_key[key] -= 1
+            if not self._by_key[key]:
+                del self._by_key[key]
+
+    @contextmanager
+    def watching(self, folder: Path) -> Iterator[Wakes]:
+        """Watch a folder for changes during the block."""
+        wakes = Wakes()
+        self._wakes.add(wakes)
+        try:
+            with self._watched(folder, wakes.changed.set):
+                if self._stopping:
+                    wakes.stop()
+                yield wakes
+        finally:
+            self._wakes.discard(wakes)
+
+    @contextmanager
+    def _watched(self, folder: Path, callback: Callable[[], None]) -> Iterator[None]:
+        try:
+            watching = self._folder_watch().watching(folder, callback)
+            watching.__enter__()
+        except OSError as error:
+            # Without a watch (the host's limit is reached), followers still poll once a second.
+            logger.warning("folder_not_watched", extra={"error": str(error)})
+            yield
+            return
+        try:
+            yield
+        finally:
+            watching.__exit__(None, None, None)
+
+    def _folder_watch(self) -> FolderWatch:
+        loop = asyncio.get_running_loop()
+        if self._watch is None or self._loop is not loop:
+            self.close()
+            self._watch, self._loop = FolderWatch(), loop
+            loop.add_reader(self._watch.fileno(), self._watch.deliver)
+        return self._watch
+
+    def stop(self) -> None:
+        """End all streams, and each later one at once. Thread-safe.
+
+        Must be called before a graceful shutdown waits for connections.
+        """
+        self._stopping = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nothing is followed any more
+                self._loop.call_soon_threadsafe(self._stop_all)
+
+    def close(self) -> None:
+        """Close the watch."""
+        if self._watch is not None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(self._watch.fileno())
+            self._watch.close()
+            self._watch = self._loop = None
+
+    def _stop_all(self) -> None:
+        for wakes in self._wakes:
+            wakes.stop()

@@ -1,0 +1,94 @@
+"""Prometheus metrics of jobs, queues and workers, from a snapshot of the database."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from core.jobs.states import TERMINAL, JobState
+from core.monitoring.snapshot import Census
+
+_POOL = ["backend", "pool"]
+_WORKER = ["worker", "host"]
+_LIVE = [state for state in JobState if state not in TERMINAL]
+
+
+class Counted(Collector):
+    """A collector of a snapshot's metrics."""
+
+    def __init__(self, taken: Census) -> None:
+        self._census = taken
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metric families."""
+        yield from _jobs(self._census)
+        yield from _queues(self._census)
+        yield from _workers(self._census)
+        yield from _cards(self._census)
+        repairs = CounterMetricFamily("gradient_sweep_repairs", "What the sweeps repaired.", labels=["kind"])
+        for repaired in self._census.repairs:
+            repairs.add_metric([repaired.kind], repaired.total)
+        yield repairs
+        yield GaugeMetricFamily("gradient_outbox_messages", "Rings that are not sent yet.", self._census.outbox)
+        yield GaugeMetricFamily(
+            "gradient_outbox_oldest_seconds", "Age of the oldest of them.", self._census.oldest_message
+        )
+
+
+def _jobs(taken: Census) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily("gradient_jobs", "Jobs that have not ended.", labels=["state", *_POOL])
+    silent = GaugeMetricFamily("gradient_jobs_silent", "Jobs on machines whose heart does not beat.", labels=_POOL)
+    for pool in taken.pools:
+        for state in _LIVE:
+            jobs.add_metric([state, *pool], taken.jobs[(state, *pool)])
+        silent.add_metric(pool, taken.silent[pool])
+    return iter((jobs, silent))
+
+
+def _queues(taken: Census) -> Iterator[Metric]:
+    depth = GaugeMetricFamily("gradient_queue_jobs", "Jobs that wait.", labels=_POOL)
+    oldest = GaugeMetricFamily(
+        "gradient_queue_oldest_seconds", "How long the job has waited that waits longest.", labels=_POOL
+    )
+    takers = GaugeMetricFamily("gradient_queue_workers", "Workers that take jobs of the pool.", labels=_POOL)
+    for pool in taken.pools:
+        depth.add_metric(pool, taken.waiting(pool))
+        oldest.add_metric(pool, taken.oldest_queued.get(pool, 0.0))
+        takers.add_metric(pool, taken.takers(pool))
+    return iter((depth, oldest, takers))
+
+
+def _workers(taken: Census) -> Iterator[Metric]:
+    workers = GaugeMetricFamily("gradient_workers", "Workers seen in the last minute.", labels=["backend"])
+    seen = GaugeMetricFamily("gradient_worker_seen_seconds", "Time since a worker was last seen.", labels=_WORKER)
+    heard = GaugeMetricFamily(
+        "gradient_worker_heard_seconds", "Time since a message last reached it through the broker.", labels=_WORKER
+    )
+    drained = GaugeMetricFamily("gradient_worker_drained", "1: it was told to claim nothing.", labels=_WORKER)
+    slots = GaugeMetricFamily("gradient_worker_slots", "Jobs a worker takes at once.", labels=_WORKER)
+    held = GaugeMetricFamily("gradient_worker_jobs", "Jobs a worker holds.", labels=_WORKER)
+    offered = {backend for _, backend, _ in taken.jobs} | {name for one in taken.workers for name in one.backends}
+    for backend in sorted(offered):
+        workers.add_metric([backend], sum(backend in worker.backends for worker in taken.workers))
+    for worker in taken.workers:
+        slots.add_metric([worker.name, worker.host], worker.slots)
+    for worker in (*taken.workers, *taken.missed):
+        labels = [worker.name, worker.host]
+        seen.add_metric(labels, worker.seen)
+        drained.add_metric(labels, worker.drained is not None)
+        held.add_metric(labels, worker.held)
+        if worker.heard is not None:
+            heard.add_metric(labels, worker.heard)
+    return iter((workers, seen, heard, drained, slots, held))
+
+
+def _cards(taken: Census) -> Iterator[Metric]:
+    cards = GaugeMetricFamily("gradient_cards", "Accelerator cards of a host.", labels=["host"])
+    held = GaugeMetricFamily("gradient_cards_held", "Cards of a host that jobs hold.", labels=["host"])
+    # Workers of one host share its GPUs.
+    there = {worker.host: worker.cards for worker in (*taken.missed, *taken.workers) if worker.cards is not None}
+    for host, number in sorted(there.items()):
+        cards.add_metric([host], number)
+    for host in sorted(there.keys() | taken.cards.keys()):
+        held.add_metric([host], taken.cards[host])
+    return iter((cards, held))

@@ -1,0 +1,187 @@
+"""Parameters of the original clients: in the query, as JSON, or as JSON in the body of a GET.
+
+Unknown names are ignored: those clients send all options of their command line. Numbers and booleans may be text,
+`true` from one client and `True` from another.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from starlette.datastructures import QueryParams
+
+from core.errors import SpecInvalid
+from service.auth.api_keys import Caller
+from service.deps import Stores
+from service.http.body_limit import allow_json
+from service.http.errors import problem
+
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.0+)?\Z")
+
+
+class Params:
+    """The parameters of one request; an empty one counts as not given.
+
+    Args:
+        query: The URL's parameters.
+        body: The JSON object; takes precedence over the query.
+    """
+
+    def __init__(self, query: QueryParams, body: Mapping[str, Any]) -> None:
+        self._query = query
+        self._body = body
+
+    def text(self, name: str) -> str | None:
+        """Return a parameter as text.
+
+        Raises:
+            RequestValidationError: The value is a list or an object, or not valid Unicode.
+        """
+        value = self._body[name] if name in self._body else self._query.get(name)
+        if value is None or value == "":
+            return None
+        if isinstance(value, bool):
+            return str(value).lower()
+        if not isinstance(value, str | int | float):
+            raise problem(("body", name), "must be text")
+        return _unicode(str(value), name)
+
+    def required(self, name: str) -> str:
+        """Return a required parameter as text.
+
+        Raises:
+            RequestValidationError: The parameter is missing, or not text.
+        """
+        value = self.text(name)
+        if value is None:
+            raise problem(("query", name), "required, but missing")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return a parameter as a bool; False if it is not given.
+
+        Raises:
+            RequestValidationError: The value is neither true nor false.
+        """
+        value = (self.text(name) or "false").casefold()
+        if value not in _TRUE | _FALSE:
+            raise problem(("query", name), "must be true or false")
+        return value in _TRUE
+
+    def number(self, name: str, default: int, low: int, high: int) -> int:
+        """Return a parameter as a whole number, clamped to its range.
+
+        Raises:
+            RequestValidationError: The value is not a whole number.
+        """
+        value = self.text(name)
+        if value is None:
+            return default
+        if not _NUMBER.match(value):
+            raise problem(("query", name), "must be a whole number")
+        return max(low, min(high, int(value.partition(".")[0])))
+
+    def every(self, name: str) -> list[str]:
+        """Return all values of a repeated parameter: as `name`, as `name[0]` and so on, or as a list.
+
+        Raises:
+            RequestValidationError: A value is not text.
+        """
+        return [_unicode(value, name) for value in self._every(name) if value]
+
+    def object(self, name: str) -> dict[str, Any]:
+        """Return a parameter that is an object, written as JSON in the query.
+
+        Raises:
+            SpecInvalid: The value is not an object.
+        """
+        value = self._body.get(name)
+        if isinstance(value, dict):
+            return value
+        text = self.text(name)
+        return {} if text is None else parse_object(text.encode(), name)
+
+    def _every(self, name: str) -> Iterator[str]:
+        numbered = re.compile(rf"{re.escape(name)}(?:\[[0-9]*\])?\Z")
+        yield from (value for key, value in self._query.multi_items() if numbered.match(key))
+        given = self._body.get(name, [])
+        for value in given if isinstance(given, list) else [given]:
+            if not isinstance(value, str):
+                raise problem(("body", name), "must be a list of texts")
+            yield value
+
+
+async def read_params(request: Request) -> Params:
+    """Read the parameters of a request whose body was not read yet.
+
+    Raises:
+        SpecInvalid: The body is not a JSON object.
+    """
+    body = await request.body()
+    return Params(request.query_params, parse_object(body, "body") if body.strip() else {})
+
+
+async def _params(request: Request, stores: Stores, _caller: Caller) -> Params:
+    # The key is checked before the body is read.
+    allow_json(request, stores.settings.api)
+    return await read_params(request)
+
+
+Given = Annotated[Params, Depends(_params)]
+"""The parameters of an authenticated request."""
+
+
+def parse_object(text: bytes, name: str) -> dict[str, Any]:
+    """Parse a JSON object; empty text is an empty object.
+
+    Raises:
+        SpecInvalid: The text is not a JSON object.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecInvalid(f"{name}: not valid JSON.", field=name) from error
+    if found is not None and not isinstance(found, dict):
+        raise SpecInvalid(f"{name}: must be a JSON object.", field=name)
+    return found or {}
+
+
+def check_names(given: Sequence[str], limit: int, setting: str, field: str) -> None:
+    """Refuse a request that names too many things.
+
+    Raises:
+        SpecInvalid: There are more than `limit` of them.
+    """
+    if len(given) > limit:
+        raise SpecInvalid(
+            f"{field}: {len(given):,} {setting} are more than the {limit:,} that one request may name "
+            f"(GRADIENT_LIMITS__{setting.upper()}). Send them in several requests.",
+            field=field,
+        )
+
+
+def takes(*names: str, body: bool = False) -> dict[str, Any]:
+    """Declare parameters, for OpenAPI.
+
+    Args:
+        names: The parameters' names.
+        body: Whether they may also be sent as JSON.
+    """
+    told: dict[str, Any] = {
+        "parameters": [{"name": n, "in": "query", "required": False, "schema": {"type": "string"}} for n in names]
+    }
+    if body:
+        told["requestBody"] = {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}}
+    return told
+
+
+def _unicode(value: str, name: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise problem(("body", name), "holds half of a surrogate pair, which is not valid Unicode") from None
+    return value

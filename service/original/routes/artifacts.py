@@ -1,0 +1,141 @@
+"""Artifacts of jobs: listed, deleted, or fetched by links and by S3's read protocol (`links.py`, `s3.py`)."""
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from fnmatch import translate
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from core.db.models.jobs import Job
+from core.errors import SpecInvalid
+from core.jobs import queries
+from core.storage import prune
+from core.storage.artifacts.store import ArtifactFile
+from core.storage.retention import Kind
+from service.auth.api_keys import Caller, Searching
+from service.deps import OpenStores, Reading, Stores
+from service.original.params import Given, Params, check_names, takes
+from service.original.routes import s3
+from service.original.routes.signed_links import link_to
+from service.original.routing import OriginalRoute
+from service.presenters.removed import GONE, refuse_removed
+
+router = APIRouter(route_class=OriginalRoute)
+
+_PAGE = 1000
+_PATTERN_LENGTH = 255
+"""Longest pattern. Matching takes its length times the path's, and blocks this process."""
+_SECONDS = 10.0
+"""Time limit for matching the files of one request with its patterns."""
+_LISTED = ("jobId", "files", "size", "links")
+
+
+@router.get("/jobs/artifactsList", name="original_list_artifacts", openapi_extra=takes(*_LISTED), responses=GONE)
+def list_artifacts(
+    request: Request, session: Reading, stores: Stores, caller: Caller, given: Given
+) -> list[dict[str, Any]]:
+    """Every file, by path."""
+    job = _job(session, given)
+    link = partial(link_to, request, stores, caller, job.id)
+    return _shapes(stores, given, stores.artifacts.walk(job.id, job.attempt), link)
+
+
+@router.get(
+    "/jobs/artifactsListV2",
+    name="original_list_artifacts_by_page",
+    openapi_extra=takes(*_LISTED, "startAfter"),
+    responses=GONE,
+)
+def list_artifacts_by_page(
+    request: Request, session: Reading, stores: Stores, caller: Caller, given: Given
+) -> dict[str, Any]:
+    """Some files, by path; `startAfter` says where the next page begins, and is left out on the last one."""
+    job = _job(session, given)
+    page = stores.artifacts.list(job.id, job.attempt, after=given.text("startAfter"), limit=_PAGE)
+    following = {} if page.next is None else {"startAfter": page.next}
+    link = partial(link_to, request, stores, caller, job.id)
+    return {"data": _shapes(stores, given, page.files, link)} | following
+
+
+@router.get("/jobs/artifactsGet", name="original_get_artifacts", openapi_extra=takes("jobId", "files"), responses=GONE)
+def get_artifacts(session: Reading, stores: Stores, caller: Caller, given: Given) -> dict[str, Any]:
+    """Credentials to fetch a job's files by S3's protocol, for an hour."""
+    job = _job(session, given)
+    keys = {"AccessKeyId": f"GRADIENT{secrets.token_hex(6).upper()}", "SecretAccessKey": secrets.token_urlsafe(30)}
+    return {
+        "Credentials": keys | {"SessionToken": s3.issue_token(stores, caller, job.id)},
+        "bucket": s3.BUCKET,
+        "folder": job.id,
+    }
+
+
+@router.post(
+    "/jobs/{job_id}/artifactsDestroy",
+    status_code=204,
+    name="original_destroy_artifacts",
+    openapi_extra=takes("files", body=True),
+    responses=GONE,
+    dependencies=[Searching],
+)
+def destroy_artifacts(session: Reading, stores: Stores, given: Given, job_id: str) -> None:
+    """Delete files of a job that has ended: all, or those that `files` names."""
+    job = queries.get(session, job_id)
+    refuse_removed(session, job, Kind.ARTIFACTS)
+    wanted = given.text("files")
+    prune.remove_artifacts(stores, job, None if wanted is None else matcher(stores, wanted))
+
+
+def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
+    """Build a function that returns whether a path matches `wanted`: names and patterns, separated by commas.
+
+    Raises:
+        SpecInvalid: There are too many patterns, or one is too long; also later, if matching takes too long.
+    """
+    if wanted is None:
+        return lambda _: True
+    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    named = {wanted, *parts}
+    globs = sorted({part for part in parts if "*" in part or "?" in part})
+    check_names(globs, stores.settings.limits.patterns, "patterns", "files")
+    longest = max(map(len, globs), default=0)
+    if longest > _PATTERN_LENGTH:
+        raise SpecInvalid(
+            f"files: a pattern has {longest:,} characters, at most {_PATTERN_LENGTH} are taken.", field="files"
+        )
+    patterns, end = [re.compile(translate(glob)) for glob in globs], time.monotonic() + _SECONDS
+
+    def is_meant(path: str) -> bool:
+        if path in named:
+            return True
+        for pattern in patterns:
+            if time.monotonic() > end:
+                raise SpecInvalid(
+                    f"files: comparing takes longer than {_SECONDS:g} seconds. Name fewer or shorter patterns.",
+                    field="files",
+                )
+            if pattern.match(path):
+                return True
+        return False
+
+    return is_meant
+
+
+def _job(session: Reading, given: Params) -> Job:
+    job = queries.get(session, given.required("jobId"))
+    refuse_removed(session, job, Kind.ARTIFACTS)
+    return job
+
+
+def _shapes(
+    stores: OpenStores, given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]
+) -> list[dict[str, Any]]:
+    meant, sized, linked = matcher(stores, given.text("files")), given.flag("size"), given.flag("links")
+    return [
+        {"file": one.path} | ({"size": one.size} if sized else {}) | ({"url": link(one.path)} if linked else {})
+        for one in files
+        if meant(one.path)
+    ]

@@ -1,0 +1,52 @@
+"""Projects, in the original shape."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from core.db.models.jobs import Project
+from core.errors import ProjectNotFound
+from core.jobs import lifecycle, projects, queries
+from service.auth.api_keys import Caller
+from service.deps import Reading, Writing
+from service.original.params import Given, takes
+from service.original.presenters import project_shape
+from service.original.routing import OriginalRoute
+from service.submission.create import check_project_name
+
+router = APIRouter(route_class=OriginalRoute)
+
+
+@router.get("/projects", name="original_list_projects", openapi_extra=takes("filter", "tagFilter"))
+def list_projects(session: Reading, given: Given) -> dict[str, Any]:
+    """Projects, newest first: all, the one of a handle, or those with one of some tags."""
+    where = given.object("filter").get("where", {})
+    handle = where.get("handle") if isinstance(where, dict) else None
+    found = _all(session) if handle is None else _one(session, str(handle))
+    tags = set(given.every("tagFilter"))
+    return {"data": [project_shape(one) for one in found if not tags or tags & set(one.tags or ())]}
+
+
+@router.post("/projects", name="original_create_project", openapi_extra=takes("name", "repoName", "repoUrl", body=True))
+def create_project(session: Writing, given: Given) -> dict[str, str]:
+    """Make a project, or find the one of this name."""
+    project, _ = lifecycle.ensure_project(session, check_project_name(given.required("name")))
+    repository = {"repo_name": given.text("repoName"), "repo_url": given.text("repoUrl")}
+    return {"handle": projects.describe(session, project.id, **repository).id}
+
+
+@router.post("/projects/{project_id}/deleteProject", status_code=204, name="original_delete_project")
+def delete_project(session: Writing, _caller: Caller, project_id: str) -> None:
+    """Remove a project from sight, and its jobs with it, once they have ended."""
+    projects.delete(session, project_id)
+
+
+def _all(session: Reading) -> list[Project]:
+    return sorted(queries.projects(session), key=lambda one: one.created_at, reverse=True)
+
+
+def _one(session: Reading, project_id: str) -> list[Project]:
+    try:
+        return [queries.project(session, project_id)]
+    except ProjectNotFound:
+        return []

@@ -1,0 +1,17 @@
+"""Teams do not exist here; their namespace is the part of web addresses that leads to the dashboard."""
+
+from fastapi import APIRouter
+
+from service.auth.api_keys import Caller
+from service.original.routing import OriginalRoute
+
+router = APIRouter(route_class=OriginalRoute)
+
+NAMESPACE = "ui"
+"""`gradient` prints WEB_URL/NAMESPACE/jobs/ID after creating a job; this makes it the address of the job's page."""
+
+
+@router.get("/teams/namespace", name="original_namespace")
+def namespace(_caller: Caller) -> str:
+    """The namespace."""
+    return NAMESPACE

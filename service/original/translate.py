@@ -1,0 +1,151 @@
+"""Translates the parameters of `createJob` to the spec of a job, by one table."""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from starlette.exceptions import HTTPException
+
+from core.errors import SpecInvalid
+from core.jobs.spec.container import WORKSPACE
+from service.original.params import Params
+from service.original.presenters import CLUSTER, CLUSTER_ID
+from service.schemas.jobs import SubmitJob, parse
+
+DEFAULT_MACHINE = "K80"
+"""The machine type of jobs that name none, as in the original service."""
+
+_ENCODES = "paperspace-node"
+"""The client that sends commands as base64. Guessing would fail: `date` and `true` are valid base64, too."""
+_ADDRESSES = ("https://", "http://", "git+", "git:", "ssh://", "s3://")
+
+Reader = Callable[[Params, str], object]
+
+
+def _text(given: Params, name: str) -> object:
+    return given.text(name)
+
+
+def _flag(given: Params, name: str) -> object:
+    return given.flag(name) or None
+
+
+def _number(given: Params, name: str) -> object:
+    text = given.text(name)
+    if text is not None and not re.fullmatch(r"[0-9]{1,9}", text):
+        raise SpecInvalid(f"{text[:80]!r} is no whole number.", field=name)
+    return None if text is None else int(text)
+
+
+def _variables(given: Params, name: str) -> object:
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in given.object(name).items()}
+
+
+def _folder(given: Params, name: str) -> object:
+    folder = given.text(name)
+    return None if folder is None or folder.rstrip("/") == WORKSPACE else folder
+
+
+FIELDS: dict[str, tuple[str | None, Reader]] = {
+    "name": ("name", _text),
+    "machineType": ("machineType", _text),
+    "container": ("container", _text),
+    "project": ("project", _text),
+    "projectId": ("projectId", _text),
+    "envVars": ("envVars", _variables),
+    "codeCommit": ("codeCommit", _text),
+    "workingDirectory": ("workingDir", _folder),
+    "ports": ("ports", _text),
+    "sharedMemMBytes": ("sharedMemMb", _number),
+    "isPreemptible": (None, _flag),
+    "nodeAttrs": (None, _text),
+    "targetNodeAttrs": (None, _text),
+    "dataset": (None, _text),
+    "datasets": (None, _text),
+    "registryUsername": ("registryUsername", _text),
+    "registryPassword": ("registryPassword", _text),
+    "useDockerfile": ("useDockerfile", _flag),
+    "relDockerfilePath": ("relDockerfilePath", _text),
+    "buildOnly": ("buildOnly", _flag),
+    "registryTarget": ("registryTarget", _text),
+    "registryTargetUsername": (None, _text),
+    "registryTargetPassword": (None, _text),
+}
+"""By original name: the field of `SubmitJob` (None: refused if given) and the function that reads it."""
+
+
+def job_of(given: Params, client: str | None, *, uploaded: bool) -> SubmitJob:
+    """Build the same job as a request of the main API.
+
+    Args:
+        given: The parameters.
+        client: The client's name, from its header.
+        uploaded: Whether a workspace was uploaded.
+
+    Raises:
+        HTTPException: 422: both a project and a projectId.
+        RequestValidationError: A parameter does not fit the main API.
+        SpecInvalid: A parameter that this service does not support.
+    """
+    if given.text("project") and given.text("projectId"):
+        raise HTTPException(422, "Incompatible parameters: project and projectId cannot both be specified")
+    _check_cluster(given)
+    spec: dict[str, Any] = {"machineType": DEFAULT_MACHINE, "command": _command(given, client)}
+    for name, (field, read) in FIELDS.items():
+        value = read(given, name)
+        if value in (None, {}):
+            continue
+        if field is None:
+            raise SpecInvalid(f"`{name}` cannot be honoured by this service. Leave it out.", field=name)
+        spec[field] = value
+    if "useDockerfile" in spec:
+        spec.pop("container", None)  # two of the clients send their default with every job
+    workspace = _workspace(given, uploaded=uploaded)
+    return parse(SubmitJob, spec if workspace is None else spec | {"workspace": workspace})
+
+
+def _check_cluster(given: Params) -> None:
+    for name, ours in (("clusterId", CLUSTER_ID), ("cluster", CLUSTER)):
+        asked = given.text(name)
+        if asked is not None and asked.casefold() not in {ours.casefold(), CLUSTER_ID}:
+            raise SpecInvalid(f"No such cluster: {asked[:80]!r}. There is one, {ours!r}; leave it out.", field=name)
+
+
+def _command(given: Params, client: str | None) -> str:
+    command = given.text("command") or ""
+    if client != _ENCODES:
+        return command
+    try:
+        return base64.b64decode(command, validate=True).decode()
+    except (binascii.Error, ValueError) as error:  # not ASCII, or not UTF-8
+        raise SpecInvalid("command: not the base64 of UTF-8 text, which this client sends.", field="command") from error
+
+
+def _workspace(given: Params, *, uploaded: bool) -> str | None:
+    """Return the address to fetch the workspace from; None if it was uploaded, or there is none."""
+    name = given.text("workspaceFileName")
+    if uploaded or name is None or name == "none":
+        return None
+    if not name.startswith(_ADDRESSES):
+        raise SpecInvalid(
+            "The upload is missing: send the file as the part `file` of a form, or a git address as workspaceFileName.",
+            field="workspaceFileName",
+        )
+    user, password = given.text("workspaceUsername"), given.text("workspacePassword")
+    return name if user is None and password is None else _with_credentials(name, user or "", password)
+
+
+def _with_credentials(url: str, user: str, password: str | None) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # brackets without an IPv6 address
+        raise SpecInvalid(
+            "workspaceFileName: not an address that can be fetched.", field="workspaceFileName"
+        ) from error
+    secret = "" if password is None else f":{quote(password, safe='')}"
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(user, safe='')}{secret}@{host}"))

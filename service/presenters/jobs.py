@@ -1,0 +1,329 @@
+"""Converts database rows to their public form: state names, reasons as sentences, durations, costs."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy.orm import Session
+
+from core.catalogue.backends import capabilities_of
+from core.catalogue.machine_types import Catalogue, MachineType
+from core.db.models.jobs import Attempt, Event, HeldPort, Job, Project
+from core.errors import SpecInvalid
+from core.jobs import cloud_resources, queries, storage_quota
+from core.jobs.projects import Live
+from core.jobs.queries import JobFilter
+from core.jobs.reasons import REASONS, sentence
+from core.jobs.scheduling.allocations import ports_of
+from core.jobs.scheduling.capacity import Offers
+from core.jobs.scheduling.wait_reason import Waiting, said_at, waiting_of
+from core.jobs.spec.job_spec import JobSpec
+from core.jobs.states import OWNED, JobState
+from core.settings import Settings
+from core.storage import retention
+from core.storage.retention import Kind, Removed
+from service.deps import OpenStores
+from service.presenters.ports import port_views
+from service.presenters.removed import removed_view
+from service.schemas.jobs import CardView, EventView, JobTpu, JobView, ListJobs, MachineTypeView, ResolvedJob, UsageView
+from service.schemas.projects import ProjectView
+
+_OUTSIDE = {
+    JobState.QUEUED: "Pending",
+    JobState.STARTING: "Pending",
+    JobState.RUNNING: "Running",
+    JobState.FINISHING: "Running",
+    JobState.SUCCEEDED: "Stopped",
+    JobState.CANCELLED: "Cancelled",
+}
+_FAILED = {True: "Failed", False: "Error"}
+"""Public name of the state `failed`, by whether there is an exit code: the command failed, or it could not be run."""
+
+OUTSIDE_STATES = (*dict.fromkeys(_OUTSIDE.values()), *_FAILED.values())
+"""The public state names."""
+
+
+def outside_state(state: JobState, exit_code: int | None) -> str:
+    """Return the public name of a state."""
+    return _OUTSIDE.get(state) or _FAILED[exit_code is not None]
+
+
+def job_filter(asked: ListJobs, catalogue: Catalogue) -> JobFilter:
+    """Build the filter of a list of jobs.
+
+    Raises:
+        SpecInvalid: A state is unknown.
+        MachineTypeUnknown: The machine type is unknown.
+    """
+    wanted = {part.strip().casefold(): part.strip() for part in (asked.state or "").split(",") if part.strip()}
+    known = {outside.casefold(): outside for outside in OUTSIDE_STATES}
+    for unknown in sorted(wanted.keys() - known.keys()):
+        raise SpecInvalid(
+            f"{wanted[unknown][:80]!r} is not a state. There are: {', '.join(OUTSIDE_STATES)}.", field="state"
+        )
+    names = {known[one] for one in wanted}
+    failed = {exited for exited, outside in _FAILED.items() if outside in names}
+    states = [inside for inside, outside in _OUTSIDE.items() if outside in names]
+    return JobFilter(
+        states=[*states, JobState.FAILED] if failed else states,
+        failed_with_exit_code=next(iter(failed)) if len(failed) == 1 else None,
+        project=asked.project,
+        project_id=asked.project_id,
+        machine_type=catalogue.get(asked.machine_type).name if asked.machine_type else None,
+        name=asked.name,
+    )
+
+
+def job_view(session: Session, stores: OpenStores, job: Job) -> JobView:
+    """Convert one job to its public form."""
+    return job_views(session, stores, [job])[0]
+
+
+def submitted_view(stores: OpenStores, job: Job, project: str) -> JobView:
+    """Convert a submitted job to its public form, without queue position and estimate, whose cost grows with the queue.
+
+    Makes no query: with a slow database, each would delay the response.
+    """
+    return _job_view(job, _Beside(project), stores.settings, datetime.now(UTC))
+
+
+def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
+    """Convert jobs to their public form; the number of queries does not depend on the number of jobs."""
+    names = queries.project_names(session, jobs)
+    waits = waiting_of(session, jobs)
+    removed = retention.removed(session, jobs)
+    attempts = queries.present_attempts(session, jobs)
+    ports = ports_of(session, jobs)
+    billed = cloud_resources.billed_seconds(session, [job for job in jobs if capabilities_of(job.backend).billed])
+    settings, current = stores.settings, datetime.now(UTC)
+    return [
+        _job_view(
+            job,
+            _Beside(
+                names[job.project_id],
+                waits.get(job.id),
+                removed.get(job.id, ()),
+                ports.get(job.id, ()),
+                attempts.get(job.id),
+            ),
+            settings,
+            current,
+        ).model_copy(update={"cost": _cost(job, billed[job.id])} if job.id in billed else None)
+        for job in jobs
+    ]
+
+
+class _Beside(NamedTuple):
+    """Data of a job from outside its row."""
+
+    project: str
+    waits: Waiting | None = None
+    removed: Sequence[Removed] = ()
+    ports: Sequence[HeldPort] = ()
+    attempt: Attempt | None = None
+
+
+def _job_view(job: Job, beside: _Beside, settings: Settings, current: datetime) -> JobView:
+    spec, waits = job.spec, beside.waits
+    reason, message = reason_of(job, waits, current)
+    seconds = _duration(job, current)
+    ports = port_views(spec, beside.ports, settings.dashboard_host if beside.ports else None)
+    return JobView(
+        **_options(spec) | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
+        id=job.id,
+        project=beside.project,
+        project_id=job.project_id,
+        state=outside_state(job.state, job.exit_code),
+        phase=job.phase,
+        phase_detail=job.phase_detail,
+        reason=reason,
+        message=message,
+        exit_code=job.exit_code if job.state not in {JobState.QUEUED, JobState.STARTING} else None,
+        image=job.image,
+        image_digest=job.image_digest,
+        backend=job.backend,
+        simulated=job.simulated,
+        attempt=job.attempt,
+        parent_job_id=job.parent_id,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        duration_seconds=seconds,
+        price_per_hour=job.price_per_hour,
+        cost=_cost(job, seconds or 0.0),
+        queue_position=waits.position if waits else None,
+        estimated_start_at=waits.starts_at if waits else None,
+        silent_since=job.heartbeat_at if is_silent(job, current) else None,
+        **_machine_of(beside.attempt),
+        artifacts_state=job.artifacts_state,
+        removed=[removed_view(one) for one in beside.removed],
+        stop_requested=job.stop_requested_at is not None,
+        url=f"{settings.public_url}/ui/jobs/{job.id}",
+    )
+
+
+def _cost(job: Job, seconds: float) -> float:
+    """Return the US dollars for this time on the job's machine type."""
+    return round(seconds * job.price_per_hour / 3600, 6)
+
+
+def _options(spec: JobSpec) -> dict[str, Any]:
+    """Return the options of a job as its public form has them; links to its ports come in addition."""
+    return spec.to_json() | {"workspace": spec.shown_workspace(), "env_vars": spec.shown_env()}
+
+
+def _machine_of(attempt: Attempt | None) -> dict[str, Any]:
+    """Build the fields of a job with its GPUs, its TPU and its usage; None: no attempt yet."""
+    cards = (attempt.cards if attempt else None) or []
+    first = cards[0] if cards else {}
+    return {
+        "gpu_name": first.get("name"),
+        "gpu_mem": first.get("memory"),
+        "gpu_driver": first.get("driver"),
+        "gpu_cuda": first.get("cuda"),
+        "gpu_count": len(cards) or None,
+        "gpus": [
+            CardView(
+                index=str(card.get("index")),
+                uuid=card.get("uuid"),
+                serial=card.get("serial"),
+                name=card.get("name"),
+                memory=card.get("memory"),
+            )
+            for card in cards
+        ],
+        "tpu": _tpu(attempt),
+        "usage": _usage(attempt),
+    }
+
+
+def _tpu(attempt: Attempt | None) -> JobTpu | None:
+    found = attempt.tpu if attempt else None
+    if found is None:
+        return None
+    return JobTpu(zone=found["zone"], name=found["name"], type=found["type"], grpc_url=found["url"])
+
+
+def _usage(attempt: Attempt | None) -> UsageView | None:
+    if attempt is None or attempt.sampled_seconds is None:
+        return None
+    return UsageView(
+        sampled_seconds=round(attempt.sampled_seconds, 3),
+        peak_memory_bytes=attempt.peak_memory_bytes,
+        peak_cpu_percent=_rounded(attempt.peak_cpu_percent),
+        mean_cpu_percent=_rounded(attempt.mean_cpu_percent),
+        peak_gpu_memory_bytes=attempt.peak_gpu_memory_bytes,
+        peak_gpu_percent=_rounded(attempt.peak_gpu_percent),
+        mean_gpu_percent=_rounded(attempt.mean_gpu_percent),
+    )
+
+
+def _rounded(percent: float | None) -> float | None:
+    return None if percent is None else round(percent, 1)
+
+
+def reason_of(job: Job, waits: Waiting | None, current: datetime) -> tuple[str | None, str | None]:
+    """Return why a job waits or how it ended, as code and sentence."""
+    if waits is not None:
+        return waits.reason, sentence(waits.reason, waits.detail)
+    if job.heartbeat_at is not None and is_silent(job, current):
+        return "worker_silent", sentence("worker_silent", said_at(job.heartbeat_at))
+    return job.reason, _message(job.reason, job.reason_detail)
+
+
+def is_silent(job: Job, current: datetime) -> bool:
+    """Return whether the job is assigned to a worker that has sent no heartbeat for too long."""
+    heard = job.heartbeat_at
+    if job.state not in OWNED or heard is None:
+        return False
+    return (current - heard).total_seconds() > queries.WORKER_SILENT_SECONDS
+
+
+def _message(reason: str | None, detail: str | None) -> str | None:
+    # A row written by a newer release may have a reason unknown to this one.
+    return sentence(reason, detail) if reason in REASONS else detail
+
+
+def _duration(job: Job, current: datetime) -> float | None:
+    if job.started_at is None:
+        return None
+    until = job.ended_at or job.finished_at or current
+    return round(max(0.0, (until - job.started_at).total_seconds()), 3)
+
+
+def event_view(event: Event, job: Job) -> EventView:
+    """Convert an event of this job to its public form."""
+    return EventView(
+        id=event.id,
+        at=event.at,
+        attempt=event.attempt,
+        kind=event.kind,
+        from_state=_state_of_event(event.from_state, job),
+        to_state=_state_of_event(event.to_state, job),
+        phase=event.phase,
+        reason=event.reason,
+        message=_message(event.reason, event.detail),
+    )
+
+
+def _state_of_event(state: str | None, job: Job) -> str | None:
+    return outside_state(JobState(state), job.exit_code) if state else None
+
+
+def machine_type_view(machine: MachineType, backend: str, offered: Offers) -> MachineTypeView:
+    """Convert a machine type to its public form, with its availability.
+
+    Args:
+        machine: The machine type.
+        backend: The backend that would run its jobs here.
+        offered: The capacity of the running workers.
+    """
+    return MachineTypeView(
+        name=machine.name,
+        aliases=list(machine.aliases),
+        backend=backend,
+        accelerator=machine.accelerator,
+        count=machine.count,
+        cpus=machine.cpus,
+        memory_gb=machine.memory_gb,
+        memory_bandwidth_gbps=machine.memory_bandwidth_gb_per_s,
+        tflops=machine.tflops,
+        price_per_hour=machine.price_per_hour,
+        price_source=machine.price_source,
+        spec_source=machine.spec_source,
+        simulated=backend != machine.backend,
+        available=offered.available(machine.name, backend),
+    )
+
+
+def resolved_view(
+    spec: JobSpec, machine: MachineType, backend: str, project: Mapping[str, str | None], image: str | None
+) -> ResolvedJob:
+    """Convert a job that would be created to its public form; `project` has its name and id, as far as known."""
+    return ResolvedJob(
+        **_options(spec) | {"ports": port_views(spec)},
+        image=image,
+        project=project["name"],
+        project_id=project["id"],
+        backend=backend,
+        simulated=backend != machine.backend,
+    )
+
+
+def project_view(project: Project, jobs: int, live: Live, settings: Settings) -> ProjectView:
+    """Convert a project to its public form, with the numbers of its jobs and its retention policies."""
+    logs, artifacts = (retention.policy(project, kind, settings.retention) for kind in (Kind.LOGS, Kind.ARTIFACTS))
+    return ProjectView(
+        id=project.id,
+        name=project.name,
+        created_at=project.created_at,
+        job_count=jobs,
+        running_count=live.running,
+        queued_count=live.queued,
+        max_running=project.max_running,
+        max_stored_mb=storage_quota.limit_mb(project, settings.disk.project_mb) or None,
+        keep_logs_days=logs.days,
+        keep_logs_by="project" if logs.own else "service",
+        keep_artifacts_days=artifacts.days,
+        keep_artifacts_by="project" if artifacts.own else "service",
+    )

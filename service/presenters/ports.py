@@ -1,0 +1,53 @@
+"""OpenAPI links between operations, and links to the ports of jobs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from core.db.models.jobs import HeldPort
+from core.jobs.spec.job_spec import JobSpec
+from core.system.hosts import canonical_host
+from service.schemas.jobs import PortView
+
+_JOB = ("show_job", "stop_job", "clone_job", "list_events", "read_log", "read_raw_log", "read_metrics", "delete_job")
+_OUTPUTS = ("list_artifacts", "read_zip")
+
+
+def _to(operations: tuple[str, ...], parameter: str, where: str) -> dict[str, Any]:
+    return {name: {"operationId": name, "parameters": {parameter: f"$response.body#/{where}"}} for name in operations}
+
+
+OF_JOB: dict[str, Any] = _to((*_JOB, *_OUTPUTS), "job_id", "id") | _to(("show_project",), "project_id", "projectId")
+"""Links from a job to everything about it."""
+
+OF_JOBS: dict[str, Any] = _to((*_JOB[:1], *_JOB[3:-1], *_OUTPUTS), "job_id", "jobs/0/id")
+"""Links from a list of jobs to everything that can be read about the first."""
+
+OF_PROJECT: dict[str, Any] = _to(("show_project",), "project_id", "id")
+
+OF_ARTIFACTS: dict[str, Any] = {
+    "read_artifact": {
+        "operationId": "read_artifact",
+        "parameters": {"job_id": "$request.path.job_id", "path": "$response.body#/files/0/path"},
+    }
+}
+"""Links from a list of artifacts to the content of the first."""
+
+
+def port_views(spec: JobSpec, held: Sequence[HeldPort] = (), dashboard: str | None = None) -> list[PortView]:
+    """Return a job's ports, with links for those allocated on a host.
+
+    Args:
+        spec: The job's spec.
+        held: The job's allocated ports.
+        dashboard: The dashboard's host name. No link leads there: a browser would send its session to the job.
+    """
+    hosts = {port.internal: port for port in held}
+    views = []
+    for port in spec.asked_ports():
+        host = hosts.get(port.internal)
+        external = host.port if host else port.external or None
+        address = f"[{host.address}]" if host and ":" in host.address else host and host.address
+        apart = host is not None and canonical_host(host.address) != dashboard
+        url = f"{port.scheme}://{address}:{external}" if apart else None
+        views.append(PortView(internal=port.internal, external=external, url=url))
+    return views

@@ -1,0 +1,38 @@
+"""Outputs deleted by a retention policy: their public form, and the refusal to read them."""
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job
+from core.errors import OutputRemoved
+from core.storage import retention
+from core.storage.retention import Kind, Removed
+from service.schemas.jobs import ErrorView, RemovedView
+
+GONE: dict[int | str, dict[str, Any]] = {
+    410: {"model": ErrorView, "description": "It was removed by policy; the message says when and by which."}
+}
+"""OpenAPI declaration of the refusal."""
+
+
+def removed_view(removed: Removed) -> RemovedView:
+    """Convert a deletion to its public form: what was deleted, when, and by which policy."""
+    return RemovedView(what=removed.kind.value, at=removed.at, message=removed.message)
+
+
+def removed_of(session: Session, job: Job, kind: Kind) -> RemovedView | None:
+    """Return the deletion of this kind of output of a job; None if no policy deleted it."""
+    found = retention.removed(session, [job]).get(job.id, ())
+    return next((removed_view(one) for one in found if one.kind is kind), None)
+
+
+def refuse_removed(session: Session, job: Job, kind: Kind) -> None:
+    """Refuse to read deleted output.
+
+    Raises:
+        OutputRemoved: The output was deleted; the message says when and by which policy.
+    """
+    removed = removed_of(session, job, kind)
+    if removed is not None:
+        raise OutputRemoved(f"{removed.message} That was at {removed.at:%Y-%m-%d %H:%M} UTC.")

@@ -1,0 +1,39 @@
+"""The options of a job in requests and responses, derived from the fields of `JobSpec`."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from pydantic import BaseModel, Field, create_model
+
+from core.jobs.spec.job_spec import JobSpec
+
+
+def _options() -> Iterator[tuple[str, Any, str]]:
+    """Yield the name, the JSON type and the description of each option."""
+    for name, hint in get_type_hints(JobSpec, include_extras=True).items():
+        kind, text = get_args(hint)
+        yield name, list[str] if kind == tuple[str, ...] else kind, text
+
+
+if TYPE_CHECKING:
+
+    class AskedOptions(BaseModel):
+        """The options that the service reads by name, for the type checker."""
+
+        workspace: str | None
+        registry_username: str | None
+
+    class ShownOptions(BaseModel):
+        """No option is read by name."""
+
+else:
+    AskedOptions = create_model(
+        "AskedOptions",
+        __doc__="The options of a submission; each may be left out.",
+        **{name: (kind | None, Field(None, description=text)) for name, kind, text in _options()},
+    )
+    ShownOptions = create_model(
+        "ShownOptions",
+        __doc__="The options that a job has.",
+        **{name: (kind, Field(description=text)) for name, kind, text in _options()},
+    )

@@ -1,0 +1,387 @@
+"""Submission of a job: check everything, store the workspace, then write the job to the database."""
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from typing import BinaryIO, NamedTuple
+
+from sqlalchemy.orm import Session
+
+from core.catalogue.backends import capabilities_of
+from core.catalogue.machine_types import MachineType
+from core.db.database import on_commit
+from core.db.models.jobs import Job, Project
+from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
+from core.jobs import lifecycle, projects, queries, storage_quota
+from core.jobs.lifecycle import Submission
+from core.jobs.scheduling.capacity import Offers, offers
+from core.jobs.spec.container import is_in_workspace
+from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
+from core.jobs.spec.ports import refuse_taken
+from core.monitoring import tracing
+from core.security import credentials
+from core.security.encryption import Vault
+from core.storage.archives import ArchiveLimits
+from core.system.egress import Egress
+from core.system.failpoints import failpoint
+from service.deps import OpenStores
+from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
+from service.schemas.jobs import DryRun, JobView, SubmitJob
+from service.submission.image import image_of, pinned_spec
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PROJECT = "default"
+
+_MAX_KEY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class _Valid:
+    """A job that can be run here, except that its workspace is not yet checked."""
+
+    spec: JobSpec
+    machine: MachineType
+    image: str | None
+    git_login: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The origin of a job.
+
+    Attributes:
+        key_id: Id of the client's API key.
+        request_id: Id of the request.
+        idempotency_key: The client's Idempotency-Key, or None.
+    """
+
+    key_id: str
+    request_id: str
+    idempotency_key: str | None
+
+
+class Submitted(NamedTuple):
+    """A stored job, and whether it was created now, or before under the same Idempotency-Key."""
+
+    job: Job
+    view: JobView
+    made: bool
+
+
+def submit(stores: OpenStores, origin: Origin, asked: SubmitJob, upload: BinaryIO | None) -> Submitted:
+    """Create the job that a client requested.
+
+    Args:
+        stores: The open stores.
+        origin: The client and its request.
+        asked: The job.
+        upload: Its workspace's archive, or None; stored only if the rest is valid.
+
+    Raises:
+        SpecInvalid: The spec cannot be run here.
+        IdempotencyMismatch: The Idempotency-Key was used with another request before.
+        LimitReached: Its key or project has too many queued jobs.
+    """
+    check_key(origin.idempotency_key)
+    with tracing.span("submit"):
+        valid = _check(stores, asked, uploaded=upload is not None)
+        sha256 = _store(stores, upload, asked.workspace_sha256)
+        if sha256 != valid.spec.workspace_sha256:
+            valid = replace(valid, spec=replace(valid.spec, workspace_sha256=sha256))
+        digest = lifecycle.request_digest(_canonical(asked), (sha256 or "").encode())
+        with stores.database.write() as session:
+            project = _project(session, asked)
+            job, made = _write(session, stores, origin, valid, project, digest)
+            if made and asked.registry_password:
+                credentials.keep_login(session, Vault(stores.settings), job.id, asked.registry_password)
+            if made and valid.git_login:
+                credentials.keep_git_login(session, Vault(stores.settings), job.id, valid.git_login)
+        _note(job, made=made)
+    return _submitted(stores, job, project.name, made=made)
+
+
+def dry_run(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> DryRun:
+    """Return the job that `submit` would create, storing nothing.
+
+    Raises:
+        SpecInvalid: The spec cannot be run here.
+    """
+    valid = _check(stores, asked, uploaded=uploaded)
+    _check_stored(stores, asked.workspace_sha256)
+    machine, backend = valid.machine, stores.backend_for(valid.machine)
+    project: dict[str, str | None] = {"id": asked.project_id, "name": asked.project}
+    with stores.database.read() as session:
+        if asked.project_id:
+            project["name"] = queries.project(session, asked.project_id).name
+        offered = offers(session)
+    project["name"] = project["name"] or DEFAULT_PROJECT
+    return DryRun(
+        job=resolved_view(valid.spec, machine, backend, project, valid.image),
+        machine_type=machine_type_view(machine, backend, offered),
+        price_per_hour=machine.price_per_hour,
+        notes=_notes(machine, backend, offered, uploaded=uploaded),
+    )
+
+
+def clone(stores: OpenStores, origin: Origin, job_id: str, *, pin_image: bool = False) -> Submitted:
+    """Create a job with the spec, workspace and project of another.
+
+    Args:
+        stores: The open stores.
+        origin: The client and its request.
+        job_id: The other job.
+        pin_image: Use the exact image digest of the other job, even if its image's name has moved on.
+
+    Raises:
+        JobNotFound: There is no job of this id.
+        WorkspaceNotFound: The upload it ran on is no longer stored.
+        MachineTypeUnknown: Its machine type is no longer offered.
+        IdempotencyMismatch: The Idempotency-Key was used with another request before.
+        LimitReached: Its key or project has too many queued jobs.
+    """
+    check_key(origin.idempotency_key)
+    with tracing.span("submit"):
+        valid = _check_clone(stores, job_id, pin_image=pin_image)
+        with stores.database.write() as session:
+            cloned = queries.get(session, job_id)
+            digest = lifecycle.request_digest(b"clone", cloned.id.encode(), *([b"pinned"] * pin_image))
+            project = queries.project(session, cloned.project_id)
+            job, made = _write(session, stores, origin, valid, project, digest, parent_id=cloned.id)
+            if made:
+                credentials.copy_git_login(session, Vault(stores.settings), cloned, job.id, valid.git_login)
+        _note(job, made=made)
+    return _submitted(stores, job, project.name, made=made)
+
+
+def _check_clone(stores: OpenStores, job_id: str, *, pin_image: bool) -> _Valid:
+    with stores.database.read() as session:
+        cloned = queries.get(session, job_id)
+        spec = pinned_spec(cloned) if pin_image else cloned.spec
+        credentials.check_named(session, spec, cloned.project_id)
+    if spec.registry_username is not None:
+        raise SpecInvalid(
+            f"Job {job_id} came with a password for its registry, which is not kept for another job. Submit it again "
+            "with the password, or store it for all jobs with `gradient-cli registries set`.",
+            field="registryPassword",
+        )
+    valid = _check_spec(stores, spec, stores.catalogue.get(spec.machine_type), uploaded=False)
+    if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
+        raise WorkspaceNotFound(
+            f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
+            "folder again with `gradient-cli jobs create`.",
+            field="workspaceSha256",
+        )
+    return valid
+
+
+def check_key(key: str | None) -> None:
+    """Validate an Idempotency-Key.
+
+    Raises:
+        SpecInvalid: The key is empty, too long, or not only visible ASCII.
+    """
+    if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable() and " " not in key):
+        raise SpecInvalid(
+            f"An Idempotency-Key has 1 to {_MAX_KEY} visible ASCII characters; a random UUID is a good one.",
+            field="Idempotency-Key",
+        )
+
+
+def check_project_name(name: str) -> str:
+    """Validate a project's name and return it.
+
+    Raises:
+        SpecInvalid: The name is not valid.
+    """
+    check_label(name, "project", MAX_NAME)
+    return name
+
+
+def _check(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> _Valid:
+    machine = stores.catalogue.get(asked.machine_type)
+    spec = asked.spec(machine.name)
+    if spec.workspace is not None and uploaded:
+        raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
+    if asked.project is not None and asked.project_id is not None:
+        raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
+    if asked.project is not None:
+        check_project_name(asked.project)
+    refuse_taken(spec.asked_ports(), stores.settings.own_ports)
+    _check_registry(asked)
+    valid = _check_spec(stores, spec, machine, uploaded=uploaded)
+    if asked.project_id is not None or spec.secrets():
+        with stores.database.read() as session:
+            if asked.project_id is not None:
+                project_id: str | None = queries.project(session, asked.project_id).id
+            else:
+                project_id = projects.known_id(session, asked.project or DEFAULT_PROJECT)
+            credentials.check_named(session, spec, project_id)
+    return valid
+
+
+def _check_spec(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> _Valid:
+    """Refuse a job that cannot be run here, and separate the login of its git address."""
+    spec, git_login = _without_login(spec)
+    _check_can_be_run(stores, spec, machine)
+    image = image_of(stores, spec, machine, uploaded=uploaded)
+    _check_egress(stores, spec, image)
+    return _Valid(spec, machine, image, git_login)
+
+
+def _without_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
+    """Split a spec into the spec without the `user:password` of its git address, and that login."""
+    if spec.workspace is None:
+        return spec, None
+    workspace, login = split_login(spec.workspace)
+    return (spec, None) if login is None else (replace(spec, workspace=workspace), login)
+
+
+def _check_egress(stores: OpenStores, spec: JobSpec, image: str | None) -> None:
+    """Refuse a job that names a git server or a registry to which connections are not allowed.
+
+    Args:
+        stores: The open stores.
+        spec: The job.
+        image: The image reference that its `container` resolves to.
+
+    Raises:
+        EgressRefused: The job names such a server or registry.
+    """
+    if spec.workspace is None and image is None and spec.registry_target is None:
+        return
+    egress = Egress(stores.settings.egress)
+    if spec.workspace is not None:
+        egress.check_url(spec.workspace.removeprefix("git+"), "workspace")
+    if image is not None:
+        egress.check_image(image, "container")
+    if spec.registry_target is not None:
+        egress.check_image(spec.registry_target, "registryTarget")
+
+
+def _check_can_be_run(stores: OpenStores, spec: JobSpec, machine: MachineType) -> None:
+    """Refuse a priority over the limit, and options that a simulated machine would ignore."""
+    _check_priority(stores, spec)
+    if capabilities_of(stores.backend_for(machine)).containers:
+        return
+    simulated = "Machine types are simulated on this server: a job is a process of the server's own user there."
+    if spec.user is not None:
+        raise SpecInvalid(f"{simulated} Leave the user out, or use a server with containers.", field="user")
+    if spec.working_dir is not None and not is_in_workspace(spec.working_dir):
+        raise SpecInvalid(
+            f"{simulated} It has no folders of a container's; name one of the workspace, such as src/train.",
+            field="workingDir",
+        )
+
+
+def _check_priority(stores: OpenStores, spec: JobSpec) -> None:
+    highest = stores.settings.limits.priority
+    if spec.priority > highest:
+        raise SpecInvalid(
+            f"{spec.priority} is above {highest}, the highest priority here (GRADIENT_LIMITS__PRIORITY).",
+            field="priority",
+        )
+
+
+def _check_registry(asked: SubmitJob) -> None:
+    username, password = asked.registry_username, asked.registry_password
+    if bool(username) != bool(password):
+        raise SpecInvalid(
+            "Signing in to a registry takes both registryUsername and registryPassword; give the other one too.",
+            field="registryPassword" if username else "registryUsername",
+        )
+    if username and password:
+        credentials.check_login(username, password, "registryUsername", "registryPassword")
+
+
+def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:
+    if upload is None:
+        # Marked as used, so that it is not deleted before the job that refers to it is stored.
+        if expected is not None and not stores.workspaces.use(expected):
+            raise _not_stored()
+        return expected
+    api = stores.settings.api
+    limits = ArchiveLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_unpacked_bytes)
+    try:
+        return stores.workspaces.add(upload, limits, expected_sha256=expected).sha256
+    except OSError as error:
+        raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
+
+
+def _check_stored(stores: OpenStores, sha256: str | None) -> None:
+    if sha256 is not None and not stores.workspaces.has(sha256):
+        raise _not_stored()
+
+
+def _not_stored() -> WorkspaceNotFound:
+    return WorkspaceNotFound("No archive with this sha256 is stored here; send it along.", field="workspaceSha256")
+
+
+def _project(session: Session, asked: SubmitJob) -> Project:
+    if asked.project_id is not None:
+        return queries.project(session, asked.project_id)
+    return lifecycle.ensure_project(session, asked.project or DEFAULT_PROJECT)[0]
+
+
+def _write(
+    session: Session,
+    stores: OpenStores,
+    origin: Origin,
+    valid: _Valid,
+    project: Project,
+    digest: str,
+    *,
+    parent_id: str | None = None,
+) -> tuple[Job, bool]:
+    submission = Submission(
+        spec=valid.spec,
+        machine=valid.machine,
+        backend=stores.backend_for(valid.machine),
+        project=project,
+        submitted_by=origin.key_id,
+        parent_id=parent_id,
+        idempotency_key=origin.idempotency_key,
+        request_sha256=digest,
+        request_id=origin.request_id,
+        trace_parent=tracing.trace_parent(),
+        image=valid.image,
+    )
+    job, made = lifecycle.submit(session, submission)
+    if made:  # a repeat under the same Idempotency-Key adds no job
+        storage_quota.require_room(session, project, stores.settings.disk.project_mb)
+        stores.limits.queue.check(session, job)
+    on_commit(session, stores.wake)
+    failpoint("submit_before_commit")
+    return job, made
+
+
+def _note(job: Job, *, made: bool) -> None:
+    """Write the created job's id to the log and the trace."""
+    if made:
+        logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
+    tracing.note({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
+
+
+def _submitted(stores: OpenStores, job: Job, project: str, *, made: bool) -> Submitted:
+    failpoint("submit_after_commit")
+    return Submitted(job, submitted_view(stores, job, project), made)
+
+
+def _canonical(asked: SubmitJob) -> bytes:
+    # Without the archive's sha256: a repeat may send it in place of the archive, which is the same request.
+    # Without a password: the stored hash of a request must not help to guess it.
+    fields = asked.model_dump(mode="json", exclude_none=True, exclude={"workspace_sha256", "registry_password"})
+    if asked.workspace:
+        fields["workspace"] = split_login(asked.workspace)[0]
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def _notes(machine: MachineType, backend: str, offered: Offers, *, uploaded: bool) -> list[str]:
+    notes = []
+    if backend != machine.backend:
+        notes.append("Simulated: the job runs on this server's own CPU, at that CPU's speed.")
+    if not offered.available(machine.name, backend):
+        notes.append("No running worker offers this machine type now; the job would wait.")
+    if uploaded:
+        notes.append("The uploaded workspace was not looked at.")
+    return notes

@@ -1,0 +1,65 @@
+"""Choice of a job's image: resolves short names, and refuses builds where none are possible or allowed."""
+
+from dataclasses import replace
+
+from core.catalogue.backends import capabilities_of
+from core.catalogue.images import pinned
+from core.catalogue.machine_types import MachineType
+from core.db.models.jobs import Job
+from core.errors import SpecInvalid
+from core.jobs.spec.job_spec import JobSpec
+from service.deps import OpenStores
+
+
+def image_of(stores: OpenStores, spec: JobSpec, machine: MachineType, *, uploaded: bool) -> str | None:
+    """Resolve a job's `container` to an image reference; None: the worker's default image, or one to be built.
+
+    Args:
+        stores: The open stores.
+        spec: The job's spec.
+        machine: Its machine type.
+        uploaded: Whether it has an uploaded workspace.
+
+    Raises:
+        SpecInvalid: The image is to be built, and cannot be.
+    """
+    if not spec.use_dockerfile:
+        return stores.images.resolve(spec.container, machine).image
+    backend = stores.backend_for(machine)
+    if not capabilities_of(backend).builds_images:
+        why = "Machine types are simulated here" if backend != machine.backend else f"{machine.name} has no engine"
+        raise SpecInvalid(
+            f"{why}, so no image can be built: leave useDockerfile out, or have the service run jobs in containers "
+            "(GRADIENT_MACHINES__SIMULATE=false).",
+            field="useDockerfile",
+        )
+    if not stores.settings.images.builds:
+        raise SpecInvalid(
+            "Building images is not open on this service: a Dockerfile's steps run with more rights than a job. Build "
+            "it yourself, push it, and name it as container; or ask the service's administrator, who can open it "
+            "(GRADIENT_IMAGES__BUILDS=true, docs/images.md).",
+            field="useDockerfile",
+        )
+    if spec.workspace is None and spec.workspace_sha256 is None and not uploaded:
+        raise SpecInvalid(
+            "useDockerfile builds from the workspace's Dockerfile, and there is no workspace. Upload a folder, or name "
+            "a git URL.",
+            field="useDockerfile",
+        )
+    return None
+
+
+def pinned_spec(job: Job) -> JobSpec:
+    """Return the job's spec with the digest of the image it ran in place of the image's name.
+
+    Raises:
+        SpecInvalid: The digest is not known, or the job built its image.
+    """
+    spec = job.spec
+    exact = None if spec.use_dockerfile else pinned(job.image or "", job.image_digest)
+    if exact is None:
+        why = "it built its own" if spec.use_dockerfile else "it did not come as far as having one"
+        raise SpecInvalid(
+            f"The image of job {job.id} cannot be pinned: {why}. Clone it without pinImage.", field="pinImage"
+        )
+    return replace(spec, container=exact)

@@ -1,0 +1,288 @@
+"""Reading of a submission's body: a JSON spec, alone or in a form with a workspace archive.
+
+The archive is streamed into an unnamed temporary file on the service's own disk: it is not kept in memory, and nothing
+is left if the client disconnects or this process ends.
+"""
+
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import anyio.to_thread
+from fastapi.exceptions import RequestValidationError
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from core.errors import SpecInvalid, StorageFull, WorkspaceInvalid
+from core.system.filesystem import shortage
+from service.deps import OpenStores
+from service.http.errors import problem
+
+SPEC = "spec"
+WORKSPACE = "workspace"
+
+_FLUSH_BYTES = 1024**2
+_MULTIPART = b"multipart/form-data"
+_JSON = b"application/json"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Body:
+    """The body of a submission.
+
+    Attributes:
+        spec: JSON text.
+        workspace: An open file at its start, or None; the body's owner closes it.
+    """
+
+    spec: bytes
+    workspace: BinaryIO | None = None
+
+    def close(self) -> None:
+        """Close the uploaded file, which deletes it."""
+        if self.workspace is not None:
+            self.workspace.close()
+
+
+async def read_body(
+    request: Request, folder: Path, *, max_spec_bytes: int, max_upload_bytes: int, min_free_mb: int
+) -> Body:
+    """Read the whole body of a submission.
+
+    Args:
+        request: The request, with its body unread.
+        folder: The folder for uploads until they are stored.
+        max_spec_bytes: Largest spec.
+        max_upload_bytes: Largest archive.
+        min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
+
+    Raises:
+        RequestValidationError: The body is neither JSON nor a form with a `spec`.
+        WorkspaceInvalid: The upload is incomplete.
+        StorageFull: The disk has too little room for the upload.
+        HTTPException: 413: a part is too large; 415: another content type.
+    """
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind == _JSON:
+        return Body(await _read_json(request.stream(), max_spec_bytes))
+    if kind != _MULTIPART:
+        raise HTTPException(
+            415, "Send the job as application/json, or as multipart/form-data with the parts `spec` and `workspace`."
+        )
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise _no_boundary()
+    return await _read_form(request, boundary, _Form(folder, WORKSPACE, min_free_mb, max_upload_bytes, max_spec_bytes))
+
+
+async def read_upload(request: Request, folder: Path, *, part: str, max_upload_bytes: int, min_free_mb: int) -> Body:
+    """Read a form with one file, of any content type, and without a spec.
+
+    Args:
+        request: The request, with its body unread.
+        folder: The folder for uploads until they are stored.
+        part: The part's name.
+        max_upload_bytes: Largest file.
+        min_free_mb: MiB to keep free on the folder's disk; 0: not checked.
+
+    Raises:
+        RequestValidationError: The form has other parts.
+        WorkspaceInvalid: The upload is incomplete.
+        StorageFull: The disk has too little room for the upload.
+        HTTPException: 413: the file is too large.
+    """
+    _, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise _no_boundary()
+    return await _read_form(request, boundary, _Form(folder, part, min_free_mb, max_upload_bytes))
+
+
+async def checked(stores: OpenStores, key: str, body: Body, submit: Callable[[], T]) -> T:
+    """Run `submit` in a thread and return its result.
+
+    Checking an archive may take minutes, so this has its own threads and slots: archives block neither other requests
+    nor, by the slots, the archives of other keys.
+
+    Args:
+        stores: The open stores.
+        key: Id of the client's API key.
+        body: The submission's body.
+        submit: Creates the job.
+
+    Raises:
+        LimitReached: Too many archives of the key are being checked.
+    """
+    if body.workspace is None:
+        return await run_in_threadpool(submit)
+    async with stores.limits.uploads.taken(key):
+        return await anyio.to_thread.run_sync(submit, limiter=stores.limits.archive_readers)
+
+
+def _no_boundary() -> RequestValidationError:
+    return problem(("body",), "multipart/form-data without a boundary in its Content-Type")
+
+
+async def _read_form(request: Request, boundary: bytes, form: "_Form") -> Body:
+    length = request.headers.get("content-length", "")
+    await anyio.to_thread.run_sync(form.require_room, int(length) if length.isdecimal() else 0)
+    try:
+        return await form.read(request.stream(), boundary)
+    except BaseException:
+        form.discard()
+        raise
+
+
+async def _read_json(stream: AsyncIterator[bytes], limit: int) -> bytes:
+    body = bytearray()
+    async for chunk in stream:
+        body += chunk
+        if len(body) > limit:
+            raise HTTPException(413, f"The JSON body is larger than {limit:,} bytes, the limit here.")
+    return bytes(body)
+
+
+@dataclass(slots=True)
+class _Part:
+    """One part of the form, as far as read."""
+
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    name: str = ""
+    size: int = 0
+
+
+class _Form:
+    """Collects the parts of a form as they arrive.
+
+    Args:
+        folder: The folder for the file until it is stored.
+        file: Name of the part with the file.
+        min_free_mb: MiB to keep free on the folder's disk.
+        max_upload_bytes: Largest size of the file.
+        max_spec_bytes: Largest spec; None: the form has none.
+    """
+
+    def __init__(
+        self, folder: Path, file: str, min_free_mb: int, max_upload_bytes: int, max_spec_bytes: int | None = None
+    ) -> None:
+        self._folder = folder
+        self._min_free_mb = min_free_mb
+        self._file = file
+        self._limits = {} if max_spec_bytes is None else {SPEC: max_spec_bytes}
+        self._limits[file] = max_upload_bytes
+        self._part = _Part()
+        self._header = bytearray()
+        self._value = bytearray()
+        self._spec: bytearray | None = None
+        self._workspace: BinaryIO | None = None
+        self._pending = bytearray()
+        self._ended = False
+
+    def require_room(self, coming: int) -> None:
+        """Check that the disk has room for `coming` bytes.
+
+        Raises:
+            StorageFull: There is too little room.
+        """
+        short = shortage([self._folder], self._min_free_mb, coming=coming)
+        if short is not None:
+            raise StorageFull(
+                f"There is no room for an upload of {coming:,} bytes: {short} (GRADIENT_DISK__MIN_FREE_MB). Send it "
+                "again once an administrator has made room, or submit a job without an upload.",
+                field=self._file,
+            )
+
+    async def read(self, stream: AsyncIterator[bytes], boundary: bytes) -> Body:
+        """Read the whole form and return its parts."""
+        parser = self._parser(boundary)
+        try:
+            async for chunk in stream:
+                parser.write(chunk)
+                if len(self._pending) >= _FLUSH_BYTES:
+                    await anyio.to_thread.run_sync(self._flush)
+        except FormParserError as error:
+            raise SpecInvalid("The multipart form is damaged; send it again.") from error
+        except ClientDisconnect as error:
+            raise WorkspaceInvalid("The upload broke off. Send it again.", field=self._file) from error
+        if not self._ended:
+            raise WorkspaceInvalid(
+                "The upload is cut off: the end of the form is missing. Nothing was stored; send it again.",
+                field=self._file,
+            )
+        if self._spec is None and SPEC in self._limits:
+            raise problem(("body", SPEC), "required: the part with the job's JSON is missing")
+        await anyio.to_thread.run_sync(self._flush)
+        if self._workspace is not None:
+            self._workspace.seek(0)
+        return Body(bytes(self._spec or b""), self._workspace)
+
+    def discard(self) -> None:
+        """Close, and so delete, the file read so far."""
+        if self._workspace is not None:
+            self._workspace.close()
+
+    def _parser(self, boundary: bytes) -> MultipartParser:
+        return MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
+                "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._open,
+                "on_part_data": lambda data, start, end: self._take(data[start:end]),
+                "on_end": self._end,
+            },
+        )
+
+    def _begin(self) -> None:
+        self._part = _Part()
+
+    def _end_header(self) -> None:
+        self._part.headers[bytes(self._header).lower()] = bytes(self._value)
+        self._header.clear()
+        self._value.clear()
+
+    def _open(self) -> None:
+        _, options = parse_options_header(self._part.headers.get(b"content-disposition"))
+        name = options.get(b"name", b"").decode(errors="replace")
+        if name not in self._limits:
+            raise problem(("body", name), f"not a part of this form; it has {' and '.join(map(repr, self._limits))}")
+        if (self._spec if name == SPEC else self._workspace) is not None:
+            raise problem(("body", name), "sent twice; send it once")
+        self._part.name = name
+        if name == SPEC:
+            self._spec = bytearray()
+        else:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._workspace = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - Body closes it
+
+    def _take(self, data: bytes) -> None:
+        part = self._part
+        part.size += len(data)
+        if part.size > self._limits[part.name]:
+            raise HTTPException(413, f"The part {part.name!r} is larger than {self._limits[part.name]:,} bytes.")
+        if part.name == SPEC and self._spec is not None:
+            self._spec += data
+        else:
+            self._pending += data
+
+    def _flush(self) -> None:
+        if self._workspace is not None and self._pending:
+            self.require_room(len(self._pending))
+            view = memoryview(self._pending)
+            written = 0
+            while written < len(view):
+                written += self._workspace.write(view[written:])
+            view.release()
+            self._pending.clear()
+
+    def _end(self) -> None:
+        self._ended = True

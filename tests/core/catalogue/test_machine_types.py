@@ -1,0 +1,139 @@
+import pytest
+
+from core.catalogue.machine_types import Catalogue, MachineType
+from core.errors import MachineTypeUnknown, SpecInvalid
+
+CATALOGUE = Catalogue.load()
+EXPECTED = [
+    "CPU", "GPU+", "P4000", "P5000", "P6000", "K80", "P100", "T4", "V100", "A100", "H100",
+    "TPU", "TPU v3-8", "TPU v5e", "TPU v6e",
+]  # fmt: skip
+NEW = """
+[{name}]
+backend = "docker"
+kind = "gpu"
+accelerator = "NVIDIA L4"
+count = 1
+replicas = 1
+memory_gb = 24
+memory_bandwidth_gb_per_s = 300
+tflops = {{ fp32 = 30.3 }}
+price_per_hour = 0.8
+price_source = "ours"
+spec_source = "NVIDIA L4 datasheet, 2023"
+"""
+
+
+def test_the_shipped_types_in_the_order_of_the_file():
+    assert [machine_type.name for machine_type in CATALOGUE] == EXPECTED
+    assert len(CATALOGUE) == len(EXPECTED)
+
+
+@pytest.mark.parametrize("machine_type", list(CATALOGUE), ids=lambda machine_type: machine_type.name)
+def test_every_type_is_complete_and_says_where_its_figures_come_from(machine_type):
+    assert machine_type.backend in {"docker", "tpu", "mock"}
+    assert machine_type.price_per_hour > 0
+    assert machine_type.price_source.startswith("list price, set your own: ")
+    assert any(character.isdigit() for character in machine_type.price_source.split(":", 1)[1])
+    assert machine_type.spec_source
+    assert machine_type.accelerator
+    assert machine_type.memory_gb > 0
+    assert machine_type.memory_bandwidth_gb_per_s > 0
+    assert machine_type.tflops.keys() <= {"fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"}
+    assert all(value > 0 for value in machine_type.tflops.values())
+    assert machine_type.replicas % machine_type.count == 0
+    assert (machine_type.tpu_type is not None) == (machine_type.backend == "tpu")
+
+
+def test_names_never_collide():
+    names = [name.casefold() for machine_type in CATALOGUE for name in machine_type.names]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("v100", "V100"),
+        ("gpu+", "GPU+"),
+        ("TPU", "TPU"),
+        ("v2-8", "TPU"),
+        ("tpu v2-8", "TPU"),
+        ("TPU  V3-8 ", "TPU v3-8"),
+        ("tpu-v5e", "TPU v5e"),
+        ("v5litepod-8", "TPU v5e"),
+        ("trillium", "TPU v6e"),
+    ],
+)
+def test_found_by_name_or_alias_whatever_the_case(name, found):
+    assert CATALOGUE.get(name).name == found
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("V1000", "'V100'"), ("TPUv7", "'TPU"), ("A10", "'A100'"), ("tpu v4-8", "'TPU v3-8'")]
+)
+def test_unknown_names_are_answered_with_the_nearest(name, nearest):
+    with pytest.raises(MachineTypeUnknown, match="gradient-cli machine-types") as error:
+        CATALOGUE.get(name)
+    assert repr(name) in error.value.message
+    assert f"Did you mean {nearest}" in error.value.message or f" or {nearest}" in error.value.message
+    assert error.value.field == "machineType"
+
+
+@pytest.mark.parametrize("name", ["", "zzzzzzzz", "x" * 100_000])
+def test_names_near_to_nothing_still_say_where_to_look(name):
+    with pytest.raises(MachineTypeUnknown, match="lists them all") as error:
+        CATALOGUE.get(name)
+    assert "Did you mean" not in error.value.message
+    assert len(error.value.message) < 300
+
+
+def test_published_figures():
+    tpu, v100 = CATALOGUE.get("TPU"), CATALOGUE.get("V100")
+    assert (tpu.count, tpu.replicas, tpu.memory_gb, tpu.tflops["bf16"]) == (4, 8, 64, 180)
+    assert (v100.memory_bandwidth_gb_per_s, v100.tflops["fp32"], v100.price_per_hour) == (900, 15.7, 3.06)
+
+
+def test_types_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        CATALOGUE.get("CPU").price_per_hour = 0
+
+
+def test_an_administrators_file_changes_values_and_adds_types(tmp_path):
+    path = tmp_path / "machines.toml"
+    path.write_text('[v100]\nprice_per_hour = 1.2\nprice_source = "our contract"\n' + NEW.format(name="L4"))
+    catalogue = Catalogue.load(override_path=path)
+    assert [machine_type.name for machine_type in catalogue] == [*EXPECTED, "L4"]
+    v100 = catalogue.get("V100")
+    assert (v100.price_per_hour, v100.price_source) == (1.2, "our contract")
+    assert v100.tflops == CATALOGUE.get("V100").tflops
+    assert catalogue.get("l4").memory_gb == 24
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[V100]\nprice_per_hour = -1", "'V100', price_per_hour: .*greater than 0"),
+        ("[V100]\nprice_per_hor = 1", "'V100', price_per_hor: "),
+        ('[V100]\nbackend = "slurm"', "'V100', backend: .*'docker'"),
+        ("[L4]\nprice_per_hour = 1", "'L4', backend: Field required"),
+        ("V100 = 3", "'V100' is no machine type"),
+        ("[V100", "not valid TOML"),
+        (NEW.format(name='"v2-8"'), "'v2-8' already means 'TPU'"),
+    ],
+)
+def test_mistakes_in_the_administrators_file_say_where_they_are(tmp_path, text, match):
+    path = tmp_path / "machines.toml"
+    path.write_text(text)
+    with pytest.raises(SpecInvalid, match=match):
+        Catalogue.load(override_path=path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(SpecInvalid, match=r"absent.toml: No such file.*GRADIENT_MACHINES__FILE"):
+        Catalogue.load(override_path=tmp_path / "absent.toml")
+
+
+def test_colliding_names_are_refused():
+    cpu = CATALOGUE.get("CPU")
+    with pytest.raises(SpecInvalid, match="'CPU' already means 'CPU'"):
+        Catalogue([cpu, MachineType.model_validate(cpu.model_dump() | {"cpus": 2})])

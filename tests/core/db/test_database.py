@@ -1,0 +1,69 @@
+"""The database's failures, as the rest of the service sees them."""
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.exc import DataError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from support.postgres import EndedBackends
+
+from core.db.models.jobs import Job
+from core.errors import JobNotFound, StoreUnavailable
+
+
+def run(database, statement, **values):
+    with database.write() as session:
+        session.execute(text(statement), values)
+
+
+def test_a_pool_without_a_free_connection_is_an_unavailable_store(sqlite_database, monkeypatch):
+    def refuse():
+        raise PoolTimeoutError("all taken")
+
+    monkeypatch.setattr(sqlite_database.engine.pool, "connect", refuse)
+    with pytest.raises(StoreUnavailable), sqlite_database.read() as session:
+        session.scalar(select(Job.seq))
+    with pytest.raises(StoreUnavailable), sqlite_database.write() as session:
+        session.scalar(select(Job.seq))
+    with pytest.raises(StoreUnavailable):
+        sqlite_database.ping()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_server_that_became_read_only_is_an_unavailable_store(database):
+    with pytest.raises(StoreUnavailable):
+        run(database, "SET TRANSACTION READ ONLY; DELETE FROM outbox")
+
+
+def test_values_stay_out_of_errors(database):
+    ending = "SELECT pg_terminate_backend(pg_backend_pid()), :value"
+    with pytest.raises(StoreUnavailable) as caught:
+        run(database, "INSERT INTO missing VALUES (:value)" if database.is_sqlite else ending, value="hunter2")
+    assert "hunter2" not in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_nul_is_refused_by_postgresql_as_the_fault_of_the_value(database):
+    with pytest.raises(DataError), database.read() as session:
+        session.scalar(select(Job.seq).where(Job.id == "j\0"))
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_connection_that_dies_at_the_end_of_a_read_is_an_unavailable_store(database):
+    EndedBackends(database)
+    with pytest.raises(StoreUnavailable), database.read() as session:
+        session.scalar(select(Job.seq))
+    with database.read() as session:
+        assert session.scalar(select(Job.seq)) is None, "the next one has a connection of its own"
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("begin", ["read", "write"])
+def test_a_connection_that_dies_while_an_error_is_told_is_an_unavailable_store(database, begin):
+    def find_none():
+        with getattr(database, begin)() as session:
+            session.scalar(select(Job.seq))
+            raise JobNotFound("none")
+
+    EndedBackends(database)
+    with pytest.raises(StoreUnavailable):
+        find_none()

@@ -1,0 +1,198 @@
+"""Claims: the order of jobs, by priority, shares, quotas and free capacity."""
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import select, update
+
+from core.db.database import Database
+from core.db.models.jobs import HeldCard, Job, Project
+from core.jobs import lifecycle
+from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling.claims import Offer
+from core.jobs.states import JobState
+
+CPU = Offer("w", "h", ("mock",))
+
+
+def take(database, offer=CPU):
+    with database.write() as session:
+        return claims.claim(session, offer)
+
+
+def taken(database, count, offer=CPU):
+    """Ids of the jobs that `count` claims give, in their order."""
+    return [job.id for job in (take(database, offer) for _ in range(count)) if job is not None]
+
+
+def end(database, job):
+    with database.write() as session:
+        job = lifecycle.ended(session, job, "completed", exit_code=0)
+        return lifecycle.finish(session, job, artifacts_state="none")
+
+
+def limit(database, project, max_running):
+    with database.write() as session:
+        session.execute(update(Project).where(Project.name == project).values(max_running=max_running))
+
+
+def held(database):
+    with database.read() as session:
+        return {(row.host, row.card): row.job_id for row in session.scalars(select(HeldCard))}
+
+
+def test_the_highest_priority_is_first_and_the_oldest_of_equals(database, submit):
+    jobs = {priority: [submit(priority=priority).id for _ in range(2)] for priority in (50, 0, 100)}
+    assert taken(database, 7) == [*jobs[100], *jobs[50], *jobs[0]]
+
+
+def test_projects_share_what_there_is(database, submit):
+    """The one that came first with many jobs does not keep the others waiting."""
+    many = [submit(project="many").id for _ in range(6)]
+    few = [submit(project="few").id for _ in range(2)]
+    assert taken(database, 8) == [many[0], few[0], many[1], few[1], *many[2:]]
+
+
+def test_projects_take_turns_at_a_single_machine(database, submit):
+    many = [submit(project="many").id for _ in range(3)]
+    few = [submit(project="few").id for _ in range(3)]
+    order = []
+    for _ in range(6):
+        job = take(database)
+        order.append(job.id)
+        end(database, job)
+    assert order == [job for pair in zip(many, few, strict=True) for job in pair]
+
+
+def test_a_share_is_by_what_runs_not_by_what_ran(database, submit):
+    submit(project="a")
+    running = take(database)
+    a, b = submit(project="a").id, submit(project="b").id
+    assert taken(database, 2) == [b, a]
+    end(database, running)
+
+
+def test_a_project_at_its_quota_waits_and_holds_up_nobody(database, submit):
+    first = [submit(project="small", priority=100).id for _ in range(3)]
+    other = submit(project="other").id
+    limit(database, "small", 1)
+    job = take(database)
+    assert job.id == first[0]
+    assert taken(database, 3) == [other]
+    end(database, job)
+    assert taken(database, 3) == [first[1]]
+
+
+def test_two_jobs_never_have_the_same_card(database, submit):
+    host = Offer("w", "h", ("mock",), cards=("0", "1"))
+    first, second, third = (submit(machine="V100").id for _ in range(3))
+    jobs = [take(database, host) for _ in range(3)]
+    assert [job and job.id for job in jobs] == [first, second, None]
+    assert held(database) == {("h", "0"): first, ("h", "1"): second}
+    with database.read() as session:
+        assert [claims.cards_of(session, job) for job in jobs[:2]] == [("0",), ("1",)]
+    end(database, jobs[0])
+    assert held(database) == {("h", "1"): second}
+    assert take(database, host).id == third
+    assert held(database)["h", "0"] == third
+
+
+def test_cards_of_another_host_are_its_own(database, submit):
+    jobs = [submit(machine="V100").id for _ in range(2)]
+    assert taken(database, 1, Offer("w1", "h1", ("mock",), cards=("0",))) == jobs[:1]
+    assert taken(database, 1, Offer("w2", "h2", ("mock",), cards=("0",))) == jobs[1:]
+
+
+def test_what_does_not_fit_is_passed_over(database, submit):
+    """A job that needs what is taken, or what there never is, keeps no other one waiting."""
+    submit(machine="V100", priority=100)
+    submit(cpus=64.0, priority=100)
+    submit(memory_mb=10**6, priority=100)
+    small = [submit(cpus=2.0, memory_mb=512).id for _ in range(3)]
+    host = Offer("w", "h", ("mock",), cards=(), cpus=4.0, memory_mb=2048)
+    assert taken(database, 6, host) == small[:2]
+    with database.read() as session:
+        assert not claims.anything_waits(session, host)
+
+
+def test_a_worker_takes_only_the_machine_types_it_offers(database, submit):
+    submit(machine="CPU")
+    wanted = submit(machine="T4").id
+    assert taken(database, 3, Offer("w", "h", ("mock",), machine_types=("T4", "V100"))) == [wanted]
+
+
+def test_a_card_is_free_again_whichever_way_a_job_goes(database, submit):
+    host = Offer("w", "h", ("mock",), cards=("0",))
+    submit(machine="V100", max_attempts=2)
+    job = take(database, host)
+    with database.write() as session:
+        job = lifecycle.started(session, job, {"version": 1})
+        job = lifecycle.give_up(session, job, "worker_lost")
+    assert (job.state, held(database)) == (JobState.QUEUED, {})
+
+
+def test_a_drained_worker_takes_nothing_until_it_is_resumed(database, submit):
+    job = submit()
+    with database.write() as session:
+        workers.register(session, CPU, boot_id="b", slots=1)
+        workers.set_drained(session, "w", drained=True)
+    assert take(database) is None
+    with database.write() as session:  # a restart changes nothing about it
+        workers.register(session, CPU, boot_id="b", slots=1)
+    assert take(database) is None
+    assert taken(database, 1, Offer("w2", "h", ("mock",))) == [job.id]
+    again = submit()
+    with database.write() as session:
+        workers.set_drained(session, "w", drained=False)
+    assert taken(database, 1) == [again.id]
+
+
+@pytest.mark.parametrize("jobs", [300])
+def test_hundreds_of_claims_at_once_give_each_job_once(database, submit, jobs):
+    """Twenty workers with two cards each; what is claimed, shared and held is exact all the same."""
+    everything = {submit(machine="V100", project=f"p{number % 3}").id for number in range(jobs)}
+    limit(database, "p0", 7)
+    start = threading.Barrier(20)
+    most = []
+
+    def work(number):
+        # As in a fleet, each worker has connections of its own; SQLite has one writer in any case.
+        own = database if database.is_sqlite else Database(database.url)
+        try:
+            return claim_and_end(own, number)
+        finally:
+            if own is not database:
+                own.close()
+
+    def claim_and_end(database, number):
+        offer = Offer(f"w{number}", f"h{number}", ("mock",), cards=("0", "1"))
+        start.wait()
+        mine = []
+        while len(mine) < 2 * jobs:
+            job = take(database, offer)
+            if job is None:
+                break
+            mine.append(job)
+            if len(mine) % 2 == 0:
+                with database.read() as session:
+                    running = Counter(session.scalars(select(Job.project_id).where(Job.state == JobState.STARTING)))
+                    most.append(running)
+                for one in mine[-2:]:
+                    end(database, one)
+        return mine
+
+    with ThreadPoolExecutor(20) as pool:
+        claimed = [job for mine in pool.map(work, range(20)) for job in mine]
+    rest = []
+    while (job := take(database)) is not None:  # p0's last ones, which were over its quota when the others ended
+        rest.append(job)
+        end(database, job)
+    ids = [job.id for job in claimed + rest]
+    assert len(ids) == len(set(ids)), "two workers got the same job"
+    with database.read() as session:
+        p0 = session.scalar(select(Project.id).where(Project.name == "p0"))
+        unclaimed = set(session.scalars(select(Job.id).where(Job.state == JobState.QUEUED)))
+    assert set(ids) | unclaimed == everything
+    assert max(running[p0] for running in most) <= 7

@@ -1,0 +1,406 @@
+"""Reasons why jobs wait, their precedence, and the estimated start."""
+
+import pytest
+from sqlalchemy import delete, event, insert, select, text, update
+
+from core.db.database import now
+from core.db.models.jobs import Event, HeldCard, Job, Project, Worker
+from core.jobs import lifecycle, queries
+from core.jobs.reasons import sentence
+from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling.capacity import offers
+from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.wait_reason import waiting, waiting_of
+
+
+@pytest.fixture
+def there(database):
+    """Says that a worker is there."""
+
+    def there(name="w1", *, seen=0, drained=False, **offered):
+        values = {"host": f"host-{name}", "boot_id": "b", "backends": ["mock"], "slots": 1} | offered
+        with database.write() as session:
+            drained_at = now() if drained else None
+            session.execute(
+                insert(Worker).values(
+                    name=name, started_at=now(-3600), seen_at=now(-seen), drained_at=drained_at, **values
+                )
+            )
+
+    return there
+
+
+@pytest.fixture
+def change(database):
+    """Writes to a job's row what others would."""
+
+    def change(job, **values):
+        with database.write() as session:
+            session.execute(update(Job).where(Job.id == job.id).values(**values))
+
+    return change
+
+
+@pytest.fixture
+def runs(change):
+    """Has a job run on a worker for some seconds."""
+
+    def runs(job, elapsed=0, worker="w1", **values):
+        change(job, state="running", worker=worker, host=f"host-{worker}", started_at=now(-elapsed), **values)
+
+    return runs
+
+
+@pytest.fixture
+def ended(database, submit):
+    """Leaves a history of jobs that ran for so many seconds and ended so long ago."""
+
+    def ended(*durations, ago=1000, **values):
+        like = submit()
+        columns = {column.key: getattr(like, column.key) for column in Job.__mapper__.column_attrs}
+        del columns["seq"]
+        with database.write() as session:
+            session.execute(delete(Event).where(Event.job_id == like.id))
+            session.execute(delete(Job).where(Job.id == like.id))
+            for number, seconds in enumerate(durations):
+                ran = {"started_at": now(-ago - seconds), "ended_at": now(-ago), "state": "succeeded"}
+                session.execute(insert(Job).values(columns | {"id": f"{like.id[:9]}{number:05}"} | ran | values))
+
+    return ended
+
+
+@pytest.fixture
+def why(database):
+    """A function that returns why a job waits, by the present state of the database."""
+
+    def why(job):
+        with database.read() as session:
+            return waiting(session, session.scalars(select(Job).where(Job.id == job.id)).one())
+
+    return why
+
+
+def test_places_of_one_and_of_many_agree(database, submit, there):
+    jobs = [submit(priority=priority) for priority in (50, 50, 90, 10, 50)]
+    there()
+    with database.read() as session:
+        many = waiting_of(session, jobs)
+        assert {job.id: waiting(session, job) for job in jobs} == many
+        assert waiting_of(session, jobs[3:4]) == {jobs[3].id: many[jobs[3].id]}
+    assert [many[job.id].position for job in jobs] == [2, 3, 1, 5, 4]
+    assert [(many[job.id].reason, many[job.id].detail) for job in jobs[:3]] == [
+        ("behind_jobs", "1 job"),
+        ("behind_jobs", "2 jobs"),
+        ("waiting_for_machine", None),
+    ]
+
+
+def test_only_waiting_jobs_wait(database, submit, runs):
+    first, second = submit(), submit()
+    runs(first)
+    with database.read() as session:
+        claimed = session.scalars(select(Job).where(Job.id == first.id)).one()
+        assert waiting_of(session, [claimed]) == {}
+        waits = waiting_of(session, [claimed, second])
+        assert list(waits) == [second.id]
+        # Its row was read before it was claimed: still an answer, and the first place.
+        session.expunge_all()
+        assert waiting_of(session, [first, second])[first.id].position == 1
+
+
+def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, submit, there):
+    there()
+    jobs = [submit() for _ in range(12)]
+
+    def count(some):
+        seen = []
+
+        def note(_connection, _cursor, statement, *_):
+            seen.append(statement)
+
+        with database.read() as session:
+            event.listen(database.engine, "before_cursor_execute", note)
+            waiting_of(session, some)
+            event.remove(database.engine, "before_cursor_execute", note)
+        return len(seen)
+
+    assert 0 < count(jobs) == count(jobs[:1]) < 10
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        {"backends": ["docker"]},
+        {"machine_types": ["V100"]},
+        {"machine_types": []},
+        {"seen": queries.WORKER_SILENT_SECONDS + 5},
+    ],
+)
+def test_a_worker_that_does_not_offer_the_machine_type_is_none(submit, there, why, offered):
+    job = submit()
+    there(**offered)
+    assert why(job).reason == "no_worker"
+
+
+def test_what_is_offered_is_told_by_machine_type(database, there):
+    there("a", machine_types=["CPU"])
+    there("b", backends=["docker", "tpu"], drained=True)
+    with database.read() as session:
+        found = offers(session)
+    assert found.available("CPU", "mock")
+    assert not found.available("V100", "mock")
+    assert not found.available("V100", "docker"), "drained: nothing for new jobs"
+    assert [worker.name for worker in found.of("V100", "docker")] == ["b"]
+
+
+def test_drained_workers_are_told_apart_from_none(submit, there, why):
+    job = submit()
+    there("a", drained=True)
+    there("b", drained=True)
+    assert why(job).reason == "draining"
+    assert "gradient-server resume" in sentence("draining")
+    there("c")
+    assert why(job).reason == "waiting_for_machine"
+
+
+def test_too_large_says_what_there_is(submit, there, why, change):
+    job = submit()
+    there("a", cpus=16.0, memory_mb=64_000, cards=["0", "1"])
+    there("b", cpus=8.0, memory_mb=128_000, cards=["0"])
+    change(job, cpus=64.0)
+    assert why(job).detail == "64 CPUs, and the largest worker of its machine type has 16"
+    change(job, memory_mb=512_000)
+    assert why(job).detail == (
+        "64 CPUs, and the largest worker of its machine type has 16; "
+        "512,000 MiB of memory, and the largest worker of its machine type has 128,000"
+    )
+    change(job, cpus=16.0, memory_mb=100_000)
+    assert why(job).detail == (
+        "16 CPUs and 100,000 MiB of memory, and no worker of its machine type has all of that together"
+    )
+    change(job, cpus=None, memory_mb=None, cards=4)
+    found = why(job)
+    assert (found.reason, found.detail) == (
+        "too_large",
+        "4 cards, and the largest worker of its machine type has 2",
+    )
+    there("c")  # one that counts nothing takes everything
+    assert why(job).reason == "waiting_for_machine"
+
+
+def test_only_a_drained_worker_being_large_enough_is_draining(submit, there, why, change):
+    job = submit()
+    change(job, cpus=32.0)
+    there("small", cpus=4.0)
+    assert why(job).reason == "too_large"
+    there("large", cpus=64.0, drained=True)
+    assert why(job).reason == "draining"
+
+
+def test_a_pause_before_a_retry_says_until_when(submit, there, why, change):
+    job = submit()
+    there()
+    change(job, reason="retrying", reason_detail="attempt 1 of 3 ended (exit code 1).", run_after=now(120))
+    found = why(job)
+    assert found.reason == "retrying"
+    assert found.detail.startswith("attempt 1 of 3 ended (exit code 1). The next try is at 20")
+    assert found.detail.endswith(" UTC.")
+    change(job, run_after=now(-1))
+    assert why(job).reason == "waiting_for_machine", "the pause is over"
+
+
+def test_a_projects_quota_counts_its_jobs_on_all_machines(database, submit, there, why, runs):
+    first, second, job = submit(), submit(), submit()
+    there(slots=9)
+    runs(first)
+    with database.write() as session:
+        session.execute(update(Project).values(max_running=2))
+    assert why(job).reason == "behind_jobs", "one more may run"
+    runs(second, machine_type="V100")
+    found = why(job)
+    assert (found.reason, found.detail) == ("project_quota", "2 of 2 jobs")
+
+
+def test_cards_that_others_hold_are_waited_for(database, submit, there, why, change):
+    holder, job = submit(), submit()
+    change(job, cards=3)
+    change(holder, state="running", worker="b", host="host-b")
+    there("a", cards=["0", "1", "2"])
+    there("b", cards=["0", "1", "2", "3"])
+    assert why(job).reason == "waiting_for_machine"
+    with database.write() as session:
+        held = [("host-a", "0"), ("host-b", "0"), ("host-b", "1")]
+        rows = [{"host": host, "card": card, "job_id": holder.id, "attempt": 1} for host, card in held]
+        session.execute(insert(HeldCard), rows)
+    found = why(job)
+    assert found.reason == "waiting_for_cards"
+    assert found.detail == "3 cards of one machine; 2 of 3 are free on host-a, jobs hold the others"
+    change(job, cards=2)
+    assert why(job).reason == "waiting_for_machine"
+
+
+def test_a_card_that_no_job_holds_and_something_uses_is_told(database, submit, there, why, change):
+    holder, job = submit(), submit()
+    change(job, cards=1)
+    change(holder, state="running", worker="a", host="host-a")
+    there("a", cards=["0", "1"], slots=4, taken_cards={"1": "900 MiB in use, by process 7 (python)"})
+    assert why(job).reason == "waiting_for_machine"
+    with database.write() as session:
+        session.execute(insert(HeldCard), {"host": "host-a", "card": "0", "job_id": holder.id, "attempt": 1})
+    found = why(job)
+    assert found.reason == "waiting_for_cards"
+    assert found.detail == (
+        "a card; 0 of 2 are free on host-a, card 1 is used by something that is no job "
+        "(900 MiB in use, by process 7 (python)); jobs hold the others"
+    )
+    with database.write() as session:
+        workers.note_taken_cards(session, "a", {"0": "ours by now"})
+    assert why(job).reason == "waiting_for_machine", "what a job holds is no stranger's"
+    with database.write() as session:
+        workers.note_taken_cards(session, "a", {})
+    assert why(job).reason == "waiting_for_machine"
+
+
+def test_the_more_specific_reason_wins(database, submit, there, why, change):
+    submit(priority=90)
+    job = submit()
+    change(job, cards=1, cpus=2.0, run_after=now(60), reason="retrying")
+    seen = [why(job).reason]
+    there("small", cpus=1.0, drained=True)
+    seen.append(why(job).reason)
+    there("large", drained=True, cards=["0"])
+    seen.append(why(job).reason)
+    with database.write() as session:
+        session.execute(update(Worker).values(drained_at=None))
+        session.execute(update(Project).values(max_running=0))
+        session.execute(insert(HeldCard).values(host="host-large", card="0", job_id=job.id, attempt=1))
+    seen.append(why(job).reason)
+    change(job, run_after=None)
+    seen.append(why(job).reason)
+    with database.write() as session:
+        session.execute(update(Project).values(max_running=None))
+    seen.append(why(job).reason)
+    with database.write() as session:
+        session.execute(text("DELETE FROM held_cards"))
+    seen.append(why(job).reason)
+    assert seen == [
+        "no_worker",
+        "too_large",
+        "draining",
+        "retrying",
+        "project_quota",
+        "waiting_for_cards",
+        "behind_jobs",
+    ]
+
+
+def seconds_until(database, found):
+    with database.read() as session:
+        return (found.starts_at - session.scalars(select(now())).one()).total_seconds()
+
+
+def test_a_start_is_estimated_from_the_last_jobs(database, submit, there, why, runs, ended):
+    busy, first, second, third = (submit() for _ in range(4))
+    there(slots=2)
+    runs(busy, elapsed=70)
+    ended(90, 100)
+    assert why(first).starts_at is None, "two that ended say too little"
+    ended(4000)
+    found = [seconds_until(database, why(job)) for job in (first, second, third)]
+    # The median is 100 s: one slot is free, the other one in 30 s, the first again in 100 s.
+    assert found == pytest.approx([0, 30, 100], abs=3)
+
+
+def test_without_a_worker_that_takes_it_no_start_is_estimated(submit, there, why, ended):
+    ended(1, 1, 1)
+    job = submit()
+    assert why(job).starts_at is None
+    there(drained=True)
+    assert why(job).starts_at is None
+
+
+def test_other_machine_types_have_a_history_of_their_own(submit, there, why, ended):
+    ended(5, 5, 5, machine_type="V100")
+    job = submit()
+    there()
+    assert why(job).starts_at is None
+
+
+def test_a_slot_that_another_machine_type_uses_is_free_when_that_job_ends(database, submit, there, why, ended, runs):
+    ended(10, 10, 10)
+    ended(3600, 3600, 3600, machine_type="V100")
+    busy, job = submit(), submit()
+    runs(busy, elapsed=600, machine_type="V100")
+    there()
+    assert seconds_until(database, why(job)) == pytest.approx(3000, abs=3)
+
+
+def test_a_job_that_needs_every_card_starts_when_the_last_is_free(database, submit, there, why, change, runs, ended):
+    ended(100, 100, 100)
+    there(slots=8, cards=["0", "1"])
+    one, two, job = submit(), submit(), submit()
+    runs(one, elapsed=20, cards=1)
+    runs(two, elapsed=60, cards=1)
+    with database.write() as session:
+        for card, holder in (("0", one), ("1", two)):
+            session.execute(insert(HeldCard).values(host="host-w1", card=card, job_id=holder.id, attempt=1))
+    change(job, cards=2)
+    assert seconds_until(database, why(job)) == pytest.approx(80, abs=3)
+    change(job, cards=0)
+    assert seconds_until(database, why(job)) == pytest.approx(0, abs=3)
+
+
+def test_what_a_machine_has_left_of_cpus_and_memory_counts(database, submit, there, why, change, runs, ended):
+    ended(100, 100, 100)
+    there(slots=8, cpus=4.0, memory_mb=8000)
+    busy, job = submit(), submit()
+    runs(busy, elapsed=40, cpus=3.0, memory_mb=1000)
+    change(job, cpus=2.0)
+    assert seconds_until(database, why(job)) == pytest.approx(60, abs=3)
+    change(job, cpus=1.0, memory_mb=7000)
+    assert seconds_until(database, why(job)) == pytest.approx(0, abs=3)
+    change(job, memory_mb=7001)
+    assert seconds_until(database, why(job)) == pytest.approx(60, abs=3)
+
+
+def test_a_quota_and_a_pause_delay_the_start(database, submit, there, why, change, runs, ended):
+    ended(100, 100, 100)
+    there(slots=8)
+    busy, job = submit(), submit()
+    runs(busy, elapsed=50)
+    with database.write() as session:
+        session.execute(update(Project).values(max_running=1))
+    assert seconds_until(database, why(job)) == pytest.approx(50, abs=3)
+    change(job, run_after=now(300))
+    assert seconds_until(database, why(job)) == pytest.approx(300, abs=3)
+    with database.write() as session:
+        session.execute(update(Project).values(max_running=0))
+    assert why(job).starts_at is None, "a project that may run nothing"
+
+
+def test_an_estimate_looks_at_the_last_hundred_jobs_alone(database, submit, there, why, change, ended):
+    ended(*[5] * 100)
+    ended(*[10_000] * 101, ago=80_000)
+    there()
+    busy, job = submit(), submit()
+    change(busy, state="starting", worker="w1", host="host-w1")
+    assert seconds_until(database, why(job)) == pytest.approx(5, abs=3)
+
+
+def test_failed_jobs_are_told_apart_by_their_exit_code(database, submit):
+    ended = []
+    for reason, exit_code in (("exit_nonzero", 1), ("workspace_invalid", None), ("completed", 0)):
+        submit()
+        with database.write() as session:
+            job = claims.claim(session, Offer("w", "h", ("mock",)))
+            job = lifecycle.ended(session, job, reason, exit_code=exit_code)
+            ended.append(lifecycle.finish(session, job, artifacts_state="none"))
+
+    def found(**wanted):
+        with database.read() as session:
+            return {job.id for job in queries.page(session, queries.JobFilter(**wanted), limit=10).jobs}
+
+    failed, never_ran, completed = (job.id for job in ended)
+    assert found(failed_with_exit_code=True) == {failed, completed}
+    assert found(failed_with_exit_code=False) == {never_ran, completed}
+    assert found(states=["failed"], failed_with_exit_code=False) == {never_ran}

@@ -1,0 +1,80 @@
+"""Metrics in the database: stored once, read within bounds, removed."""
+
+import pytest
+
+from core.db.models.jobs import Metric
+from core.jobs import metrics, queries
+
+
+def rows_of(job, count, names=("loss",), source="job", attempt=1):
+    row = {"job_id": job.id, "attempt": attempt, "source": source, "at": job.created_at}
+    values = [{name: float(n + place) for place, name in enumerate(names)} for n in range(count)]
+    return [row | {"offset": n, "step": float(n), "values": one} for n, one in enumerate(values)]
+
+
+def add(database, rows):
+    with database.write() as session:
+        metrics.add(session, rows)
+
+
+def read(database, job, **options):
+    with database.read() as session:
+        columns = metrics.read(session, job.id, metrics.extents(session, job.id), **options)
+        return {(one.source, one.name): one.points for one in columns}
+
+
+def test_metrics_that_are_there_are_left_as_they_are(database, submit):
+    job = submit()
+    row = {"job_id": job.id, "attempt": 1, "source": "job", "offset": 0, "step": 1.0, "at": job.created_at}
+    add(database, [row | {"values": {"loss": 1.0, "lr": None}}])
+    add(database, [row | {"values": {"loss": 9.0}}, row | {"offset": 40, "values": {"loss": 2.0}}])
+    found = read(database, job, most_values=1000)
+    assert {name: [value for _, _, value in points] for (_, name), points in found.items()} == {
+        "loss": [1.0, 2.0],
+        "lr": [None],
+    }
+    with database.read() as session:
+        stored = metrics.stored(session, job.id, 1)
+        assert (stored.offset, stored.values, stored.names) == (40, 3, {"loss", "lr"})
+        assert metrics.stored(session, job.id, 2).offset == 0
+        assert metrics.extents(session, job.id) == [("job", 1, 2, 40)]
+
+
+def test_of_very_many_rows_few_are_read_and_the_ends_are_kept(database, submit):
+    job = submit()
+    add(database, rows_of(job, 3000, names=("a", "b")))
+    add(database, rows_of(job, 10, names=("cpu",), source="system"))
+    found = read(database, job, most_values=2000)
+    steps = [step for step, _, _ in found["job", "a"]]
+    assert steps == [*range(0, 3000, 3), 2999]
+    assert len(found["job", "b"]) == len(steps)
+    assert len(found["system", "cpu"]) == 10, "a short series is read whole beside a long one"
+    assert read(database, job, most_values=2000, name="b").keys() == {("job", "b")}
+
+
+def test_that_values_are_left_out_is_said_once(database, submit):
+    job = submit()
+    for _ in range(3):
+        with database.write() as session:
+            metrics.limited(session, job, "metric_names_limit", "200 names.")
+            metrics.limited(session, job, "metric_values_limit", "1 value.")
+    with database.read() as session:
+        assert metrics.left_out(session, job.id) == ["200 names.", "1 value."]
+        assert [one.kind for one in queries.events(session, job.id)] == ["submitted", "metrics", "metrics"]
+
+
+def test_metrics_are_removed_in_batches_and_those_of_others_stay(database, submit, monkeypatch):
+    monkeypatch.setattr(metrics, "_REMOVED", 7)
+    job, other = submit(), submit()
+    add(database, rows_of(job, 20) + rows_of(job, 20, attempt=2) + rows_of(job, 5, source="system") + rows_of(other, 3))
+    metrics.remove(database, job.id)
+    with database.read() as session:
+        assert metrics.extents(session, job.id) == []
+        assert session.query(Metric).count() == 3
+
+
+@pytest.mark.parametrize("count", [1, 16, 500, 501])
+def test_a_few_rows_are_read_whole(database, submit, count):
+    job = submit()
+    add(database, rows_of(job, count))
+    assert len(read(database, job, most_values=1000)["job", "loss"]) == count

@@ -1,0 +1,160 @@
+"""Jobs are counted as they are claimed and end, each once, whoever claimed or ended them."""
+
+from collections import Counter
+
+import pytest
+from sqlalchemy import func, insert, select, update
+
+from core.db.database import now
+from core.db.models.jobs import Event, Job
+from core.jobs import lifecycle
+from core.jobs.scheduling import claims
+from core.jobs.scheduling.claims import Offer
+from core.jobs.transitions import note_sizes
+from core.monitoring import event_counters as module
+from core.monitoring.event_counters import Following
+
+
+@pytest.fixture
+def following():
+    return Following()
+
+
+@pytest.fixture
+def counted():
+    """Return the endings counted so far."""
+    return Counter()
+
+
+@pytest.fixture
+def look(database, following, counted):
+    def look():
+        with database.read() as session:
+            happened = following.look(session)
+        counted.update(happened.ended)
+        return happened
+
+    return look
+
+
+def claim(database, worker="w"):
+    with database.write() as session:
+        return claims.claim(session, Offer(worker, "h", ("mock",)))
+
+
+def end(database, job, reason="completed", *, log_bytes=None, artifact_bytes=None):
+    with database.write() as session:
+        ended = lifecycle.ended(session, lifecycle.started(session, job, {"pid": 1}), reason)
+        closed = lifecycle.finish(session, ended, artifacts_state="complete")
+        note_sizes(session, closed, log_bytes=log_bytes, artifact_bytes=artifact_bytes)
+    return closed
+
+
+def change_events(database, **values):
+    with database.write() as session:
+        session.execute(update(Event).values(**values))
+
+
+def change_jobs(database, **values):
+    with database.write() as session:
+        session.execute(update(Job).values(**values))
+
+
+def test_only_endings_after_the_first_look_are_counted_and_each_once(database, submit, look, counted):
+    for _ in range(3):
+        submit()
+    end(database, claim(database))
+    look()
+    assert counted == {}
+    end(database, claim(database))
+    look()
+    look()
+    assert counted == {("succeeded", "mock", "CPU"): 1}
+    end(database, claim(database), "launch_failed")
+    look()
+    assert counted == {("succeeded", "mock", "CPU"): 1, ("failed", "mock", "CPU"): 1}
+
+
+def test_an_event_that_comes_in_with_an_earlier_number_is_not_missed(database, submit, look, counted):
+    """Two transactions take numbers and are committed the other way round, as PostgreSQL allows."""
+    first, second = submit(), submit()
+    look()
+    add_ending(database, second, number=1002)
+    look()
+    add_ending(database, first, number=1001)
+    look()
+    assert counted == {("cancelled", "mock", "CPU"): 2}
+
+
+def test_what_is_settled_is_not_read_again(database, submit, look, following, counted):
+    job = submit()
+    look()
+    add_ending(database, job, number=1001)
+    look()
+    change_events(database, at=now(-module.SETTLED_SECONDS - 1))
+    look()
+    assert (following._settled, following._told) == (1001, set())
+    add_ending(database, job, number=1002)
+    look()
+    assert counted == {("cancelled", "mock", "CPU"): 2}
+
+
+def test_a_look_after_a_long_time_catches_up_in_stretches(database, submit, look, counted, monkeypatch):
+    monkeypatch.setattr(module, "MOST_EVENTS", 10)
+    job = submit()
+    change_events(database, at=now(-3600))
+    look()
+    begin = newest_event(database)
+    for number in range(25):
+        add_ending(database, job, number=begin + 1 + number)
+    change_events(database, at=now(-3600))
+    for expected in (10, 20, 25, 25):
+        look()
+        assert counted["cancelled", "mock", "CPU"] == expected
+
+
+def newest_event(database):
+    with database.read() as session:
+        return session.scalar(select(func.max(Event.id)))
+
+
+def add_ending(database, job, *, number):
+    values = {"id": number, "job_id": job.id, "kind": "finished", "attempt": 1, "lease": 1, "to_state": "cancelled"}
+    with database.write() as session:
+        session.execute(insert(Event).values(**values, at=now()))
+
+
+def test_a_claim_is_timed_from_when_its_job_was_due(database, submit, look):
+    look()
+    submit()
+    change_jobs(database, created_at=now(-100))
+    claim(database)
+    ((pool, seconds),) = look().claims
+    assert (pool, 100 <= seconds < 130) == (("mock", "CPU"), True)
+    assert look().claims == []
+
+
+def test_a_claim_after_a_pause_is_timed_from_its_end(database, submit, look):
+    look()
+    submit(max_attempts=3)
+    change_jobs(database, created_at=now(-5000))
+    end(database, claim(database), "launch_failed")
+    change_jobs(database, run_after=now(-20))
+    again = claim(database)
+    assert again.attempt == 2
+    (_, first), (_, second) = look().claims
+    assert first >= 5000
+    assert 20 <= second < 50
+
+
+def test_what_attempts_left_is_counted_once_they_end(database, submit, look):
+    look()
+    submit(max_attempts=2)
+    end(database, claim(database), "launch_failed", log_bytes=100, artifact_bytes=5)
+    change_jobs(database, run_after=None)
+    # The job's log goes on: the second attempt accounts for what it added.
+    end(database, claim(database), log_bytes=160, artifact_bytes=7)
+    happened = look()
+    assert (happened.log_bytes, happened.artifact_bytes) == (160, 12)
+    assert sum(happened.ended.values()) == 1
+    assert look().log_bytes == 0

@@ -1,0 +1,75 @@
+"""Tracing without OpenTelemetry's SDK: trace headers, span ids, and no effect until it is set up."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from core.monitoring import tracing
+from core.monitoring.tracing import Ids
+
+GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+ROOT = Path(__file__).parents[3]
+
+
+def place(context):
+    return trace.get_current_span(context).get_span_context()
+
+
+def test_without_the_sdk_there_is_no_trace():
+    with tracing.span("submit") as span:
+        tracing.note({"gradient.job.id": "j1"})
+        assert not span.is_recording()
+        assert tracing.trace_parent() is None
+
+
+def test_a_trace_that_somebody_began_is_passed_on_all_the_same():
+    span = tracing.TRACER.start_span("GET", tracing.continued({"traceparent": GIVEN}))
+    with tracing.inside(span), tracing.span("submit"):
+        assert tracing.trace_parent() == GIVEN
+    assert tracing.trace_parent() is None
+
+
+@pytest.mark.parametrize(
+    "header", ["", "00-0-0-00", "x" * 500, GIVEN.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32)]
+)
+def test_a_header_that_is_none_begins_no_trace(header):
+    assert not place(tracing.continued({"traceparent": header})).is_valid
+
+
+def test_errors_pass_through_spans():
+    with pytest.raises(KeyError), tracing.span("submit"):
+        raise KeyError("spec")
+
+
+def test_ids_follow_from_what_a_span_is_of():
+    submitted = tracing.continued({"traceparent": GIVEN})
+    first, again, second = Ids(submitted, "j1", "1"), Ids(submitted, "j1", "1"), Ids(submitted, "j1", "2")
+    assert (first.trace_id, first.span_id) == (again.trace_id, again.span_id)
+    assert first.trace_id == second.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    assert first.span_id != second.span_id
+    assert (place(first.within).trace_id, place(first.within).span_id) == (first.trace_id, first.span_id)
+    assert place(first.within).trace_flags == 1
+
+
+def test_a_job_without_a_trace_has_one_of_its_own():
+    first, second, other = (Ids(Context(), *names) for names in (("j1", "1"), ("j1", "2"), ("j2", "1")))
+    assert first.trace_id == second.trace_id != other.trace_id
+    assert place(first.within).is_valid
+
+
+def test_a_trace_that_is_not_sampled_stays_so():
+    ids = Ids(tracing.continued({"traceparent": GIVEN[:-2] + "00"}), "j1", "1")
+    assert place(ids.within).trace_flags == 0
+
+
+def test_only_the_composition_root_knows_the_sdk():
+    for package in ("core", "service", "worker"):
+        for path in (ROOT / package).rglob("*.py"):
+            imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+            names = [node.module or "" for node in imported]
+            assert not [name for name in names if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))], (
+                path
+            )

@@ -1,0 +1,222 @@
+"""Secrets and sign-ins for registries in the record: who gets which, and until when."""
+
+import pytest
+from sqlalchemy import func, select
+
+from core.catalogue.registries import checked_host, registry_of
+from core.db.models.credentials import JobLogin, Secret
+from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
+from core.jobs import lifecycle
+from core.jobs.scheduling import claims
+from core.jobs.scheduling.claims import Offer
+from core.jobs.spec.job_spec import JobSpec
+from core.security import credentials
+from core.security.credentials import EVERY_PROJECT
+from core.security.encryption import Vault
+from core.settings import Settings
+
+PRIVATE = {"container": "registry.example/team/image:1", "registry_username": "alice"}
+
+
+@pytest.fixture
+def vault(tmp_path):
+    return Vault(Settings(home=tmp_path / "home"))
+
+
+@pytest.fixture
+def put(database, vault):
+    def put(name, value, project_id=EVERY_PROJECT):
+        with database.write() as session:
+            return credentials.put_secret(session, vault, project_id, name, value)[1]
+
+    return put
+
+
+def values(database, vault, job):
+    with database.read() as session:
+        return credentials.with_values(session, vault, job)
+
+
+def login(database, vault, job, image="registry.example/team/image:1", *, push=False):
+    with database.read() as session:
+        found = credentials.login_for(session, vault, job, image, push=push)
+    return found and (found.host, found.username, found.password)
+
+
+def test_a_projects_own_goes_before_everybodys_and_another_ones_is_not_seen(database, vault, put, submit):
+    job = submit(env_vars={"A": "secret:a", "B": "secret:b", "C": "plain"})
+    other = submit(project="other").project_id
+    assert [put("a", "all"), put("a", "own", job.project_id), put("b", "all"), put("b", "theirs", other)] == [True] * 4
+    assert values(database, vault, job) == {"A": "own", "B": "all", "C": "plain"}
+    assert put("a", "own, changed", job.project_id) is False
+    assert values(database, vault, job)["A"] == "own, changed"
+    with database.write() as session:
+        credentials.delete_secret(session, job.project_id, "a")
+    assert values(database, vault, job)["A"] == "all"
+    with database.read() as session:
+        assert [secret.name for secret in credentials.secrets_of(session, EVERY_PROJECT)] == ["a", "b"]
+        assert "own" not in "".join(secret.sealed for secret in session.scalars(select(Secret)))
+
+
+def test_a_secret_that_is_not_there_is_named(database, vault, put, submit):
+    spec = JobSpec(machine_type="CPU", command="true", env_vars={"A": "secret:here", "B": "secret:not.there"})
+    put("here", "x")
+    put("not.there", "x", "prother")
+    with database.read() as session, pytest.raises(SpecInvalid, match=r"not\.there") as refused:
+        credentials.check_named(session, spec, None)
+    assert refused.value.field == "envVars.B"
+    with pytest.raises(CredentialNotFound, match=r"B names the secret not\.there"):
+        values(database, vault, submit(env_vars=spec.env_vars))
+
+
+def test_a_value_moved_to_another_name_is_of_no_use(database, vault, put, submit):
+    """Somebody who can write to the database cannot read another project's secret through a job of their own."""
+    job = submit(env_vars={"A": "secret:mine"})
+    put("mine", "x")
+    put("theirs", "their value", "prother")
+    with database.write() as session:
+        theirs = session.scalars(select(Secret).where(Secret.name == "theirs")).one()
+        session.scalars(select(Secret).where(Secret.name == "mine")).one().sealed = theirs.sealed
+    with pytest.raises(SecretUnreadable, match="secret mine"):
+        values(database, vault, job)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("1st", "x", "name"),
+        ("a b", "x", "name"),
+        ("a" * 101, "x", "name"),
+        ("a", "", "value"),
+        ("a", "hunter\0two", "value"),
+        ("a", "hunter\ud800", "value"),
+        ("a", "hunter2" * 10_000, "value"),
+    ],
+)
+def test_what_cannot_be_a_secret_is_refused_without_repeating_it(put, name, value, field):
+    with pytest.raises(SpecInvalid) as refused:
+        put(name, value)
+    assert refused.value.field == field
+    assert "hunter" not in refused.value.message
+
+
+@pytest.mark.parametrize("value", ["secret:", "secret:a b", "secret:9"])
+def test_nothing_but_a_name_follows_the_prefix(value):
+    with pytest.raises(SpecInvalid, match="begins with secret:"):
+        JobSpec(machine_type="CPU", command="true", env_vars={"A": value})
+
+
+def test_a_variable_that_the_service_shows_is_no_secret():
+    with pytest.raises(SpecInvalid, match="shows what it holds"):
+        JobSpec(machine_type="CPU", command="true", env_vars={"MOCK_START_FAILURE": "secret:a"})
+
+
+def test_a_secrets_name_is_shown_and_other_values_of_such_names_are_not():
+    env = {"TOKEN": "secret:mine", "PASSWORD": "hunter2", "A": "b"}
+    shown = JobSpec(machine_type="CPU", command="true", env_vars=env).shown_env()
+    assert (shown["TOKEN"], shown["A"]) == ("secret:mine", "b")
+    assert "hunter2" not in repr(shown)
+
+
+def test_everything_is_sealed_anew_but_what_cannot_be_read(database, vault, put, submit, tmp_path):
+    job = submit(env_vars={"A": "secret:a"})
+    put("a", "value")
+    with database.write() as session:
+        credentials.put_registry(session, vault, EVERY_PROJECT, "registry.example", "bob", "stored")
+        lost = Vault(Settings(home=tmp_path / "lost"))
+        credentials.put_secret(session, lost, EVERY_PROJECT, "b", "x")
+    before = (tmp_path / "home" / "secrets.key").read_text()
+    vault.add_key()
+    with database.write() as session:
+        done, failed = credentials.seal_anew(session, vault)
+    assert (done, [problem.split(":")[0] for problem in failed]) == (2, ["secret b"])
+    (tmp_path / "home" / "secrets.key").write_text(vault._keys()[0])
+    assert values(database, vault, job) == {"A": "value"}
+    assert login(database, vault, job) == ("registry.example", "bob", "stored")
+    assert vault._keys()[0] not in before
+
+
+# ---- Registries
+
+
+def test_a_jobs_own_word_goes_before_what_is_stored_and_ends_with_it(database, vault, submit):
+    plain, own = submit(), submit(max_attempts=2, **PRIVATE)
+    with database.write() as session:
+        assert credentials.put_registry(session, vault, EVERY_PROJECT, "https://Registry.Example/", "bob", "stored")[1]
+        credentials.keep_login(session, vault, own.id, "brought along")
+    assert login(database, vault, plain) == ("registry.example", "bob", "stored")
+    assert login(database, vault, plain, "other.example/image") is None
+    assert login(database, vault, plain, "image") is None
+    assert login(database, vault, own) == ("registry.example", "alice", "brought along")
+    ended(database)
+    assert kept(database) == 1
+    job = ended(database, "exit_nonzero", 1)
+    assert (job.id, job.state) == (own.id, "queued")
+    assert kept(database) == 1, "another attempt needs it"
+    with database.write() as session:
+        lifecycle.request_stop(session, own.id)
+    assert kept(database) == 0
+    assert login(database, vault, own) is None
+
+
+def ended(database, reason="completed", code=0):
+    with database.write() as session:
+        job = claims.claim(session, Offer("w", "h", ("mock",)))
+        job = lifecycle.ended(session, lifecycle.started(session, job, {}), reason, exit_code=code)
+        return lifecycle.finish(session, job, artifacts_state="none")
+
+
+def kept(database):
+    with database.read() as session:
+        return session.scalar(select(func.count()).select_from(JobLogin))
+
+
+@pytest.mark.parametrize(
+    ("reference", "host"),
+    [
+        ("python:3.12", "docker.io"),
+        ("library/python", "docker.io"),
+        ("docker.io/library/python", "docker.io"),
+        ("index.docker.io/team/image", "docker.io"),
+        ("localhost/image", "localhost"),
+        ("ghcr.io/team/image:1", "ghcr.io"),
+        ("127.0.0.1:5000/team/image@sha256:abc", "127.0.0.1:5000"),
+    ],
+)
+def test_a_references_registry_is_the_one_that_docker_asks(reference, host):
+    assert registry_of(reference) == host
+    assert checked_host(host) == host
+
+
+@pytest.mark.parametrize("host", ["", "ghcr.io/team", "a b", "-x", "host:port", "h" * 300])
+def test_what_is_no_host_is_refused(host):
+    with pytest.raises(SpecInvalid, match="not the host of a registry"):
+        checked_host(host)
+
+
+def test_a_projects_account_serves_no_other_project_and_goes_before_everybodys(database, vault, submit):
+    job, stranger = submit(), submit(project="other")
+    with database.write() as session:
+        credentials.put_registry(session, vault, job.project_id, "registry.example", "own", "secret")
+    assert login(database, vault, job) == ("registry.example", "own", "secret")
+    assert login(database, vault, stranger) is None
+    with database.write() as session:
+        credentials.put_registry(session, vault, EVERY_PROJECT, "registry.example", "bob", "shared")
+        assert [one.host for one in credentials.registries(session, job.project_id)] == ["registry.example"]
+    assert login(database, vault, job)[1] == "own"
+    assert login(database, vault, stranger)[1] == "bob"
+    with database.write() as session:
+        credentials.delete_registry(session, job.project_id, "registry.example")
+    assert login(database, vault, job)[1] == "bob"
+
+
+def test_an_account_that_was_stored_for_pulls_pushes_nothing(database, vault, submit):
+    job, own = submit(), submit(**PRIVATE)
+    with database.write() as session:
+        credentials.put_registry(session, vault, job.project_id, "registry.example", "reader", "r")
+        credentials.keep_login(session, vault, own.id, "brought along")
+    assert login(database, vault, job, push=True) is None
+    with database.write() as session:
+        credentials.put_registry(session, vault, EVERY_PROJECT, "registry.example", "writer", "w", push=True)
+    assert (login(database, vault, job)[1], login(database, vault, job, push=True)[1]) == ("reader", "writer")
+    assert login(database, vault, own, push=True)[1] == "alice", "the job's own word is for its own image"

@@ -1,0 +1,307 @@
+import gzip
+import io
+import os
+import stat
+import tarfile
+import tempfile
+import unicodedata
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.errors import WorkspaceInvalid
+from core.storage.archives import ArchiveKind, ArchiveLimits, extract, inspect
+
+LIMITS = ArchiveLimits()
+MTIME = 1_500_000_000
+
+
+def zip_of(path, members, *, compression=zipfile.ZIP_DEFLATED):
+    """Members are (name, content, st_mode); a name that ends in a slash is a folder."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content, mode in members:
+            info = zipfile.ZipInfo(name, (2017, 7, 14, 2, 40, 0))
+            info.compress_type = compression
+            archive.writestr(info, content)
+            # After the call, which replaces a mode of 0 by one of its own; the directory is written at the end.
+            info.external_attr = mode << 16
+    return path
+
+
+def tar_of(path, members, *, mode="w:gz", format_=tarfile.PAX_FORMAT):
+    """Members are (name, content, attributes of TarInfo)."""
+    with tarfile.open(path, mode, format=format_) as archive:
+        for name, content, attributes in members:
+            info = tarfile.TarInfo(name)
+            info.mtime = MTIME
+            info.size = len(content)
+            for attribute, value in attributes.items():
+                setattr(info, attribute, value)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def tree_of(root):
+    """Every path below a folder with what a user can tell about it."""
+    found = {}
+    for folder, folders, files in os.walk(root):
+        for name in folders + files:
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            what = str(path.readlink()) if path.is_symlink() else b"" if path.is_dir() else path.read_bytes()
+            permissions = 0 if path.is_symlink() else stat.S_IMODE(mode)
+            found[str(path.relative_to(root))] = (stat.S_IFMT(mode), permissions, what)
+    return found
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "workspace"
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_zip_keeps_contents_modes_times_and_links(tmp_path, out, compression):
+    members = [
+        ("run.sh", b"#!/bin/sh\n", stat.S_IFREG | 0o755),
+        ("readonly.txt", b"", stat.S_IFREG | 0o444),
+        ("src/", b"", stat.S_IFDIR | 0o750),
+        ("src/main.py", b"print()\n" * 5000, stat.S_IFREG | 0o644),
+        ("src/setuid", b"x", stat.S_IFREG | 0o6755),
+        ("latest", b"src/main.py", stat.S_IFLNK | 0o777),
+    ]
+    summary = extract(zip_of(tmp_path / "w.zip", members, compression=compression), out, LIMITS)
+    assert summary.kind is ArchiveKind.ZIP
+    assert summary.files == 5
+    assert tree_of(out) == {
+        "run.sh": (stat.S_IFREG, 0o755, b"#!/bin/sh\n"),
+        "readonly.txt": (stat.S_IFREG, 0o444, b""),
+        "src": (stat.S_IFDIR, 0o750, b""),
+        "src/main.py": (stat.S_IFREG, 0o644, b"print()\n" * 5000),
+        "src/setuid": (stat.S_IFREG, 0o755, b"x"),
+        "latest": (stat.S_IFLNK, 0, "src/main.py"),
+    }
+    assert {(out / name).stat().st_mtime for name in ("run.sh", "src", "src/main.py")} == {MTIME}
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("format_", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_tar_keeps_contents_modes_times_and_links(tmp_path, out, mode, format_):
+    long = "/".join(["a-rather-long-folder-name"] * 5) + "/file.py"
+    members = [
+        ("./", b"", {"type": tarfile.DIRTYPE, "mode": 0o700}),
+        ("./run.sh", b"#!/bin/sh\n", {"mode": 0o755}),
+        ("./src", b"", {"type": tarfile.DIRTYPE, "mode": 0o750}),
+        (long, b"y" * 1500, {"mode": 0o600}),
+        ("src/again.sh", b"", {"type": tarfile.LNKTYPE, "linkname": "run.sh"}),
+        ("src/up", b"", {"type": tarfile.SYMTYPE, "linkname": "../run.sh"}),
+    ]
+    summary = extract(tar_of(tmp_path / "w", members, mode=mode, format_=format_), out, LIMITS)
+    assert (summary.kind, summary.files, summary.bytes) == ("tar" if mode == "w" else "tar.gz", 4, 1510)
+    assert stat.S_IMODE((out / "run.sh").stat().st_mode) == 0o755
+    assert stat.S_IMODE((out / "src").stat().st_mode) == 0o750
+    assert (out / long).read_bytes() == b"y" * 1500
+    assert (out / "src/again.sh").samefile(out / "run.sh")
+    assert (out / "src/up").read_bytes() == b"#!/bin/sh\n"
+    assert {(out / name).stat().st_mtime for name in ("run.sh", "src", long)} == {MTIME}
+
+
+def test_pax_times_keep_fractions(tmp_path, out):
+    extract(tar_of(tmp_path / "w", [("a", b"", {"mtime": MTIME + 0.25})]), out, LIMITS)
+    assert (out / "a").stat().st_mtime_ns == MTIME * 10**9 + 250_000_000
+
+
+@pytest.mark.parametrize("mtime", [-5, 2**40])
+def test_impossible_times_are_clamped(tmp_path, out, mtime):
+    extract(tar_of(tmp_path / "w", [("a", b"", {"mtime": mtime})], format_=tarfile.GNU_FORMAT), out, LIMITS)
+    assert 0 <= (out / "a").stat().st_mtime < 2**32
+
+
+def test_modes_are_sensible_where_the_archive_has_none(tmp_path, out):
+    extract(zip_of(tmp_path / "w.zip", [("a/b", b"", 0), ("c/", b"", 0)]), out, LIMITS)
+    assert {name: permissions for name, (_, permissions, _) in tree_of(out).items()} == {
+        "a": 0o755,
+        "a/b": 0o644,
+        "c": 0o755,
+    }
+    assert stat.S_IMODE(out.stat().st_mode) == 0o755
+
+
+def test_zip_written_to_a_pipe_has_data_descriptors_and_is_read(tmp_path, out):
+    class Pipe(io.BytesIO):
+        def seekable(self):
+            return False
+
+        def seek(self, *_):
+            raise io.UnsupportedOperation
+
+        def tell(self):
+            raise io.UnsupportedOperation
+
+    pipe = Pipe()
+    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.txt", b"abc" * 1000)
+        archive.writestr("b.txt", b"")
+    path = tmp_path / "w.zip"
+    path.write_bytes(pipe.getvalue())
+    assert pipe.getvalue()[6] & 8
+    assert extract(path, out, LIMITS).bytes == 3000
+    assert (out / "a.txt").read_bytes() == b"abc" * 1000
+
+
+def test_zip64_is_read(tmp_path, out, monkeypatch):
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
+    path = zip_of(tmp_path / "w.zip", [("a", b"a" * 50, 0), ("b", b"b" * 50, 0)])
+    assert b"PK\x06\x06" in path.read_bytes()
+    assert extract(path, out, LIMITS).files == 2
+    assert (out / "b").read_bytes() == b"b" * 50
+
+
+def test_zip_comment_may_hold_anything(tmp_path):
+    path = zip_of(tmp_path / "w.zip", [("a", b"a", 0)])
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b"PK\x05\x06" + b"x" * 40
+    assert inspect(path, LIMITS).files == 1
+
+
+@pytest.mark.parametrize("pack", [zip_of, tar_of])
+def test_emoji_and_other_alphabets_in_names(tmp_path, out, pack):
+    names = ["🚀.py", "данные/模型.txt", "👩‍🔬 notes.md"]
+    attributes = 0 if pack is zip_of else {}
+    extract(pack(tmp_path / "w", [(name, name.encode(), attributes) for name in names]), out, LIMITS)
+    assert [(out / name).read_text() for name in names] == names
+
+
+def test_decomposed_names_and_link_targets_are_composed(tmp_path, out):
+    decomposed = unicodedata.normalize("NFD", "é.txt")
+    link = {"type": tarfile.SYMTYPE, "linkname": decomposed}
+    extract(tar_of(tmp_path / "w", [(decomposed, b"x", {}), ("l", b"", link)]), out, LIMITS)
+    assert (out / "é.txt").read_bytes() == (out / "l").read_bytes() == b"x"
+
+
+def test_utf8_name_without_the_flag_and_the_old_code_page(tmp_path, out):
+    path = zip_of(tmp_path / "w.zip", [("AAAAA", b"1", 0), ("B", b"2", 0)])
+    path.write_bytes(path.read_bytes().replace(b"AAAAA", "é.py".encode()).replace(b"B", b"\x82"))
+    extract(path, out, LIMITS)
+    assert (out / "é.py").read_bytes() == b"1"
+    assert (out / "é").read_bytes() == b"2"
+
+
+def test_windows_separators_make_folders(tmp_path, out):
+    extract(zip_of(tmp_path / "w.zip", [("a\\b.txt", b"x", 0)]), out, LIMITS)
+    assert (out / "a/b.txt").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("pack", [zip_of, tar_of])
+def test_empty_archive_is_an_empty_workspace(tmp_path, out, pack):
+    summary = extract(pack(tmp_path / "w", []), out, LIMITS)
+    assert (summary.files, summary.bytes, list(out.iterdir())) == (0, 0, [])
+
+
+def test_gzip_in_several_members_with_padding(tmp_path):
+    plain = tar_of(tmp_path / "w", [("a", b"x" * 3000, {})], mode="w").read_bytes()
+    path = tmp_path / "w.tar.gz"
+    path.write_bytes(gzip.compress(plain[:100]) + gzip.compress(b"") + gzip.compress(plain[100:]) + bytes(512))
+    assert inspect(path, LIMITS).bytes == 3000
+
+
+def test_links_to_links_to_folders_and_to_nothing_yet_are_kept(tmp_path, out):
+    link = {"type": tarfile.SYMTYPE}
+    members = [
+        ("a/one", b"", link | {"linkname": "two"}),
+        ("a/two", b"", link | {"linkname": "../b"}),
+        ("b/file", b"x", {}),
+        ("via", b"", link | {"linkname": "a/one/../b/file"}),
+        ("later", b"", link | {"linkname": "output/model.keras"}),
+        ("here", b"", link | {"linkname": "."}),
+    ]
+    extract(tar_of(tmp_path / "w", members), out, LIMITS)
+    assert (out / "a/one/file").read_bytes() == (out / "via").read_bytes() == b"x"
+    assert (out / "later").is_symlink()
+
+
+def test_destination_may_be_an_empty_folder_but_not_one_in_use(tmp_path, out):
+    path = tar_of(tmp_path / "w", [("a", b"x", {})])
+    out.mkdir()
+    extract(path, out, LIMITS)
+    with pytest.raises(OSError, match="not empty"):
+        extract(path, out, LIMITS)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["w", "workspace"]
+
+
+NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="/\\:"), min_size=1, max_size=12).map(
+    lambda name: unicodedata.normalize("NFC", name)
+)
+SAFE_NAMES = NAMES.filter(lambda name: name not in (".", "..") and not {"/", "\\", ":"} & set(name))
+FILES = st.tuples(st.binary(max_size=2000), st.sampled_from([0o644, 0o755, 0o400, 0o600, 0o777]))
+TREES = st.recursive(
+    st.dictionaries(SAFE_NAMES, FILES, max_size=4),
+    lambda inner: st.dictionaries(SAFE_NAMES, st.one_of(FILES, inner), max_size=4),
+    max_leaves=12,
+)
+
+
+def members_of(tree, prefix=""):
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield f"{prefix}{name}/", b"", 0o755
+            yield from members_of(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", *value
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=TREES, kind=st.sampled_from(["zip", "stored", "tar", "tar.gz"]))
+def test_any_tree_packed_and_unpacked_is_the_same_tree(tree, kind):
+    members = list(members_of(tree))
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, "archive")
+        if kind in ("zip", "stored"):
+            compression = zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED
+            zip_of(path, [(n, c, stat.S_IFREG | m) for n, c, m in members if n[-1] != "/"], compression=compression)
+            members = [member for member in members if member[0][-1] != "/"]
+        else:
+            types = {True: tarfile.DIRTYPE, False: tarfile.REGTYPE}
+            packed = [(n, c, {"mode": m, "type": types[n[-1] == "/"]}) for n, c, m in members]
+            tar_of(path, packed, mode="w" if kind == "tar" else "w:gz")
+        out = Path(scratch, "out")
+        extract(path, out, LIMITS)
+        files = {name: (mode, what) for name, (type_, mode, what) in tree_of(out).items() if type_ == stat.S_IFREG}
+        assert files == {name: (mode, content) for name, content, mode in members if name[-1] != "/"}
+        folders = {name for name, (type_, _, _) in tree_of(out).items() if type_ == stat.S_IFDIR}
+        assert folders >= {name[:-1] for name, _, _ in members if name[-1] == "/"}
+        assert sorted(os.listdir(scratch)) == ["archive", "out"]  # noqa: PTH208 - names are all that is compared
+
+
+@settings(max_examples=300, deadline=None)
+@given(kind=st.sampled_from(["zip", "tar", "tar.gz"]), data=st.data())
+def test_damaged_archives_are_read_or_refused_and_never_break_the_reader(kind, data):
+    members = [("a/run.sh", b"echo\n" * 40, 0o755), ("b", bytes(range(256)) * 8, 0o644), ("c/d/e", b"", 0o600)]
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch, "archive")
+        if kind == "zip":
+            zip_of(path, members)
+        else:
+            tar_of(path, [(n, c, {"mode": m}) for n, c, m in members], mode="w" if kind == "tar" else "w:gz")
+        raw = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw)
+        out = Path(scratch, "out")
+        try:
+            summary = extract(path, out, LIMITS)
+        except WorkspaceInvalid:
+            assert os.listdir(scratch) == ["archive"]  # noqa: PTH208 - names are all that is compared
+        else:
+            assert summary.files == sum(type_ != stat.S_IFDIR for type_, _, _ in tree_of(out).values())
+
+
+@pytest.mark.parametrize("pack", [zip_of, tar_of])
+def test_contents_survive_in_large_incompressible_files(tmp_path, out, pack):
+    content = b"".join(zlib.crc32(str(i).encode()).to_bytes(4, "big") for i in range(300_000))
+    extract(pack(tmp_path / "w", [("a", content, 0 if pack is zip_of else {})]), out, LIMITS)
+    assert (out / "a").read_bytes() == content

@@ -1,0 +1,234 @@
+import hashlib
+import io
+import os
+import tarfile
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from core.errors import WorkspaceInvalid
+from core.storage.archives import ArchiveKind, ArchiveLimits
+from core.storage.workspaces import StoredWorkspace, WorkspaceStore
+
+LIMITS = ArchiveLimits()
+
+
+def archive(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
+        for name, content in files.items():
+            packed.writestr(zipfile.ZipInfo(name), content)
+    return buffer.getvalue()
+
+
+DATA = archive({"main.py": b"print()", "a/b": b"x" * 100})
+SHA = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return WorkspaceStore(tmp_path / "workspaces")
+
+
+def kept(store):
+    return sorted(str(path.relative_to(store._root)) for path in store._root.rglob("*") if path.is_file())
+
+
+def test_stores_an_upload_under_its_digest(store):
+    stored = store.add(io.BytesIO(DATA), LIMITS, expected_sha256=SHA)
+    assert stored == StoredWorkspace(SHA, len(DATA), ArchiveKind.ZIP, files=2, unpacked_bytes=107)
+    assert store.path(SHA) == store._root / SHA[:2] / SHA
+    assert store.path(SHA).read_bytes() == DATA
+    assert store.has(SHA)
+    assert store.stat(SHA) == stored
+
+
+def test_facts_outlive_the_process(store):
+    stored = store.add(io.BytesIO(DATA), LIMITS)
+    assert WorkspaceStore(store._root).stat(SHA) == stored
+
+
+def test_tar_gz_is_kept_as_it_came(store):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
+        packed.addfile(tarfile.TarInfo("a"))
+    stored = store.add(io.BytesIO(buffer.getvalue()), LIMITS)
+    assert (stored.kind, stored.files) == (ArchiveKind.TAR_GZ, 1)
+
+
+def test_the_same_content_is_stored_once(store):
+    first = store.add(io.BytesIO(DATA), LIMITS)
+    inode = store.path(SHA).stat().st_ino
+    assert store.add(io.BytesIO(DATA), LIMITS) == first
+    assert store.path(SHA).stat().st_ino == inode
+    assert kept(store) == [f"{SHA[:2]}/{SHA}", f"{SHA[:2]}/{SHA}.json"]
+
+
+def test_the_same_content_from_many_senders_at_once(store):
+    senders = 8
+    barrier = threading.Barrier(senders)
+
+    class Together(io.BytesIO):
+        def read(self, size=-1):
+            data = super().read(size)
+            if not data:
+                barrier.wait(timeout=10)
+            return data
+
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(store.add(Together(DATA), LIMITS))) for _ in range(senders)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [store.stat(SHA)] * senders
+    assert kept(store) == [f"{SHA[:2]}/{SHA}", f"{SHA[:2]}/{SHA}.json"]
+
+
+def test_damage_on_the_way_is_told_apart_from_a_bad_archive(store):
+    with pytest.raises(WorkspaceInvalid, match=r"damaged on its way.*send it again") as error:
+        store.add(io.BytesIO(DATA[:-1]), LIMITS, expected_sha256=SHA)
+    assert error.value.field == "workspace"
+    assert kept(store) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", DATA[:-1], archive({"../x": b""})])
+def test_bad_archives_leave_nothing(store, data):
+    with pytest.raises(WorkspaceInvalid):
+        store.add(io.BytesIO(data), LIMITS)
+    assert kept(store) == []
+    assert not store.has(hashlib.sha256(data).hexdigest())
+
+
+def test_uploads_are_limited_while_they_are_read(store):
+    class Endless(io.RawIOBase):
+        taken = 0
+
+        def read(self, size=-1):
+            self.taken += size
+            return b"x" * size
+
+    stream = Endless()
+    with pytest.raises(WorkspaceInvalid, match="larger than 3000000 bytes"):
+        store.add(stream, ArchiveLimits(max_upload_bytes=3_000_000))
+    assert stream.taken < 5_000_000
+    assert kept(store) == []
+
+
+def test_an_upload_of_exactly_the_limit_is_taken(store):
+    assert store.add(io.BytesIO(DATA), ArchiveLimits(max_upload_bytes=len(DATA))).sha256 == SHA
+
+
+def test_a_broken_stream_leaves_nothing(store):
+    class Broken(io.RawIOBase):
+        def read(self, _size=-1):
+            raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        store.add(Broken(), LIMITS)
+    assert kept(store) == []
+
+
+@pytest.mark.parametrize("sha", ["", "ab", "../../etc/passwd", SHA.upper(), SHA + "\n", SHA[:-1] + "g", "0" * 65])
+def test_only_digests_name_archives(store, sha):
+    for use in (store.has, store.path, store.stat, store.remove):
+        with pytest.raises(WorkspaceInvalid, match="64 lower-case hexadecimal") as error:
+            use(sha)
+        assert error.value.field == "workspaceSha256"
+    with pytest.raises(WorkspaceInvalid, match="64 lower-case hexadecimal"):
+        store.add(io.BytesIO(DATA), LIMITS, expected_sha256=sha)
+
+
+def test_remove_forgets_and_can_be_repeated(store):
+    store.add(io.BytesIO(DATA), LIMITS)
+    store.remove(SHA)
+    store.remove(SHA)
+    assert store.stat(SHA) is None
+    assert kept(store) == []
+
+
+@pytest.mark.parametrize("damage", ["no facts", "half the facts", "no archive", "half the archive"])
+def test_what_a_crash_left_half_stored_is_healed_by_the_next_upload(store, damage):
+    stored = store.add(io.BytesIO(DATA), LIMITS)
+    path = store.path(SHA)
+    victim = path.with_name(f"{SHA}.json") if "facts" in damage else path
+    if damage.startswith("no"):
+        victim.unlink()
+    else:
+        os.truncate(victim, victim.stat().st_size // 2)
+    assert store.stat(SHA) is None
+    assert not store.has(SHA)
+    assert store.add(io.BytesIO(DATA), LIMITS) == stored
+    assert store.path(SHA).read_bytes() == DATA
+
+
+def test_sweep_removes_dead_uploads_only(store):
+    assert store.sweep_temporary(0) == 0
+    store.add(io.BytesIO(DATA), LIMITS)
+    dead, alive = store._root / "incoming/dead", store._root / "incoming/alive"
+    for upload in (dead, alive):
+        upload.write_bytes(b"half an upload")
+    an_hour_ago = time.time() - 3600
+    os.utime(dead, (an_hour_ago, an_hour_ago))
+    assert store.sweep_temporary(older_than_s=1800) == 1
+    assert not dead.exists()
+    assert alive.exists()
+    assert store.has(SHA)
+
+
+def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
+    store.add(io.BytesIO(DATA), LIMITS)
+    long_ago = time.time() - 3600
+    os.utime(store.path(SHA), (long_ago, long_ago))
+    (found,) = store.archives()
+    assert (found.sha256, found.size, round(found.used_at)) == (SHA, len(DATA), round(long_ago))
+    assert not store.discard(SHA, unused_since=long_ago - 1)
+    assert store.use(SHA)
+    assert not store.discard(SHA, unused_since=long_ago + 1)
+    assert store.has(SHA)
+    os.utime(store.path(SHA), (long_ago, long_ago))
+    store.add(io.BytesIO(DATA), LIMITS)
+    assert not store.discard(SHA, unused_since=long_ago + 1), "sent again is used again"
+    assert store.discard(SHA, unused_since=time.time() + 1)
+    assert kept(store) == []
+    assert list(store.archives()) == []
+    assert not store.use(SHA)
+    assert not store.discard(SHA, unused_since=time.time() + 1)
+
+
+def test_an_archive_that_is_used_while_it_is_discarded_is_put_back(store, monkeypatch):
+    stored = store.add(io.BytesIO(DATA), LIMITS)
+    long_ago = time.time() - 3600
+    os.utime(store.path(SHA), (long_ago, long_ago))
+    rename = Path.rename
+
+    def used_just_before(path, target):
+        if path == store.path(SHA):
+            assert store.use(SHA)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", used_just_before)
+    assert not store.discard(SHA, unused_since=long_ago + 1)
+    assert store.stat(SHA) == stored
+    assert kept(store) == [f"{SHA[:2]}/{SHA}", f"{SHA[:2]}/{SHA}.json"]
+
+
+def test_an_upload_of_the_same_while_it_is_discarded_is_whole(store, monkeypatch):
+    store.add(io.BytesIO(DATA), LIMITS)
+    facts = store.path(SHA).with_name(f"{SHA}.json")
+    long_ago = time.time() - 3600
+    for path in (store.path(SHA), facts):
+        os.utime(path, (long_ago, long_ago))
+    unlink = Path.unlink
+
+    def sent_just_before(path, **options):
+        unlink(path, **options)
+        if path.name.endswith(f"-{SHA}"):
+            store.add(io.BytesIO(DATA), LIMITS)
+
+    monkeypatch.setattr(Path, "unlink", sent_just_before)
+    assert store.discard(SHA, unused_since=long_ago + 1)
+    assert store.has(SHA), "the facts of the new upload stay"

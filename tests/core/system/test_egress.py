@@ -1,0 +1,115 @@
+"""The rule for addresses that users name: every spelling of an address that is not public."""
+
+import socket
+
+import pytest
+from support.hostile_hosts import ADDRESSES, LITERALS, PUBLIC, answers
+
+from core.errors import EgressRefused
+from core.settings.docker import EgressSettings
+from core.system import egress
+from core.system.egress import Egress, connect
+
+
+def rule(*allowed, schemes=("https", "http")):
+    return Egress(EgressSettings(allowed=list(allowed), schemes=list(schemes)))
+
+
+@pytest.mark.parametrize("host", LITERALS)
+def test_an_address_that_is_not_public_is_refused_in_every_spelling(host):
+    with pytest.raises(EgressRefused) as caught:
+        rule().check_url(f"https://{host}/repo.git", "workspace")
+    assert caught.value.field == "workspace"
+    assert "GRADIENT_EGRESS__ALLOWED" in caught.value.message
+
+
+@pytest.mark.parametrize("host", PUBLIC)
+def test_public_hosts_are_not_refused(host):
+    assert rule().check_url(f"https://{host}/repo.git", "workspace")[1] == 443
+
+
+@pytest.mark.parametrize("host", ["%31%32%37.0.0.1", "127.0.0.1%00.example.com", "a b", "", "\uff11\uff12\uff17.0.0.1"])
+def test_what_is_no_host_is_refused(host):
+    with pytest.raises(EgressRefused):
+        rule().check_host(host, "host")
+
+
+@pytest.mark.parametrize(
+    "url", ["ssh://git@github.com/a.git", "git://github.com/a.git", "file:///etc", "ext::sh", "//x"]
+)
+def test_other_schemes_are_refused(url):
+    with pytest.raises(EgressRefused):
+        rule().check_url(url, "workspace")
+
+
+def test_http_has_to_be_opened():
+    with pytest.raises(EgressRefused, match="GRADIENT_EGRESS__SCHEMES"):
+        rule(schemes=("https",)).check_url("http://github.com/a.git", "workspace")
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_name_of_an_address_that_is_not_public_is_refused(monkeypatch, address):
+    monkeypatch.setattr(egress.socket, "getaddrinfo", answers(address))
+    with pytest.raises(EgressRefused):
+        rule().resolve("innocent.example", 443, "workspace")
+
+
+def test_one_private_address_beside_a_public_one_is_refused(monkeypatch):
+    both = [(None, None, None, "", ("8.8.8.8", 443)), (None, None, None, "", ("10.0.0.1", 443))]
+    monkeypatch.setattr(egress.socket, "getaddrinfo", lambda *_, **__: both)
+    with pytest.raises(EgressRefused):
+        rule().resolve("innocent.example", 443, "workspace")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host"),
+    [
+        ("10.1.0.0/16", "10.1.2.3"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("::1", "[::1]"),
+        ("127.0.0.0/8", "[::ffff:127.0.0.1]"),
+        ("localhost", "LocalHost"),
+    ],
+)
+def test_an_administrator_allows_networks_and_names(allowed, host):
+    rule(allowed).check_host(host, "host")
+    with pytest.raises(EgressRefused):
+        rule(allowed).check_host("10.2.0.1", "host")
+
+
+def test_the_address_of_an_allowed_name_is_not_asked_about(monkeypatch):
+    monkeypatch.setattr(egress.socket, "getaddrinfo", answers("10.0.0.1"))
+    assert rule("git.internal").resolve("git.internal", 443, "workspace") == [("10.0.0.1", 443)]
+    with pytest.raises(EgressRefused):
+        rule("git.internal").resolve("evil.git.internal", 443, "workspace")
+
+
+def test_a_name_without_an_address_is_said_to_have_none(monkeypatch):
+    def nothing(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(egress.socket, "getaddrinfo", nothing)
+    with pytest.raises(EgressRefused, match="nowhere"):
+        rule().resolve("nowhere.example", 443, "workspace")
+
+
+def test_a_connection_goes_to_the_address_that_was_checked():
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        addresses = rule("127.0.0.2").resolve("127.0.0.2", server.getsockname()[1], "workspace")
+        with connect(addresses) as made:
+            assert made.getpeername()[0] == "127.0.0.2"
+
+
+@pytest.mark.parametrize("host", [host for host in LITERALS if "." in host or host in {"localhost", "LOCALHOST"}])
+def test_registries_are_checked_with_and_without_a_port(host):
+    for name in (f"{host}/x:1", f"{host}:5000/x"):
+        with pytest.raises(EgressRefused):
+            rule().check_image(name, "container")
+
+
+def test_a_name_in_capitals_is_a_host_as_the_engine_reads_it(monkeypatch):
+    monkeypatch.setattr(egress.socket, "getaddrinfo", answers("10.0.0.1"))
+    with pytest.raises(EgressRefused):
+        rule().resolve_image("INTERNAL/x", "container")
+    rule().resolve_image("python:3.12", "container")
+    rule("internal").resolve_image("INTERNAL/x", "container")

@@ -1,0 +1,97 @@
+"""Atomic writes, and removing a folder beside others that remove it too."""
+
+import os
+import shutil
+import threading
+
+import pytest
+
+from core.system.filesystem import remove_tree, write_atomically
+
+
+def test_removing_what_is_not_there_is_success(tmp_path):
+    remove_tree(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_several_at_once_leave_nothing_and_all_succeed(tmp_path):
+    folder = tmp_path / "big"
+    for number in range(20):
+        (folder / str(number)).mkdir(parents=True)
+        for name in range(20):
+            (folder / str(number) / str(name)).touch()
+    failures = []
+
+    def remove():
+        try:
+            remove_tree(folder)
+        except OSError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=remove) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert not folder.exists()
+
+
+def test_what_goes_under_our_hands_does_not_leave_the_rest(tmp_path, monkeypatch):
+    folder = tmp_path / "big"
+    for name in "abc":
+        (folder / name).mkdir(parents=True)
+    rmtree, calls = shutil.rmtree, []
+
+    def disturbed(path):
+        calls.append(path)
+        if len(calls) == 1:
+            os.rmdir(folder / "a")  # noqa: PTH106 - as another process would
+            raise FileNotFoundError(2, "gone")
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", disturbed)
+    remove_tree(folder)
+    assert len(calls) == 2
+    assert not folder.exists()
+
+
+def test_what_cannot_be_removed_is_said(tmp_path, monkeypatch):
+    def refuse(_path):
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(PermissionError):
+        remove_tree(tmp_path)
+
+
+def test_a_write_replaces_the_content_and_leaves_no_other_file(tmp_path):
+    file = tmp_path / "file"
+    write_atomically(file, b"one")
+    write_atomically(file, iter([b"tw", b"o"]), mode=0o644)
+    assert file.read_bytes() == b"two"
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_write_that_fails_changes_nothing(tmp_path):
+    def broken():
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "file"
+    write_atomically(file, b"one", durable=False)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(file, broken())
+    with pytest.raises(FileExistsError):
+        write_atomically(file, b"two", replace=False)
+    assert file.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_link_in_place_of_the_file_is_replaced(tmp_path):
+    (tmp_path / "target").write_bytes(b"untouched")
+    (tmp_path / "file").symlink_to("target")
+    write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "target").read_bytes() == b"untouched"
+    assert (tmp_path / "file").read_bytes() == b"new"

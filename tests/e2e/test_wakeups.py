@@ -1,0 +1,314 @@
+"""Wake messages over a real Redis: lost, repeated, late and malformed ones do no harm."""
+
+import base64
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from sqlalchemy import func, select
+from support.deployment import Deployment, wait_until
+
+from core.db.database import Database
+from core.db.models.jobs import Outbox, Worker
+from core.notify.broker import ENOUGH, Ringer, waiting
+from core.notify.messages import Ring, host_queue, pool_queue
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+
+GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'
+OWN = "gradient:" + host_queue("one")
+
+
+@pytest.fixture
+def parts(tmp_path, redis):
+    """A running API, and the folders of a worker that shares its stores but not its local notification file."""
+    deployment = Deployment(
+        tmp_path / "home",
+        GRADIENT_DATABASE__URL=f"sqlite:///{tmp_path / 'shared.db'}",
+        GRADIENT_QUEUE__BROKER_URL=redis.url,
+        GRADIENT_QUEUE__PING_SECONDS="0.5",
+        GRADIENT_WORKER__LEASE_SECONDS="3",
+        GRADIENT_WORKER__HEARTBEAT_SECONDS="0.5",
+        GRADIENT_LOG_LEVEL="debug",
+    )
+    deployment.start_api()
+    far = tmp_path / "far"
+    far.mkdir()
+    for store in ("workspaces", "logs", "artifacts", "attempts", "storage"):
+        (deployment.home / store).mkdir(exist_ok=True)
+        (far / store).symlink_to(deployment.home / store)
+    yield deployment
+    deployment.stop()
+    Deployment(far).stop()  # what its jobs left
+
+
+def start_far(parts, **settings):
+    far = str(parts.home.parent / "far")
+    return parts.start("worker", "--name", "one", **{"GRADIENT_HOME": far} | settings)
+
+
+def listens(worker):
+    wait_until(lambda: "ready. [celery" in worker.said(), "it to listen")
+
+
+def open_gate(parts):
+    (parts.storage / "go").touch()
+
+
+def messages(parts):
+    database = Database(parts.database_url)
+    try:
+        with database.read() as session:
+            return session.scalar(select(func.count(Outbox.id)))
+    finally:
+        database.close()
+
+
+def envelope(body, *, headers=None, content_type="application/json", **properties):
+    """A message as Kombu leaves it in Redis."""
+    properties = {
+        "body_encoding": "base64",
+        "delivery_tag": os.urandom(8).hex(),
+        "delivery_info": {"exchange": "", "routing_key": host_queue("one")},
+    } | properties
+    message = {
+        "body": base64.b64encode(body).decode(),
+        "content-encoding": "utf-8" if content_type == "application/json" else "binary",
+        "content-type": content_type,
+        "headers": {"task": "gradient.ring", "id": "m1", "lang": "py"} if headers is None else headers,
+        "properties": properties,
+    }
+    return json.dumps(message).encode()
+
+
+RINGS = json.dumps([["j1", None], {}, {}]).encode()
+PICKLE = pickle.dumps((["j1", None], {}, {}))
+HOSTILE = {
+    "no arguments": envelope(b"[[], {}, {}]"),
+    "arguments of other kinds": envelope(b'[[{"a": 1}, 2], {}, {}]'),
+    "named arguments": envelope(b'[[], {"evil": 1}, {}]'),
+    "no list of three": envelope(b'{"x": 1}'),
+    "a word": envelope(b'"abc"'),
+    "numbers": envelope(b"[1, 2, 3]"),
+    "another task after it": envelope(b'[["j1", null], {}, {"callbacks": [{"task": "gradient.ping"}]}]'),
+    "pickle": envelope(PICKLE, content_type="application/x-python-serialize"),
+    "unknown task": envelope(RINGS, headers={"task": "os.system", "id": "m2"}),
+    "unknown task of the first protocol": envelope(b'{"task": "os.system"}', headers={}),
+    "no id": envelope(RINGS, headers={"task": "gradient.ring"}),
+    "years later": envelope(RINGS, headers={"task": "gradient.ring", "id": "m3", "eta": "9999-01-01T00:00:00"}),
+    "headers are a list": envelope(RINGS, headers=[1]),
+    "not compressed": envelope(RINGS, headers={"task": "gradient.ring", "id": "m", "compression": "application/gzip"}),
+    "no delivery tag": envelope(RINGS, delivery_tag=None),
+    "no envelope": b"[1]",
+    "no JSON": b"\xff\x00hello",
+    "too deep": b"[" * 100_000,
+}
+
+
+def test_no_message_ends_a_worker_or_makes_it_deaf(parts, redis):
+    worker = start_far(parts, GRADIENT_WORKER__POLL_SECONDS="3600")
+    listens(worker)
+    with redis.client() as client:
+        for name, message in HOSTILE.items():
+            for _ in range(3):  # one more than it has threads
+                client.lpush(OWN, message)
+            marker = "after" + "".join(name.split())
+            client.lpush(OWN, envelope(json.dumps([[marker, None], {}, {}]).encode()))
+            wait_until(lambda marker=marker: marker in worker.said(), f"it to hear after {name}")
+        wait_until(lambda: client.llen(OWN) == client.hlen("gradient:unacked") == 0, "nothing to be left")
+    assert worker.alive()
+    assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
+
+
+def test_doubled_and_replayed_rings_start_nothing_twice(parts, redis):
+    start_far(parts)
+    once = 'echo started >>"$GRADIENT_STORAGE_DIR/starts"'
+    job_id = parts.submit(f"{once}; {GATE}")
+    ringer = Ringer(redis.url)
+    ringer.ring([Ring(queue, job_id, "r1") for queue in (pool_queue("CPU"), host_queue("one")) for _ in range(20)])
+    open_gate(parts)
+    assert parts.wait_ended(job_id)["attempt"] == 1
+    ringer.ring([Ring(pool_queue("CPU"), job_id, None)] * 20)
+    assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
+    assert (parts.storage / "starts").read_text() == "started\n"
+
+
+def test_a_wish_rings_the_host_that_holds_the_job(parts):
+    """The worker looks for stop requests only once an hour, unless a message wakes it."""
+    worker = start_far(parts, GRADIENT_WORKER__HEARTBEAT_SECONDS="3600", GRADIENT_WORKER__POLL_SECONDS="3600")
+    listens(worker)
+    job_id = parts.submit("sleep 600")
+    wait_until(lambda: parts.job(job_id)["state"] == "Running", "the job to run")
+    assert parts.request("POST", f"/jobs/{job_id}/stop").status_code == 200
+    assert parts.wait_ended(job_id)["state"] == "Cancelled"
+
+
+def test_a_broker_that_hangs_keeps_no_request_waiting(parts, redis):
+    parts.submit("true")
+    wait_until(lambda: messages(parts) == 0, "the first ring to be sent")
+    redis.freeze()
+    try:
+        jobs = [parts.submit("true") for _ in range(20)]
+        assert messages(parts) == 20, "none of them could be sent"
+    finally:
+        redis.thaw()
+    wait_until(lambda: messages(parts) == 0, "the rings to be sent")
+    assert waiting(redis.url, pool_queue("CPU")) >= 1
+    start_far(parts)
+    for job_id in jobs:
+        assert parts.wait_ended(job_id)["state"] == "Stopped"
+
+
+def test_sending_to_a_broker_that_hangs_ends_by_itself(redis):
+    ringer = Ringer(redis.url)
+    ring = [Ring(pool_queue("CPU"), "j1", None)]
+    ringer.ring(ring)
+    redis.freeze()
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match="imeout"):
+                ringer.ring(ring)
+        with pytest.raises(OSError, match="imeout"):
+            waiting(redis.url, pool_queue("CPU"))
+    finally:
+        redis.thaw()
+    ringer.ring(ring)
+
+
+def test_a_queue_that_nobody_hears_does_not_grow_for_ever(redis):
+    Ringer(redis.url).ring([Ring(pool_queue("CPU"), f"j{number}", None) for number in range(ENOUGH + 20)])
+    assert waiting(redis.url, pool_queue("CPU")) == ENOUGH
+    assert waiting(redis.url, pool_queue("GPU")) == 0
+
+
+def test_a_worker_hears_only_the_machine_types_it_takes(parts, redis):
+    worker = start_far(parts, GRADIENT_WORKER__MACHINE_TYPES='["cpu"]')
+    listens(worker)
+    Ringer(redis.url).ring([Ring(pool_queue(name), f"for{name}", None) for name in ("A100", "CPU")])
+    wait_until(lambda: "forCPU" in worker.said(), "it to hear its own")
+    assert waiting(redis.url, pool_queue("A100")) == 1
+    assert waiting(redis.url, pool_queue("CPU")) == 0
+
+
+def test_a_worker_works_before_its_broker_is_there(parts, redis):
+    redis.kill()
+    worker = start_far(parts)
+    try:
+        assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
+        assert "ready. [celery" not in worker.said()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0, worker.said()
+    finally:
+        redis.start()
+
+
+# Celery's own way to stop consuming while all else goes on: from outside it looks like a lost subscription.
+DEAFENED = """
+import pathlib, sys, threading, time
+from celery import signals
+from gradient_server.main import main
+
+def deafen(consumer):
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.05)
+    for name in list(consumer.app.amqp.queues.consume_from):
+        consumer.call_soon(consumer.cancel_task_queue, name)
+
+@signals.worker_ready.connect(weak=False)
+def ready(sender, **_):
+    threading.Thread(target=deafen, args=(sender,), daemon=True).start()
+
+sys.exit(main(["worker", "--name", "one"]))
+"""
+
+
+@pytest.fixture
+def deafened(parts, tmp_path):
+    """Starts a worker that goes deaf when its file `deaf` appears."""
+    started = []
+
+    def start(**settings):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | parts._settings | settings
+        env |= {"GRADIENT_HOME": str(parts.home)}
+        (tmp_path / "server.py").write_text(DEAFENED)
+        with (tmp_path / "deaf.log").open("ab") as log:
+            command = [sys.executable, tmp_path / "server.py", tmp_path / "deaf"]
+            started.append(subprocess.Popen(command, env=env, stderr=log))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_deaf_worker_ends_and_its_job_goes_on(parts, deafened, tmp_path):
+    deaf = deafened(GRADIENT_QUEUE__DEAF_SECONDS="4")
+    said = tmp_path / "deaf.log"
+    job_id = parts.submit(f"{GATE}; echo done")
+    wait_until(lambda: parts.job(job_id)["state"] == "Running", "the job to run")
+    leader = wait_until(lambda: parts.job_processes(job_id), "its process to be there")[0].pid
+    (tmp_path / "deaf").touch()
+    assert deaf.wait(60) == 70, said.read_text()
+    assert "worker_deaf" in said.read_text()
+    assert psutil.pid_exists(leader)
+    assert parts.job(job_id)["state"] == "Running"
+    parts.start_worker("one")
+    wait_until(lambda: [e for e in parts.events(job_id) if e["kind"] == "adopted"], "the job to be adopted")
+    open_gate(parts)
+    job = parts.wait_ended(job_id)
+    assert (job["state"], job["attempt"]) == ("Stopped", 1)
+    assert parts.raw_log(job_id) == b"done\n"
+
+
+def test_a_broker_that_is_away_for_a_while_makes_nobody_deaf(parts, redis):
+    worker = start_far(parts, GRADIENT_QUEUE__DEAF_SECONDS="30")
+    listens(worker)
+    redis.kill()
+    wait_until(lambda: worker.said().count("broker_away") >= 2, "two of its messages to fail, in seconds each")
+    redis.start()
+    before = worker.said().count("rang")
+    ringer = Ringer(redis.url)
+
+    def rings():
+        with contextlib.suppress(OSError):
+            ringer.ring([Ring(host_queue("one"), "jback", None)])
+        return worker.said().count("rang") > before
+
+    wait_until(rings, "it to hear again")
+    assert worker.alive()
+
+
+def test_alive_tells_a_deaf_worker_from_a_broker_that_is_away(parts, deafened, redis, tmp_path):
+    process = deafened(GRADIENT_QUEUE__DEAF_SECONDS="0")  # it does not end by itself
+
+    def alive():
+        asked = parts.start("alive", "--name", "one", GRADIENT_QUEUE__DEAF_SECONDS="2")
+        return asked.wait(), asked.said()
+
+    wait_until(lambda: alive() == (0, ""), "the worker to report")
+    wait_until(lambda: heard(parts), "it to hear itself")
+    redis.kill()
+    wait_until(lambda: "does not answer" in alive()[1], "its silence to be seen")
+    assert alive()[0] == 0, "the broker's, not its own"
+    redis.start()
+    wait_until(lambda: alive() == (0, ""), "it to hear again")
+    (tmp_path / "deaf").touch()
+    wait_until(lambda: alive()[0] == 1, "its deafness to be seen")
+    assert "has heard no message" in alive()[1]
+    assert process.poll() is None
+
+
+def heard(parts):
+    database = Database(parts.database_url)
+    try:
+        with database.read() as session:
+            return session.scalar(select(Worker.heard_at))
+    finally:
+        database.close()

@@ -1,0 +1,125 @@
+import io
+
+import pytest
+
+from gradient_cli import config, formatting, terminal
+from gradient_cli.errors import UsageError
+from gradient_cli.progress import Progress
+from gradient_cli.workspace import spec
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("90m", 5400),
+        ("2h", 7200),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("45", 45),
+        (45, 45),
+        ("1d", 86400),
+        ("1h 30m", 5400),
+    ],
+)
+def test_lengths_of_time(value, seconds):
+    assert spec.seconds("timeLimit", value) == seconds
+
+
+@pytest.mark.parametrize("value", ["", "h", "-5", "5x", "1h30", True, "1..5h"])
+def test_what_is_no_length_of_time(value):
+    with pytest.raises(UsageError, match="timeLimit"):
+        spec.seconds("timeLimit", value)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (12_300_000, "12.3 MB"), (5 * 10**12, "5.0 TB")]
+)
+def test_sizes(count, text):
+    assert formatting.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0.42, "0.4s"),
+        (4, "4s"),
+        (12.0, "12s"),
+        (59.9, "1m 00s"),
+        (185, "3m 05s"),
+        (7800, "2h 10m"),
+        (97200, "1d 3h"),
+    ],
+)
+def test_durations(seconds, text):
+    assert formatting.duration(seconds) == text
+
+
+@pytest.mark.parametrize(("dollars", "text"), [(None, ""), (0, "$0.00"), (0.00123, "$0.0012"), (3.061, "$3.06")])
+def test_money(dollars, text):
+    assert formatting.money(dollars) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("plain é 🎉\ttab", "plain é 🎉\ttab"),
+        ("\x1b[1;38:5:9mred\x1b[m", "\x1b[1;38:5:9mred\x1b[m\x1b[0m"),
+        ("\x1b[2J\x1b[H\x1b[?1049h\x1b[6nx", "x"),
+        ("\x1b]8;;http://evil\x07link\x1b]8;;\x1b\\", "link"),
+        ("\x1b]52;c;aGk=", ""),
+        ("\x1bPq#0\x1b\\a\x1b_x\x1b\\b\x1b^y\x07c\x1bXz\x1b\\d", "abcd"),
+        ("\x1bcreset\x1b(B\x1b", "reset"),
+        ("a\x00b\x07c\x7fd\x85e\x9b2Jf\x9dtitle\x9cg", "abcdefg"),
+        ("\x1b[31", "31"),
+    ],
+)
+def test_only_colours_get_through_to_a_terminal(text, kept):
+    assert terminal.safe_line(text, colours=True) == kept
+    assert "\x1b" not in terminal.safe_line(text, colours=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "cut"), [("abc", 3, "abc"), ("abcd", 3, "ab…"), ("日本語", 5, "日本…"), ("日本語", 6, "日本語")]
+)
+def test_cutting_counts_columns(text, columns, cut):
+    assert terminal.fit(text, columns) == cut
+    assert terminal.cells(cut) <= columns
+
+
+def test_tables_fit_a_terminal_and_are_whole_in_a_pipe(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    rows = [["jabcdefgh12345", "n" * 50, "Running"]]
+    for stream, longest in ((Terminal(), 40), (io.StringIO(), 14 + 2 + 50 + 2 + 7)):
+        monkeypatch.setattr("sys.stdout", stream)
+        formatting.print_table(("ID", "NAME", "STATE"), rows)
+        lines = stream.getvalue().splitlines()
+        assert max(map(len, lines)) == longest
+        assert lines[1].startswith("jabcdefgh12345")
+        assert lines[1].endswith("Running")
+
+
+def test_the_memory_of_folders_stays_small(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for number in range(205):
+        config.remember_job(f"/folder/{number}", "http://x", f"j{number}")
+    assert config.last_job("/folder/204", "http://x") == "j204"
+    assert config.last_job("/folder/204", "http://y") is None
+    assert config.last_job("/folder/4", "http://x") is None
+
+
+def test_progress_in_a_pipe_is_lines_now_and_then(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    progress = Progress("uploading", 1000)
+    progress.update(10)
+    clock[0] = 11.0
+    progress.update(500)
+    progress.update(600)
+    progress.close()
+    assert capsys.readouterr().err == "uploading 500 B of 1.0 kB 50% 45 B/s\n"

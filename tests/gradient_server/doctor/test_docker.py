@@ -1,0 +1,117 @@
+"""The doctor's findings about the container engine."""
+
+import os
+
+import pytest
+from support.nvidia_driver import Driver
+
+from core.settings import Settings
+from core.settings.docker import DockerSettings
+from core.settings.worker import MachineSettings
+from gradient_server.checks import containers
+from gradient_server.checks.finding import Status
+from worker.backends.docker.gpu import nvml
+
+
+def settings(tmp_path, url, *, simulate=False):
+    return Settings(home=tmp_path, machines=MachineSettings(simulate=simulate), docker=DockerSettings(url=url))
+
+
+def test_an_engine_that_answers(docker_server, tmp_path):
+    docker, walls, firewall, cards = containers.check(settings(tmp_path, docker_server.url))
+    assert (docker.check, docker.status) == ("docker", Status.OK)
+    assert (walls.check, firewall.check) == ("walls", "firewall")
+    assert (cards.check, cards.status) == ("cards", Status.OK)
+
+
+def test_an_engine_that_is_not_there(tmp_path):
+    (found,) = containers.check(settings(tmp_path, f"unix://{tmp_path}/none.sock"))
+    assert found.status is Status.WARNING
+    assert "GRADIENT_DOCKER__URL" in found.fix
+
+
+def test_simulated_machines_need_none(tmp_path):
+    assert list(containers.check(settings(tmp_path, f"unix://{tmp_path}/none.sock", simulate=True))) == []
+
+
+def test_an_engine_whose_restart_ends_jobs_is_a_problem():
+    found = containers.engine_found({"ServerVersion": "27.1", "LiveRestoreEnabled": False})
+    assert (found.status, "live-restore" in found.fix) == (Status.PROBLEM, True)
+
+
+def test_cards_that_cannot_be_handed_over_are_a_problem(monkeypatch):
+    Driver(monkeypatch, 2)
+    monkeypatch.setenv("PATH", "/nowhere")
+    seen = nvml.look()
+    assert containers.cards(seen, {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
+    found = containers.cards(seen, {"Runtimes": {"nvidia": {}}})
+    assert found.message.startswith("2 NVIDIA cards (NVIDIA Test Card; driver 550.54.15), and Docker can")
+    names = [{"Source": "cdi", "ID": f"nvidia.com/gpu={index}"} for index in (0, 1)]
+    assert "by their CDI names" in containers.cards(seen, {"DiscoveredDevices": names}).message
+    assert containers.cards((), {}).status is Status.OK
+
+
+def test_what_is_opened_to_machine_types_is_shown(tmp_path):
+    file = tmp_path / "machines.toml"
+    file.write_text('[A100.docker]\ndevices = ["/dev/null"]\n[V100.docker]\ndevices = ["/dev/nothing-there"]\n')
+    opened = settings(tmp_path, "")
+    opened.machines.file = file
+    bad, good = sorted(containers.opened(opened), key=lambda one: one.message, reverse=True)
+    assert (good.status, good.message) == (
+        Status.OK,
+        "A100: its containers have more than the default: devices /dev/null.",
+    )
+    assert (bad.status, bad.message) == (Status.PROBLEM, "V100: /dev/nothing-there is not there. Its jobs fail here.")
+    assert bad.fix == f"Mend [V100.docker] in {file}."
+    file.write_text("[A100.docker]\nprivileged = true\n")
+    assert list(containers.opened(opened)) == [], "the check of the file says so"
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ("NVIDIA Container Toolkit CLI version 1.17.7\ncommit: x\n", Status.PROBLEM),
+        ("NVIDIA Container Toolkit CLI version 1.17.8\n", Status.OK),
+        ("NVIDIA Container Toolkit CLI version 1.18.0-rc.1\n", Status.OK),
+        ("what?", Status.WARNING),
+    ],
+)
+def test_a_toolkit_that_lets_containers_out_is_a_problem(tmp_path, monkeypatch, told, status):
+    assert list(containers.toolkit()) == []
+    program = tmp_path / "nvidia-ctk"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{told}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert [found.status for found in containers.toolkit()] == [status]
+
+
+@pytest.mark.parametrize(
+    ("options", "user", "status", "says"),
+    [
+        (["name=seccomp,profile=default", "name=apparmor"], None, Status.OK, "not root"),
+        (["name=seccomp,profile=builtin", "name=selinux"], "7:7", Status.OK, "not root"),
+        (["name=seccomp,profile=default", "name=apparmor"], "0:0", Status.PROBLEM, "GRADIENT_DOCKER__USER"),
+        (["name=seccomp,profile=unconfined", "name=apparmor"], None, Status.PROBLEM, "seccomp"),
+        (["name=apparmor"], None, Status.PROBLEM, "seccomp"),
+        (["name=seccomp,profile=default", "name=apparmor", "name=userns"], None, Status.WARNING, "userns-remap"),
+        (["name=seccomp,profile=default"], None, Status.WARNING, "AppArmor"),
+    ],
+)
+def test_what_stands_between_a_job_and_the_machine_is_told(options, user, status, says):
+    finding = containers.walls(Settings(docker=DockerSettings(user=user)), {"SecurityOptions": options})
+    assert (finding.status, says in finding.message) == (status, True), finding
+
+
+@pytest.mark.parametrize(
+    ("docker", "uid", "status", "says"),
+    [
+        ({"fence": "off"}, 0, Status.WARNING, "FENCE is off"),
+        ({}, 1000, Status.WARNING, "Jobs reach this host"),
+        ({"fence": "require"}, 1000, Status.WARNING, "No job can start"),
+        ({"network": "none", "fence": "off"}, 1000, Status.OK, "no network"),
+    ],
+)
+def test_a_firewall_that_is_not_in_force_is_told(monkeypatch, docker, uid, status, says):
+    monkeypatch.setattr(containers.os, "getuid", lambda: uid)
+    finding = containers.firewall(Settings(docker=DockerSettings(**docker)))
+    assert (finding.status, says in finding.message) == (status, True), finding

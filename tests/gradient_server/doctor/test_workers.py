@@ -1,0 +1,119 @@
+"""The doctor's findings about offline, drained and deaf workers, the sweeps' repairs, and a disk that fills."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import insert, update
+
+from core.db.database import now
+from core.db.models.jobs import Attempt, Repair, Worker
+from core.formatting import GIB
+from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling.claims import Offer
+from core.jobs.transitions import note_sizes
+from core.monitoring import snapshot
+from core.settings import Settings
+from gradient_server.checks import jobs
+from gradient_server.checks import workers as fleet
+from gradient_server.checks.finding import Status
+
+OK, WARNING, PROBLEM = Status.OK, Status.WARNING, Status.PROBLEM
+OFFER = Offer("w", "h", ("mock",))
+
+
+@pytest.fixture
+def found(database, tmp_path, monkeypatch):
+    """A look at the one finding of a check; the disk has 100 GiB free."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 * GIB))
+
+    def look(check):
+        with database.read() as session:
+            taken = snapshot.take(session)
+            growth = jobs.growth(Settings(home=tmp_path), session)
+        (finding,) = [one for one in (*fleet.check(taken), jobs.queue(taken), growth) if one.check == check]
+        assert finding.message.endswith(".")
+        assert (finding.fix is None) == (finding.status is OK)
+        return finding
+
+    return look
+
+
+@pytest.fixture
+def change(database):
+    def change(table, **values):
+        with database.write() as session:
+            session.execute(update(table).values(**values))
+
+    with database.write() as session:
+        workers.register(session, OFFER, boot_id="b", slots=2)
+    return change
+
+
+def test_a_worker_that_takes_other_machine_types_or_is_drained_takes_no_job(found, change, submit):
+    submit()
+    assert found("queue").status is OK
+    change(Worker, machine_types=["V100"])
+    assert found("queue").status is PROBLEM
+    change(Worker, machine_types=None, drained_at=now(-7200))
+    assert found("queue").status is PROBLEM
+
+
+def test_a_worker_that_is_drained(found, change):
+    assert found("drained").status is OK
+    change(Worker, drained_at=now(-7200))
+    finding = found("drained")
+    assert (finding.status, "w on h (since 2 hours, 0 jobs left)" in finding.message) == (WARNING, True)
+    assert "resume" in finding.fix
+
+
+def test_a_worker_that_is_silent(found, change):
+    assert found("silent").status is OK
+    change(Worker, seen_at=now(-600))
+    finding = found("silent")
+    assert (finding.status, "w on h (last seen 10 minutes ago, with 0 jobs)" in finding.message) == (WARNING, True)
+    change(Worker, seen_at=now(-90_000))
+    assert found("silent").status is OK
+
+
+def test_a_worker_that_is_deaf(found, change):
+    assert found("deaf").message == "0 workers hear the broker; none is deaf."
+    change(Worker, heard_at=now(-600))
+    finding = found("deaf")
+    assert (finding.status, "w on h (heard nothing for 10 minutes)" in finding.message) == (WARNING, True)
+
+
+def test_many_workers_are_not_all_named(database, found, change):
+    with database.write() as session:
+        for number in range(8):
+            workers.register(session, Offer(f"w{number}", "h", ("mock",)), boot_id="b", slots=1)
+    change(Worker, drained_at=now())
+    assert "; and 4 more" in found("drained").message
+
+
+def test_what_the_sweeps_repaired(database, found, change):
+    def repaired(kind, seconds):
+        with database.write() as session:
+            session.execute(insert(Repair).values(kind=kind, total=3, last_at=now(-seconds), last_worker="w"))
+
+    assert found("repairs").message == "The sweeps had nothing to repair so far."
+    repaired("scratch", 7300)
+    finding = found("repairs")
+    assert (finding.status, finding.message) == (OK, "The sweeps repaired so far: scratch 3 (last 2 hours ago).")
+    repaired("lost_jobs", 600)
+    finding = found("repairs")
+    assert (finding.status, "lost_jobs, last 10 minutes ago, noticed by w" in finding.message) == (WARNING, True)
+    change(Repair, last_at=now(-90_000))
+    assert found("repairs").status is OK
+
+
+@pytest.mark.parametrize(("left", "days_ago", "status"), [(70, 0, WARNING), (70, 8, OK), (35, 0, OK)])
+def test_a_disk_that_jobs_will_have_filled_soon(database, found, change, submit, left, days_ago, status):
+    submit()
+    with database.write() as session:
+        job = claims.claim(session, OFFER)
+        note_sizes(session, job, log_bytes=GIB, artifact_bytes=(left - 1) * GIB)
+    change(Attempt, ended_at=now(-86400 * days_ago - 60))
+    finding = found("growth")
+    assert finding.status is status
+    assert f"{0 if days_ago else left / 7:.2f} GiB a day" in finding.message

@@ -1,0 +1,42 @@
+"""The simulated cloud as a whole, without TensorFlow."""
+
+import importlib.util
+import json
+import socket
+
+import pytest
+
+from core.settings import Settings
+from gradient_server.simulator.cloud import PortTaken, World
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    world = World(room=3).start()
+    yield world
+    world.stop()
+
+
+def test_its_settings_lead_a_worker_there(world, monkeypatch, tmp_path):
+    for name, value in world.environment().items():
+        monkeypatch.setenv(name, value)
+    told = Settings()
+    given = world.settings(Settings(home=tmp_path, _env_file=None))
+    assert told.tpu.simulator == given.tpu.simulator == world.tpus.address
+    assert told.tpu.zones == given.tpu.zones == json.loads(world.environment()["GRADIENT_TPU__ZONES"])
+    assert told.gcs.endpoint == given.gcs.endpoint == world.storage.url
+    assert given.root == tmp_path
+
+
+def test_without_tensorflow_its_device_takes_connections(world):
+    assert not world.trains
+    with socket.create_connection(world.tpus.cloud.device, timeout=10) as connection:
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("which", ["port", "storage_port", "device_port"])
+def test_a_port_that_is_taken_is_told(world, which):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortTaken, match="--storage-port"):
+        World(**{which: taken.getsockname()[1]})
+    assert world.tpus.port

@@ -1,0 +1,163 @@
+"""Every route of the application, as its own table of routes has them, asked by those who may not use it.
+
+A new route is asked too, and has to refuse everybody whom it does not let in on purpose.
+"""
+
+import hashlib
+import re
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from sqlalchemy import update
+from support.live_service import a_job
+
+from core.db.database import now
+from core.db.models.credentials import BrowserSession
+from core.db.models.jobs import ApiKey
+from core.security import api_keys
+from service.auth.sessions import COOKIES
+
+PUBLIC = {
+    ("GET", "/health"),
+    ("GET", "/readiness"),
+    ("GET", "/openapi.json"),
+    ("HEAD", "/openapi.json"),
+    ("GET", "/"),
+    ("GET", "/ui"),
+    ("GET", "/ui/login"),
+    ("GET", "/ui/static/{version}/{name}"),
+}
+"""Public routes: they say nothing of any job."""
+OWN_FORMS_ALONE = {("POST", "/ui/login"), ("POST", "/ui/logout")}
+"""Routes that need no key, but proof that one of our pages sent the request."""
+COOKIE = COOKIES[1]
+SIGN_IN = {("POST", "/original/users/login"), ("POST", "/original/apiTokens/createPublic")}
+"""Routes that take a password, or a token issued for one: wrong, malformed or too many attempts are refused."""
+REFUSED = {401, 403}
+VALUES = {"job_id": "j1", "project_id": "p1", "sha256": "0" * 64}
+"""Values for parameters of paths; `x` for all others."""
+
+
+def routes(app):
+    """Method and path of every route."""
+    found = {
+        (method, route.path_format)
+        for route in iter_route_contexts(app.routes)
+        for method in sorted(route.methods or ())
+    }
+    assert len(found) > 60
+    return sorted(found)
+
+
+def guarded(app):
+    return [route for route in routes(app) if route not in PUBLIC | SIGN_IN]
+
+
+def address(path, **values):
+    return re.sub(r"\{(\w+)\}", lambda found: (VALUES | values).get(found[1], "x"), path)
+
+
+@pytest.fixture
+def job_id(client):
+    return client.post("/jobs", json=a_job()).json()["id"]
+
+
+@pytest.fixture
+def strangers(stores, database, secret):
+    """Headers that let nobody in, by what is wrong with them."""
+    key_id = secret.split("_")[1]
+    with database.write() as session:
+        revoked, of_revoked = api_keys.create(session, "revoked")
+        expired, of_expired = api_keys.create(session, "expired", days=1)
+    sessions = {name: stores.sessions.open(key_id) for name in ("over", "ended")}
+    sessions |= {"of a revoked key": stores.sessions.open(revoked.id)}
+    sessions |= {"of an expired key": stores.sessions.open(expired.id)}
+    stamps = {
+        "link": stores.signer.stamp("artifact-link", "j1/x", revoked.id),
+        "s3": f"j1.{stores.signer.stamp('s3-session', 'j1', revoked.id)}",
+    }
+    with database.write() as session:
+        api_keys.revoke(session, revoked.id)
+        session.execute(update(ApiKey).where(ApiKey.id == expired.id).values(expires_at=now(-1)))
+        over = hashlib.sha256(sessions["over"].encode()).digest()
+        session.execute(update(BrowserSession).where(BrowserSession.sha256 == over).values(expires_at=now(-1)))
+    stores.sessions.end(sessions["ended"])
+    wrong = secret[:-1] + ("a" if secret[-1] != "a" else "b")
+    by_key = {"malformed": "nonsense", "wrong": wrong, "revoked": of_revoked, "expired": of_expired}
+    return (
+        {"nothing": {}, "empty key": {"x-api-key": ""}, "basic": {"Authorization": "Basic dTpw"}}
+        | {f"{name} key": {"x-api-key": key} for name, key in by_key.items()}
+        | {f"{name} bearer": {"Authorization": f"Bearer {key}"} for name, key in by_key.items()}
+        | {f"session {name}": {"Cookie": f"{COOKIE}={token}"} for name, token in sessions.items()}
+        | {"forged session": {"Cookie": f"{COOKIE}=forged"}, "s3 token": {"x-amz-security-token": stamps["s3"]}}
+        | {
+            "session as key": {"x-api-key": sessions["ended"]},
+            "stamp as bearer": {"Authorization": f"Bearer {stamps['link']}"},
+        }
+    )
+
+
+def test_every_route_refuses_whoever_may_not_use_it(app, stranger, strangers, job_id):
+    for method, path in guarded(app):
+        for who, headers in strangers.items():
+            # Without a key, nobody learns what else is wrong with a request.
+            answer = stranger.request(method, address(path), headers=headers, params={"limit": "x"}, content=b"{")
+            assert answer.status_code in REFUSED, (method, path, who, answer.text)
+            assert job_id not in answer.text
+            if not path.startswith(("/_s3/", "/ui/log")):
+                assert answer.json()["error"]["name"] == "Unauthorized", (method, path, who)
+                assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_every_page_leads_whoever_may_not_see_it_to_the_sign_in(app, stranger, strangers):
+    pages = [path for method, path in guarded(app) if method == "GET" and path.startswith("/ui/")]
+    assert len(pages) > 4
+    for path in pages:
+        for who in (
+            "nothing",
+            "session ended",
+            "session over",
+            "session of a revoked key",
+            "session of an expired key",
+        ):
+            answer = stranger.get(address(path), headers=strangers[who] | {"Accept": "text/html"})
+            assert (answer.status_code, answer.headers["location"][:14]) == (303, "/ui/login?next"), (path, who)
+
+
+def test_no_session_changes_anything_but_by_a_form_of_ours(app, stranger, stores, secret, job_id, client):
+    token = stores.sessions.open(secret.split("_")[1])
+    foreign = (
+        {},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.2:27000"},
+        {"Origin": "http://evil.example"},
+    )
+    before = client.get(f"/jobs/{job_id}").json()
+    changing = [one for one in guarded(app) if one[0] not in {"GET", "HEAD"}]
+    assert len(changing) > 25
+    for method, path in changing:
+        for headers in foreign:
+            asked = headers | {"Cookie": f"{COOKIE}={token}"}
+            answer = stranger.request(method, address(path, job_id=job_id), headers=asked)
+            assert answer.status_code in REFUSED, (method, path, headers, answer.text)
+    assert client.get(f"/jobs/{job_id}").json() == before
+    assert stores.sessions.key(token).id == secret.split("_")[1], "signed in still"
+
+
+def test_what_is_public_is_as_few_as_it_is_listed(app, stranger):
+    assert set(routes(app)) >= PUBLIC | OWN_FORMS_ALONE
+    for method, path in sorted(PUBLIC - {("GET", "/ui/static/{version}/{name}")}):
+        assert stranger.request(method, path).status_code in {200, 303}, (method, path)
+    assert stranger.get("/ui/static/x/style.css").status_code in {200, 404}
+
+
+def test_signing_in_takes_a_password(app, stranger, strangers):
+    assert set(routes(app)) >= SIGN_IN
+    for method, path in sorted(SIGN_IN):
+        for who in ("nothing", "wrong key", "session ended"):
+            answer = stranger.request(method, path, headers=strangers[who], content=b"{")
+            assert answer.status_code in {400, 401, 403, 422, 429}, (path, who)
+            assert "gj_" not in answer.text

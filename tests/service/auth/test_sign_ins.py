@@ -1,0 +1,167 @@
+"""Signing in: guesses are slowed down, nobody is locked out by a stranger, and checks do not hold up the service."""
+
+import threading
+
+import anyio
+import httpx
+import pytest
+from starlette.exceptions import HTTPException
+from support.live_service import a_job
+
+from core.errors import Unauthorized
+from core.security import users
+from service.auth import sign_ins as throttle
+from service.auth.sign_ins import Delays, SignIns
+
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(throttle.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def ann(database):
+    with database.write() as session:
+        users.create(session, "ann@example.org", PASSWORD)
+    return "ann@example.org"
+
+
+def test_delays_grow_to_the_longest_and_are_forgotten(clock):
+    delays = Delays(free=2, longest=5, forgotten=60)
+    waits = []
+    for _ in range(6):
+        delays.failed("a")
+        waits.append(delays.wait_seconds("a"))
+    assert waits == [0, 1, 2, 4, 5, 5]
+    assert delays.wait_seconds("b") == 0
+    clock[0] += 5
+    assert delays.wait_seconds("a") == 0
+    delays.failed("a")
+    assert delays.wait_seconds("a") == 5
+    clock[0] += 60
+    delays.failed("a")
+    assert delays.wait_seconds("a") == 0
+
+
+def test_success_forgets_failures(clock):
+    delays = Delays(free=1, longest=5, forgotten=60)
+    delays.failed("a")
+    assert delays.wait_seconds("a") == 1
+    delays.succeeded("a")
+    assert delays.wait_seconds("a") == 0
+    assert clock
+
+
+def test_names_that_are_made_up_without_end_are_not_all_remembered(monkeypatch):
+    monkeypatch.setattr(throttle, "_REMEMBERED", 10)
+    delays = Delays(free=1, longest=5, forgotten=60)
+    for number in range(100):
+        delays.failed(str(number))
+    assert (delays.wait_seconds("99") > 0, delays.wait_seconds("0")) == (True, 0)
+
+
+def wrong():
+    raise Unauthorized("wrong")
+
+
+async def outcome(sign_ins, address, client, check):
+    try:
+        return await sign_ins.check(address, client, check)
+    except Unauthorized:
+        return 401
+    except HTTPException as error:
+        return error.status_code if int((error.headers or {})["Retry-After"]) >= 1 else None
+
+
+def test_wrong_passwords_of_a_stranger_do_not_lock_anybody_out():
+    async def attack():
+        sign_ins = SignIns()
+        for _ in range(30):
+            await outcome(sign_ins, "ann", "stranger", wrong)
+        assert await outcome(sign_ins, " ANN ", "stranger", lambda: "in") == 429
+        assert await outcome(sign_ins, "ann", "her own", lambda: "in") == "in"
+
+    anyio.run(attack)
+
+
+def test_a_client_that_tries_ever_new_addresses_is_slowed_down():
+    async def attack():
+        sign_ins = SignIns()
+        answers = [await outcome(sign_ins, f"user{number}", "stranger", wrong) for number in range(40)]
+        assert (answers[:20], answers[20:]) == ([401] * 20, [429] * 20)
+        assert await outcome(sign_ins, "ann", "her own", lambda: "in") == "in"
+
+    anyio.run(attack)
+
+
+def test_who_comes_while_as_many_as_may_are_checked_is_refused_at_once():
+    go_on = threading.Event()
+
+    async def attack():
+        sign_ins = SignIns(at_once=2)
+        async with anyio.create_task_group() as tasks:
+            for number in range(2):
+                tasks.start_soon(outcome, sign_ins, "ann", f"client{number}", lambda: go_on.wait(60))
+            await anyio.wait_all_tasks_blocked()
+            refused = [await outcome(sign_ins, "ann", f"more{number}", wrong) for number in range(100)]
+            go_on.set()
+        assert refused == [429] * 100
+        assert await outcome(sign_ins, "ann", "more0", lambda: "in") == "in"
+
+    anyio.run(attack)
+
+
+def test_sign_ins_that_hang_hold_up_nobody_else(live, client, monkeypatch):
+    """Eighty strangers sign in while no check of a password comes to an end."""
+    go_on, begun = threading.Event(), threading.Event()
+
+    def slow(*_):
+        begun.set()
+        assert go_on.wait(120)
+        raise Unauthorized("wrong")
+
+    monkeypatch.setattr(users, "sign_in", slow)
+    answers = []
+
+    def stranger(number):
+        body = {"email": f"user{number}@example.org", "password": "x" * 12}
+        answers.append(httpx.post(f"{live.url}/users/login", json=body, timeout=120).status_code)
+
+    threads = [threading.Thread(target=stranger, args=(number,)) for number in range(80)]
+    for one in threads:
+        one.start()
+    try:
+        assert begun.wait(60)
+        for _ in range(10):
+            assert client.get("/jobs").status_code == 200
+        assert client.post("/jobs", json=a_job()).status_code == 201
+    finally:
+        go_on.set()
+        for one in threads:
+            one.join()
+    assert set(answers) <= {401, 429}
+
+
+def test_a_stranger_guessing_does_not_keep_ann_from_signing_in(live, ann, monkeypatch):
+    real = users.sign_in
+    monkeypatch.setattr(users, "sign_in", lambda session, email, password: _cheap(real, session, email, password))
+    guesses = httpx.HTTPTransport(local_address="127.0.0.2")
+    with httpx.Client(base_url=live.url, transport=guesses, timeout=60) as stranger:
+        for _ in range(30):
+            stranger.post("/users/login", json={"email": ann, "password": "a guess of a stranger"})
+        refused = stranger.post("/users/login", json={"email": ann, "password": PASSWORD})
+    assert refused.status_code == 429
+    assert int(refused.headers["Retry-After"]) >= 1
+    with httpx.Client(base_url=live.url, timeout=60) as own:
+        assert own.post("/users/login", json={"email": ann, "password": PASSWORD}).status_code == 200
+
+
+def _cheap(real, session, email, password):
+    """The check without its cost where the password is wrong anyway."""
+    if password != PASSWORD:
+        raise Unauthorized("wrong")
+    return real(session, email, password)

@@ -1,0 +1,277 @@
+"""Signing in and out, and what a form needs besides the cookie."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from support.deployment import WITHOUT_TLS
+from support.live_service import Live, a_job
+
+from core.security import api_keys, one_time_tokens
+from core.security.one_time_tokens import Purpose
+from core.settings.api import ApiSettings, SignInSettings
+from service.auth import sign_ins
+from service.auth.sessions import COOKIES
+from service.dashboard.login import own_page, wrong_key_delays
+from service.main import create_app
+
+COOKIE = COOKIES[1]
+
+
+@contextmanager
+def served(app, host):
+    """A client that reaches an application under a host name, without cookies of its own."""
+    live = Live(app, "")
+    with httpx.Client(base_url=live.url, headers={"Host": host}, timeout=60, verify=WITHOUT_TLS) as client:
+        yield client
+    live.stop()
+
+
+@pytest.fixture
+def job_id(client):
+    return client.post("/jobs", json=a_job()).json()["id"]
+
+
+@pytest.mark.parametrize("path", ["/", "/ui", "/ui/jobs"])
+def test_whoever_has_no_session_is_led_to_the_sign_in(visitor, path):
+    answer = visitor.get(path, follow_redirects=True)
+    assert (answer.status_code, answer.url.path) == (200, "/ui/login")
+    assert 'name="key"' in answer.text
+
+
+def test_signing_in_leads_back_to_the_page_that_was_asked_for(visitor, live, job_id):
+    asked = visitor.get(f"/ui/jobs/{job_id}?part=live&x=a%20b")
+    assert asked.status_code == 303
+    form = visitor.get(asked.headers["location"])
+    assert f'value="/ui/jobs/{job_id}?part=live&amp;x=a%20b"' in form.text
+    answer = visitor.post("/ui/login", data={"key": f" {live.secret}\n", "next": f"/ui/jobs/{job_id}?part=live"})
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/ui/jobs/{job_id}?part=live")
+    assert visitor.get(f"/ui/jobs/{job_id}").status_code == 200
+
+
+def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(visitor, live):
+    cookie = visitor.post("/ui/login", data={"key": live.secret}).headers["set-cookie"].lower()
+    parts = {part.strip() for part in cookie.split(";")}
+    assert {"httponly", "samesite=strict", "path=/", f"max-age={30 * 86_400}"} <= parts
+    assert "secure" not in parts
+    assert live.secret.lower() not in cookie
+
+
+def test_a_proxy_that_does_not_say_https_cannot_have_the_cookie_sent_in_the_clear(settings, database, secret):
+    public = ApiSettings(public_url="https://jobs.example.org")
+    app = create_app(settings.model_copy(update={"api": public}), database=database, wake=lambda: None)
+    # As docs/deploy.md's proxy asks us: in plain HTTP, under the public name.
+    with served(app, "jobs.example.org") as proxied:
+        headers = {"Origin": "https://jobs.example.org"}
+        signed_in = proxied.post("/ui/login", data={"key": secret}, headers=headers)
+        cookie = signed_in.headers["set-cookie"]
+        assert {"secure", "httponly", "samesite=strict", "path=/"} <= {one.strip().lower() for one in cookie.split(";")}
+        assert "domain" not in cookie.lower()
+        name, _, token = cookie.partition(";")[0].partition("=")
+        assert name == "__Host-gradient_session"
+        assert proxied.get("/jobs", headers={"Cookie": f"{name}={token}"}).status_code == 200
+        assert proxied.get("/jobs", headers={"Cookie": f"{COOKIE}={token}"}).status_code == 401, "anybody may set that"
+        out = proxied.post("/ui/logout", headers=headers | {"Cookie": f"{name}={token}"}).headers["set-cookie"].lower()
+        assert out.startswith("__host-gradient_session=")
+        assert "secure" in out
+
+
+@pytest.mark.parametrize("key", ["", "nonsense", "gj_aaaaaaaa_b_c"])
+def test_a_wrong_key_says_what_is_wrong(visitor, key):
+    answer = visitor.post("/ui/login", data={"key": key})
+    assert answer.status_code == 401
+    assert "This is not an API key" in answer.text or "misspelt" in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+def test_after_ten_wrong_keys_even_a_right_one_waits(visitor, live, app):
+    for _ in range(10):
+        assert visitor.post("/ui/login", data={"key": "wrong"}).status_code == 401
+    refused = visitor.post("/ui/login", data={"key": live.secret})
+    assert refused.status_code == 429
+    assert 0 < int(refused.headers["retry-after"]) <= 60
+    app.state.wrong_keys = wrong_key_delays()
+    assert visitor.post("/ui/login", data={"key": live.secret}).status_code == 303
+
+
+def test_wrong_keys_count_for_their_address_and_not_for_ever(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(sign_ins.time, "monotonic", lambda: clock[0])
+    wrong_keys = wrong_key_delays()
+    for _ in range(9):
+        wrong_keys.failed("a")
+    assert wrong_keys.wait_seconds("a") == 0
+    clock[0] += 50
+    wrong_keys.failed("a")
+    assert wrong_keys.wait_seconds("a") == 60
+    assert wrong_keys.wait_seconds("b") == 0
+    clock[0] += 60
+    assert wrong_keys.wait_seconds("a") == 0
+
+
+def test_signing_out_ends_the_session_in_this_browser(person):
+    assert person.get("/ui/jobs").status_code == 200
+    assert person.post("/ui/logout").headers["location"] == "/ui/login"
+    assert COOKIE not in person.cookies
+    assert person.get("/ui/jobs").status_code == 303
+
+
+def test_a_copy_of_the_cookie_is_worth_nothing_after_signing_out(person, stranger):
+    copied = {"Cookie": f"{COOKIE}={person.cookies[COOKIE]}"}
+    assert stranger.get("/jobs", headers=copied).status_code == 200
+    person.post("/ui/logout")
+    assert stranger.get("/jobs", headers=copied).status_code == 401
+
+
+def test_a_revoked_key_ends_its_sessions(person, stores, secret):
+    with stores.database.write() as session:
+        api_keys.revoke(session, secret.split("_")[1])
+    stores.keys.forget()
+    answer = person.get("/ui/jobs", follow_redirects=True)
+    assert answer.url.path == "/ui/login"
+    assert "Your session has ended" in answer.text
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda _: "x", lambda c: "b" + c, lambda c: c.swapcase()])
+def test_a_forged_cookie_is_no_session(visitor, stores, secret, damage):
+    visitor.cookies.set(COOKIE, damage(stores.sessions.open(secret.split("_")[1])))
+    assert visitor.get("/ui/jobs").status_code == 303
+
+
+def test_the_cookie_of_an_earlier_release_says_that_the_session_has_ended(visitor, secret):
+    visitor.cookies.set(COOKIE, f"{secret.split('_')[1]}.99999999999.c2lnbmF0dXJl")
+    assert "Your session has ended" in visitor.get("/ui/jobs", follow_redirects=True).text
+
+
+@pytest.mark.parametrize("over", [SignInSettings(session_days=1e-9), SignInSettings(session_idle_days=1e-9)])
+def test_a_session_ends_after_its_days_and_when_it_is_not_used(settings, database, secret, over):
+    app = create_app(settings.model_copy(update={"sign_in": over}), database=database, wake=lambda: None)
+    token = app.state.stores.sessions.open(secret.split("_")[1])
+    time.sleep(0.01)  # longer than it lasts, by the database's clock
+    with served(app, "127.0.0.1") as client:
+        assert client.get("/jobs", headers={"Cookie": f"{COOKIE}={token}"}).status_code == 401
+
+
+def test_the_dashboard_has_one_host_name(visitor, live):
+    """A session under a second name would be sent to whatever else is reached under that one."""
+    asked = visitor.get("/ui/jobs?state=Running&x=a%0Ab", headers={"Host": f"localhost:{live.port}"})
+    assert (asked.status_code, asked.headers["location"]) == (307, f"{live.url}/ui/jobs?state=Running&x=a%0Ab")
+    moved = visitor.get("/ui/jobs/a%0d%0aSet-Cookie: b", headers={"Host": f"127.0.0.2:{live.port}"})
+    assert moved.headers["location"].startswith(f"{live.url}/ui/jobs/a%0D%0ASet-Cookie")
+    form = visitor.post("/ui/login", data={"key": live.secret}, headers={"Host": f"127.0.0.2:{live.port}"})
+    assert (form.status_code, "set-cookie" in form.headers) in {(421, False), (403, False)}
+    assert visitor.get("/health", headers={"Host": f"127.0.0.2:{live.port}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("api", "says"),
+    [
+        (ApiSettings(public_url="https://jobs.example.org"), "The dashboard is at https://jobs.example.org/ui"),
+        (ApiSettings(host="0.0.0.0"), "GRADIENT_API__PUBLIC_URL"),  # noqa: S104 - the case under test
+    ],
+)
+def test_another_name_is_told_where_the_dashboard_is(settings, database, api, says):
+    app = create_app(settings.model_copy(update={"api": api}), database=database, wake=lambda: None)
+    with served(app, "10.0.0.7") as client:
+        answer = client.get("/ui/login", headers={"Accept": "text/html"})
+        assert (answer.status_code, says in answer.text) == (421, True)
+
+
+def test_of_several_that_show_a_ticket_at_once_one_gets_in(stores, secret, live):
+    with stores.database.write() as session:
+        ticket = one_time_tokens.issue(session, Purpose.TICKET, secret.split("_")[1])
+    together = threading.Barrier(8)
+
+    def use(_):
+        together.wait()
+        return httpx.get(f"{live.url}/ui/login", params={"ticket": ticket}, timeout=60).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(use, range(8))) == [200] + [401] * 7
+
+
+def test_a_ticket_opens_one_session_once(visitor, stores, secret, live):
+    with stores.database.write() as session:
+        ticket = one_time_tokens.issue(session, Purpose.TICKET, secret.split("_")[1])
+    with httpx.Client(base_url=live.url, headers={"Accept": "text/html"}, timeout=60) as other:
+        answer = other.get("/ui/login", params={"ticket": ticket, "next": "/ui/jobs?state=Running"})
+        assert answer.status_code == 200
+        assert 'content="0; url=/ui/jobs?state=Running"' in answer.text
+        assert other.get("/ui/jobs").status_code == 200
+    again = visitor.get("/ui/login", params={"ticket": ticket})
+    assert (again.status_code, "used already" in again.text) == (401, True)
+    assert visitor.get("/ui/jobs").status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("wanted", "page"),
+    [
+        ("/ui/jobs/j1?part=live", "/ui/jobs/j1?part=live"),
+        ("/ui", "/ui"),
+        ("https://evil.example/ui/jobs", "/ui/jobs"),
+        ("//evil.example/ui/jobs", "/ui/jobs"),
+        ("/ui//evil.example", "/ui/jobs"),
+        ("/ui/\\evil.example", "/ui/jobs"),
+        ("/ui/x\r\nSet-Cookie: a=b", "/ui/jobs"),
+        ("/jobs", "/ui/jobs"),
+        ("/uix", "/ui/jobs"),
+        ("javascript:alert(1)", "/ui/jobs"),
+        ("", "/ui/jobs"),
+        (None, "/ui/jobs"),
+    ],
+)
+def test_nobody_is_led_to_another_site(wanted, page):
+    assert own_page(wanted) == page
+
+
+def test_a_link_on_another_site_leads_on_to_where_the_cookie_is_sent(visitor, job_id):
+    # SameSite=Strict: the browser does not send the cookie with the first request, but with what our page asks for.
+    answer = visitor.get(f"/ui/jobs/{job_id}", headers={"Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 200
+    assert f'content="0; url=/ui/jobs/{job_id}"' in answer.text
+
+
+@pytest.mark.parametrize("action", ["stop", "clone", "delete"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "null"},
+        {"Origin": "http://evil.example"},
+    ],
+)
+def test_a_form_that_did_not_come_from_our_pages_changes_nothing(person, client, job_id, action, headers):
+    del person.headers["Origin"]
+    answer = person.post(f"/ui/jobs/{job_id}/{action}", headers=headers)
+    assert answer.status_code == 403
+    assert "<h1>This was refused</h1>" in answer.text
+    assert client.get(f"/jobs/{job_id}").json()["state"] == "Pending"
+    assert len(client.get("/jobs").json()["jobs"]) == 1
+
+
+def test_another_site_cannot_sign_a_browser_in(visitor, live):
+    answer = visitor.post("/ui/login", data={"key": live.secret}, headers={"Sec-Fetch-Site": "cross-site"})
+    assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
+
+
+@pytest.mark.parametrize("action", ["stop", "clone", "delete"])
+def test_a_form_without_a_session_changes_nothing(visitor, client, job_id, action):
+    answer = visitor.post(f"/ui/jobs/{job_id}/{action}")
+    assert (answer.status_code, "Sign in to see this" in answer.text) == (401, True)
+    assert client.get(f"/jobs/{job_id}").json()["state"] == "Pending"
+
+
+def test_the_cookie_reads_but_does_not_write_through_the_api(person, job_id):
+    assert person.get(f"/jobs/{job_id}").status_code == 200
+    assert person.get(f"/jobs/{job_id}/logs").status_code == 200
+    assert person.get(f"/jobs/{job_id}/metrics").status_code == 200
+    assert person.get(f"/jobs/{job_id}/artifacts.zip").status_code == 200
+    assert person.post(f"/jobs/{job_id}/stop").status_code == 401
+    assert person.delete(f"/jobs/{job_id}").status_code == 401
+    assert person.post("/jobs", json=a_job()).status_code == 401

@@ -1,0 +1,86 @@
+"""Whatever is sent, no request makes the service fail, and every answer is one that its description promises."""
+
+import itertools
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import settings
+from schemathesis.python.asgi import shutdown_lifespans
+from schemathesis.specs.openapi.checks import (
+    negative_data_rejection,
+)
+from support.fuzzing import CHECKS, Fuzzed, examples
+
+from core.db.database import Database
+
+DESCRIPTION = Path(__file__).with_name("openapi.json")  # the application's own: test_openapi.py
+ANOTHER_PROTOCOL = "^/(original|_s3)/"  # it takes whatever it is sent: tests/service/fuzz/test_fuzz_original.py
+API = schemathesis.openapi.from_path(DESCRIPTION).exclude(path_regex=ANOTHER_PROTOCOL)
+API.config.analysis.constants.enabled = False
+API.config.generation.with_security_parameters = False
+WITHOUT_KEY = schemathesis.openapi.from_path(DESCRIPTION).exclude(
+    path_regex=ANOTHER_PROTOCOL
+)  # sends keys too, but none that is good
+WITHOUT_KEY.config.analysis.constants.enabled = False
+LINKED = schemathesis.openapi.from_path(DESCRIPTION).include(path_regex="^/jobs")
+LINKED.config.analysis.constants.enabled = False
+LINKED.config.generation.with_security_parameters = False
+LINKED.config.generation.update(modes=[schemathesis.GenerationMode.POSITIVE])
+OPEN = {"GET /health", "GET /readiness"}
+
+
+@API.parametrize()
+@examples(10)
+def test_every_answer_is_as_described(case, fuzzed):
+    case.validate_response(fuzzed.call(case), checks=[*CHECKS, negative_data_rejection])
+
+
+@WITHOUT_KEY.parametrize()
+@examples(4)
+def test_without_a_key_nothing_is_answered(case, fuzzed):
+    answer = fuzzed.call(case, key=False)
+    case.validate_response(answer, checks=CHECKS)
+    if case.operation.label not in OPEN:
+        assert answer.status_code == (401 if case.method == case.operation.method.upper() else 405)
+
+
+@pytest.fixture
+def walk(tmp_path, migrated_sqlite):
+    """From answer to answer along the links of the description; each walk starts from the same jobs."""
+    number = itertools.count()
+    reached = Counter()
+
+    class Walk(LINKED.as_state_machine()):
+        answered = reached
+
+        def setup(self):
+            super().setup()
+            home = tmp_path / str(next(number))
+            home.mkdir()
+            shutil.copy(migrated_sqlite, home / "gradient.db")
+            self._database = Database(f"sqlite:///{home / 'gradient.db'}")
+            self._fuzzed = Fuzzed(home, self._database)
+
+        def teardown(self):
+            self.answered.update(self._fuzzed.answered)
+            shutdown_lifespans()
+            self._database.close()
+            super().teardown()
+
+        def call(self, case, **_kwargs):
+            return self._fuzzed.call(case)
+
+        def validate_response(self, response, case, **_kwargs):
+            case.validate_response(response, checks=CHECKS)
+
+    return Walk
+
+
+def test_every_answer_along_the_links_is_as_described(walk):
+    walk.run(settings=settings(examples(8), stateful_step_count=12))
+    for wanted in ("GET /jobs/{job_id}", "POST /jobs/{job_id}/stop", "GET /jobs/{job_id}/logs"):
+        assert walk.answered[wanted, 200], walk.answered
+    assert walk.answered["POST /jobs/{job_id}/clone", 201], walk.answered

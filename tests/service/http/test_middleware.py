@@ -1,0 +1,149 @@
+"""Middleware: request ids, headers, bounded bodies, host names and origins."""
+
+import logging
+import socket
+
+import httpx
+import pytest
+from support.live_service import Live, a_job
+
+from core.settings.api import ApiSettings
+from service.main import create_app
+
+
+def test_a_request_id_goes_through_and_into_the_log(client, caplog):
+    caplog.set_level(logging.DEBUG, logger="service")
+    given = client.get("/jobs?name=hidden-from-logs", headers={"x-request-id": "my-id.1"})
+    assert given.headers["x-request-id"] == "my-id.1"
+    made = [client.get("/jobs").headers["x-request-id"] for _ in range(2)]
+    assert len(set(made)) == 2
+    odd = client.get("/jobs", headers={"x-request-id": "a b\tc"})
+    assert odd.headers["x-request-id"] != "a b\tc"
+    strange = httpx.get(f"{client.base_url}/jobs", headers={"x-request-id": "my-id.1"}, timeout=60)
+    assert (strange.status_code, strange.headers["x-request-id"] == "my-id.1") == (401, False)
+    lines = [record for record in caplog.records if record.message == "request"]
+    assert (lines[0].method, lines[0].path, lines[0].status) == ("GET", "/jobs", 200)
+    ours = [record for record in caplog.records if record.name.startswith(("service", "core"))]
+    assert "hidden-from-logs" not in str([vars(record) for record in ours])
+
+
+def test_answers_carry_safe_headers(client):
+    for path in ("/jobs", "/health", "/nothing"):
+        headers = client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+
+
+def test_names_that_are_not_ours_are_refused(client):
+    for host in ("127.0.0.1", "localhost:80", "[::1]:8780", "192.168.1.7:8780"):
+        assert client.get("/health", headers={"Host": host}).status_code == 200
+    for host in ("rebound.example", "localhost.example:8780", "127.0.0.1.example"):
+        answer = client.get("/health", headers={"Host": host})
+        assert (answer.status_code, answer.json()["error"]["status"]) == (421, 421)
+
+
+def test_pages_of_other_sites_change_nothing(client):
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "http://[", "http://[::1"):
+        answer = client.post("/projects", json={"name": "x"}, headers={"Origin": origin})
+        assert (answer.status_code, answer.json()["error"]["name"]) == (403, "Forbidden")
+    own = f"http://{client.base_url.host}:{client.base_url.port}"
+    assert client.post("/projects", json={"name": "x"}, headers={"Origin": own}).status_code == 201
+    assert client.get("/projects", headers={"Origin": "http://evil.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("api", "host", "status"),
+    [
+        (ApiSettings(public_url="https://jobs.example/"), "jobs.example", 200),
+        (ApiSettings(public_url="https://jobs.example"), "other.example", 421),
+        (ApiSettings(host="0.0.0.0"), "anything.example", 421),  # noqa: S104 - the case under test
+        (ApiSettings(host="0.0.0.0"), "10.0.0.7", 200),  # noqa: S104 - same
+        (ApiSettings(host="0.0.0.0", public_url="https://jobs.example"), "anything.example", 421),  # noqa: S104 - same
+        (ApiSettings(host="0.0.0.0", public_url="https://jobs.example"), "10.0.0.7", 200),  # noqa: S104 - same
+    ],
+)
+def test_which_names_are_ours_follows_from_the_settings(settings, database, secret, api, host, status):
+    live = Live(create_app(settings.model_copy(update={"api": api}), database=database, wake=list), secret)
+    assert httpx.get(f"{live.url}/health", headers={"Host": host}, timeout=60).status_code == status
+    live.stop()
+
+
+def raw(live, head, body=b""):
+    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as connection:
+        connection.sendall(head.replace("\n", "\r\n").encode() + body)
+        answer = b""
+        while block := connection.recv(65536):
+            answer += block
+    return answer
+
+
+def test_a_client_that_asks_for_leave_is_not_made_to_send(live):
+    head = (
+        "POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: wrong\nContent-Type: multipart/form-data; boundary=b\n"
+        "Content-Length: 1000000\nExpect: 100-continue\nConnection: close\n\n"
+    )
+    answer = raw(live, head)
+    assert answer.startswith(b"HTTP/1.1 401")
+
+
+def test_a_body_with_a_huge_length_is_refused_without_waiting_for_all_of_it(live, monkeypatch):
+    monkeypatch.setattr("service.http.body_limit._LINGER_BYTES", 1)
+    monkeypatch.setattr("service.http.body_limit.SMALL_BYTES", 1)
+    head = (
+        f"POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: {live.secret}\nContent-Type: application/json\n"
+        "Content-Length: 100000000000\n\n"
+    )
+    assert raw(live, head, bytes(100_000)).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_stops_coming_does_not_hold_the_answer_for_ever(live, monkeypatch):
+    monkeypatch.setattr("service.http.body_limit._LINGER_SECONDS", 0.2)
+    head = (
+        "POST /jobs HTTP/1.1\nHost: 127.0.0.1\nx-api-key: wrong\nContent-Type: application/json\n"
+        "Content-Length: 1000\n\n"
+    )
+    assert raw(live, head, b"{").startswith(b"HTTP/1.1 401")
+
+
+def test_answers_after_a_whole_body_come_at_once(client):
+    assert client.post("/jobs", json=a_job(machineType="x")).status_code == 400
+    assert client.post("/jobs", json=a_job()).status_code == 201
+
+
+def test_a_client_cannot_say_that_it_is_another(live):
+    """Wrong keys are counted by address; ever new X-Forwarded-For would avoid that."""
+    answers = [
+        httpx.post(
+            f"{live.url}/ui/login",
+            data={"key": "wrong"},
+            headers={"Origin": live.url, "X-Forwarded-For": f"192.0.2.{number}", "Forwarded": f"for=192.0.2.{number}"},
+            timeout=60,
+        ).status_code
+        for number in range(12)
+    ]
+    assert answers == [401] * 10 + [429] * 2
+
+
+def test_a_trusted_proxy_says_who_the_client_is(settings, database, secret):
+    api = settings.api.model_copy(update={"trusted_proxies": ["127.0.0.1"]})
+    live = Live(create_app(settings.model_copy(update={"api": api}), database=database, wake=list), secret)
+    headers = {"Origin": live.url, "X-Forwarded-For": "203.0.113.9, 192.0.2.1"}
+    for _ in range(10):
+        httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, timeout=60)
+    assert httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, timeout=60).status_code == 429
+    # The proxy adds the address it saw at the end; what stands before it is the client's own word.
+    headers["X-Forwarded-For"] = "198.51.100.1, 192.0.2.1"
+    assert httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, timeout=60).status_code == 429
+    headers["X-Forwarded-For"] = "192.0.2.2"
+    assert httpx.post(f"{live.url}/ui/login", data={"key": "wrong"}, headers=headers, timeout=60).status_code == 401
+    live.stop()
+
+
+def test_readiness_tells_strangers_no_path(stranger, settings, monkeypatch):
+    monkeypatch.setattr("service.routes.health.os.access", lambda *_: False)
+    answer = stranger.get("/readiness")
+    assert answer.status_code == 503
+    assert str(settings.root) not in answer.text

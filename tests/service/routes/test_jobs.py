@@ -1,0 +1,426 @@
+"""Jobs over HTTP: what comes back, and what is there afterwards."""
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import update
+from support.live_service import Live, a_job, count_jobs
+
+from core.db.database import now
+from core.db.models.jobs import Worker
+from core.errors import StoreUnavailable
+from core.jobs import lifecycle
+from core.jobs.scheduling import workers
+from core.jobs.states import JobState
+from core.jobs.transitions import note_attempt
+from service.main import create_app
+from service.presenters.jobs import OUTSIDE_STATES
+
+
+def test_a_job_is_made_and_shown(client, woken):
+    answer = client.post("/jobs", json=a_job(name="first", envVars={"API_KEY": "s3cret", "LR": "0.1"}, tags=["a"]))
+    assert answer.status_code == 201
+    job = answer.json()
+    assert re.fullmatch(r"j[a-z0-9]{13}", job["id"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job["createdAt"])
+    expected = {
+        "name": "first",
+        "project": "default",
+        "state": "Pending",
+        "phase": "queued",
+        "reason": "waiting_for_machine",
+        "message": "Waiting for a free machine.",
+        "exitCode": None,
+        "machineType": "CPU",
+        "backend": "mock",
+        "simulated": True,
+        "command": "python main.py",
+        "envVars": {"API_KEY": "••••••", "LR": "0.1"},
+        "stopGrace": 60,
+        "maxAttempts": 1,
+        "priority": 50,
+        "attempt": 0,
+        "tags": ["a"],
+        "parentJobId": None,
+        "startedAt": None,
+        "durationSeconds": None,
+        "cost": 0.0,
+        "queuePosition": None,
+        "estimatedStartAt": None,
+        "silentSince": None,
+        "artifactsState": "none",
+        "stopRequested": False,
+        "url": f"http://127.0.0.1:8780/ui/jobs/{job['id']}",
+    }
+    assert {name: job[name] for name in expected} == expected
+    # A submission is answered without a look at the queue; what is known of it follows.
+    shown = client.get(f"/jobs/{job['id']}").json()
+    assert {name for name in shown if shown[name] != job[name]} == {"reason", "message", "queuePosition"}
+    assert (shown["reason"], shown["queuePosition"]) == ("no_worker", 1)
+    assert woken == ["wake"]
+
+
+@pytest.mark.parametrize("options", [{}, {"projectId": True, "envVars": {"TOKEN": "secret:token"}}])
+def test_a_submission_takes_at_most_two_database_sessions(client, database, monkeypatch, options):
+    assert client.put("/secrets/token", json={"value": "x"}).is_success
+    project = client.post("/projects", json={"name": "ours"}).json()["id"]
+    asked = a_job(**options | ({"projectId": project} if options else {}))
+    opened = []
+    for kind in ("read", "write"):
+        session = getattr(database, kind)
+        monkeypatch.setattr(database, kind, lambda session=session, kind=kind: opened.append(kind) or session())
+    assert client.post("/jobs", json=asked).status_code == 201
+    assert opened == (["read", "write"] if options else ["write"])
+
+
+def test_a_commit_that_fails_gives_503_and_no_201(client, database, monkeypatch):
+    def fail(_session):
+        raise StoreUnavailable("The database does not answer right now. Try again in a moment.")
+
+    project = client.post("/projects", json={"name": "there"}).json()
+    monkeypatch.setattr("sqlalchemy.orm.Session.commit", fail)
+    for path, body in (("/jobs", a_job()), ("/projects", {"name": "new"})):
+        answer = client.post(path, json=body)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert answer.json()["error"]["name"] == "StoreUnavailable"
+    monkeypatch.undo()
+    assert count_jobs(database) == 0
+    assert [one["id"] for one in client.get("/projects").json()["projects"]] == [project["id"]]
+
+
+def test_wake_comes_after_the_commit_and_only_then(client, database, stores):
+    seen = []
+    object.__setattr__(stores, "wake", lambda: seen.append(count_jobs(database)))
+    client.post("/jobs", json=a_job())
+    assert seen == [1]
+    client.post("/jobs", json=a_job(machineType="nothing"))
+    assert seen == [1]
+
+
+def test_states_seen_from_outside(client, worker):
+    worker.register()
+    ids = [client.post("/jobs", json=a_job(name=f"n{i}")).json()["id"] for i in range(5)]
+    ends = (
+        ("completed", {"exit_code": 0}),
+        ("exit_nonzero", {"exit_code": 3, "detail": "exit code 3"}),
+        ("launch_failed", {"detail": "no such shell"}),
+    )
+    for reason, fields in ends:
+        worker.end(worker.start(), reason, **fields)
+    worker.start()
+    client.post(f"/jobs/{ids[4]}/stop")
+    jobs = [client.get(f"/jobs/{one}").json() for one in ids]
+    assert [job["state"] for job in jobs] == ["Stopped", "Failed", "Error", "Running", "Cancelled"]
+    assert [job["exitCode"] for job in jobs] == [0, 3, None, None, None]
+    assert "exit code 3" in jobs[1]["message"]
+    assert jobs[2]["message"] == "The job could not be started: no such shell"
+    assert jobs[0]["artifactsState"] == "complete"
+    assert jobs[0]["durationSeconds"] >= 0
+    assert jobs[3]["phase"] == "running"
+    for state, job in zip([job["state"] for job in jobs], jobs, strict=True):
+        found = client.get("/jobs", params={"state": state.upper()}).json()["jobs"]
+        assert [one["id"] for one in found] == [job["id"]]
+    both = client.get("/jobs", params={"state": "Failed, Running"}).json()["jobs"]
+    assert [job["state"] for job in both] == ["Running", "Failed"]
+    every = client.get("/jobs", params={"state": "failed,ERROR,stopped"}).json()["jobs"]
+    assert {job["state"] for job in every} == {"Failed", "Error", "Stopped"}
+
+
+def test_an_unknown_state_is_refused_with_those_there_are(client):
+    answer = client.get("/jobs", params={"state": "Runing"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["field"] == "state"
+    assert all(state in error["message"] for state in OUTSIDE_STATES)
+
+
+def test_every_inside_state_has_an_outside_name():
+    from_filters = set(OUTSIDE_STATES)
+    assert from_filters == {"Pending", "Running", "Stopped", "Failed", "Error", "Cancelled"}
+    assert len(JobState) == 7
+
+
+def test_pages_go_through_all_jobs_once(client):
+    ids = [client.post("/jobs", json=a_job()).json()["id"] for _ in range(7)]
+    found, after = [], None
+    while True:
+        params = {"limit": 3} | ({"after": after} if after else {})
+        page = client.get("/jobs", params=params).json()
+        found += [job["id"] for job in page["jobs"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert found == ids[::-1]
+    assert client.get("/jobs", params={"after": "x1"}).json()["error"]["name"] == "CursorInvalid"
+
+
+def test_lists_narrow_by_project_machine_and_name(client):
+    client.post("/jobs", json=a_job(project="a", name="one"))
+    client.post("/jobs", json=a_job(project="b", name="two", machineType="v100"))
+    project_id = client.get("/jobs", params={"project": "a"}).json()["jobs"][0]["projectId"]
+
+    def names(**params):
+        return [job["name"] for job in client.get("/jobs", params=params).json()["jobs"]]
+
+    assert names(project="b") == ["two"]
+    assert names(projectId=project_id) == ["one"]
+    assert names(machineType="V100") == ["two"]
+    assert names(name="one") == ["one"]
+    assert names(project="nowhere") == []
+    assert client.get("/jobs", params={"machineType": "V1000"}).status_code == 400
+
+
+def test_an_unknown_filter_is_refused_instead_of_ignored(client):
+    answer = client.get("/jobs", params={"stat": "Running"})
+    assert answer.status_code == 422
+    assert "'stat'" in answer.json()["error"]["message"]
+
+
+def test_places_in_the_queue_go_by_priority_then_age(client, worker):
+    worker.register()
+    first, second = (client.post("/jobs", json=a_job()).json()["id"] for _ in range(2))
+    urgent = client.post("/jobs", json=a_job(priority=90)).json()["id"]
+    listed = {job["id"]: job for job in client.get("/jobs").json()["jobs"]}
+    assert {one: listed[one]["queuePosition"] for one in listed} == {urgent: 1, first: 2, second: 3}
+    assert listed[urgent]["reason"] == "waiting_for_machine"
+    assert listed[second]["reason"] == "behind_jobs"
+    assert listed[second]["message"] == "2 jobs ahead in the queue."
+    alone = client.get(f"/jobs/{second}").json()
+    assert (alone["queuePosition"], alone["message"]) == (3, listed[second]["message"])
+
+
+def test_stop_is_a_wish_while_it_runs_and_nothing_afterwards(client, worker, woken):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job = worker.start()
+    stopped = client.post(f"/jobs/{job_id}/stop").json()
+    assert (stopped["state"], stopped["stopRequested"]) == ("Running", True)
+    assert len(woken) == 2
+    worker.end(job, "stopped_by_user", exit_code=143)
+    again = client.post(f"/jobs/{job_id}/stop")
+    assert (again.status_code, again.json()["state"]) == (200, "Cancelled")
+
+
+def test_a_clone_is_the_same_job_again(client, worker):
+    first = client.post("/jobs", json=a_job(project="p", name="x", envVars={"TOKEN": "t"}, timeLimit=5)).json()
+    answer = client.post(f"/jobs/{first['id']}/clone")
+    assert answer.status_code == 201
+    second = answer.json()
+    assert second["id"] != first["id"]
+    assert second["parentJobId"] == first["id"]
+    same = ("project", "name", "command", "envVars", "timeLimit", "machineType", "workspaceSha256")
+    assert [second[field] for field in same] == [first[field] for field in same]
+    assert worker.get(second["id"]).spec.env_vars == {"TOKEN": "t"}
+
+
+def test_a_clone_is_made_once_per_idempotency_key(client, database):
+    first = client.post("/jobs", json=a_job()).json()["id"]
+    answers = [client.post(f"/jobs/{first}/clone", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 200]
+    assert answers[0].json()["id"] == answers[1].json()["id"]
+    assert count_jobs(database) == 2
+    other = client.post("/jobs", json=a_job(), headers={"Idempotency-Key": "k"})
+    assert other.json()["error"]["name"] == "IdempotencyMismatch"
+
+
+def test_a_deleted_job_is_gone(client, worker, stores):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    worker.start()
+    answer = client.delete(f"/jobs/{job_id}")
+    assert (answer.status_code, answer.content) == (204, b"")
+    for path in ("", "/logs", "/events", "/metrics", "/artifacts", "/artifacts.zip", "/logs/raw"):
+        assert client.get(f"/jobs/{job_id}{path}").status_code == 404, path
+    assert client.delete(f"/jobs/{job_id}").status_code == 404
+    assert client.post(f"/jobs/{job_id}/stop").json()["error"]["name"] == "JobNotFound"
+    assert client.get("/jobs").json()["jobs"] == []
+    with stores.database.write() as session:
+        heart = workers.beat(session, "w", "h")[job_id]
+    assert heart.stop_requested
+
+
+def test_events_tell_the_story(client, worker):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    worker.end(worker.start(), "exit_nonzero", exit_code=1, detail="exit code 1")
+    events = client.get(f"/jobs/{job_id}/events").json()["events"]
+    assert [event["kind"] for event in events] == ["submitted", "claimed", "started", "ended", "finished"]
+    assert [event["toState"] for event in events] == ["Pending", "Pending", "Running", "Running", "Failed"]
+    assert "exit code 1" in events[3]["message"]
+
+
+def test_a_job_with_a_silent_worker_says_so(client, worker, database):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    worker.start()
+    assert client.get(f"/jobs/{job_id}").json()["reason"] is None
+    with database.write() as session:
+        session.connection().exec_driver_sql("UPDATE jobs SET heartbeat_at = '2020-01-01 00:00:00.000000'")
+    for job in (client.get(f"/jobs/{job_id}").json(), *client.get("/jobs").json()["jobs"]):
+        assert (job["state"], job["reason"]) == ("Running", "worker_silent")
+        assert job["silentSince"] == "2020-01-01T00:00:00.000Z"
+        assert "last heard of at 2020-01-01 00:00:00 UTC. Unreachable is not dead" in job["message"]
+
+
+def test_a_waiting_job_has_an_estimate_of_its_start_from_those_that_ended(client, worker, database):
+    worker.register()
+    for _ in range(3):
+        client.post("/jobs", json=a_job())
+        worker.end(worker.start(), exit_code=0)
+    with database.write() as session:
+        session.connection().exec_driver_sql(
+            "UPDATE jobs SET started_at = '2026-01-01 00:00:00.000000', ended_at = '2026-01-01 01:00:00.000000'"
+        )
+    client.post("/jobs", json=a_job())
+    worker.start()
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job = client.get(f"/jobs/{job_id}").json()
+    left = (datetime.fromisoformat(job["estimatedStartAt"]) - datetime.now(UTC)).total_seconds()
+    assert left == pytest.approx(3600, abs=30)
+    assert [one["estimatedStartAt"] is not None for one in client.get("/jobs").json()["jobs"]] == [True] + [False] * 4
+
+
+def test_a_drained_worker_makes_no_machine_type_available(client, worker, database):
+    worker.register()
+
+    def available():
+        return {one["name"]: one["available"] for one in client.get("/machine-types").json()["machineTypes"]}
+
+    assert all(available().values())
+    with database.write() as session:
+        session.execute(update(Worker).values(drained_at=now(), machine_types=["CPU"]))
+    assert not any(available().values())
+    with database.write() as session:
+        session.execute(update(Worker).values(drained_at=None))
+    assert [name for name, there in available().items() if there] == ["CPU"]
+    notes = client.post("/jobs", params={"dryRun": "true"}, json=a_job(machineType="V100")).json()["notes"]
+    assert "No running worker offers this machine type now; the job would wait." in notes
+
+
+def test_cost_is_duration_times_price(client, worker, database):
+    job_id = client.post("/jobs", json=a_job(machineType="V100")).json()["id"]
+    worker.end(worker.start(), exit_code=0)
+    with database.write() as session:
+        session.connection().exec_driver_sql(
+            "UPDATE jobs SET started_at = '2026-01-01 00:00:00.000000', ended_at = '2026-01-01 00:30:00.000000'"
+        )
+    job = client.get(f"/jobs/{job_id}").json()
+    assert job["durationSeconds"] == 1800
+    assert job["cost"] == pytest.approx(job["pricePerHour"] / 2)
+
+
+def test_a_dry_run_makes_nothing(client, database, woken):
+    answer = client.post("/jobs", params={"dryRun": "true"}, json=a_job(machineType="tpu", envVars={"PASSWORD": "p"}))
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["job"]["machineType"] == "TPU"
+    assert found["job"]["envVars"] == {"PASSWORD": "••••••"}
+    assert found["job"]["project"] == "default"
+    assert found["pricePerHour"] == found["machineType"]["pricePerHour"] > 0
+    assert found["machineType"]["simulated"] is True
+    assert any("Simulated" in note for note in found["notes"])
+    assert count_jobs(database) == 0
+    assert client.get("/projects").json()["projects"] == []
+    assert woken == []
+
+
+def test_a_project_is_given_by_name_or_by_id(client):
+    project = client.post("/projects", json={"name": "by id"})
+    assert project.status_code == 201
+    assert client.post("/projects", json={"name": "by id"}).status_code == 200
+    project_id = project.json()["id"]
+    assert re.fullmatch(r"pr[a-z0-9]{13}", project_id)
+    job = client.post("/jobs", json=a_job(projectId=project_id)).json()
+    assert (job["project"], job["projectId"]) == ("by id", project_id)
+    assert client.get(f"/projects/{project_id}").json()["jobCount"] == 1
+    both = client.post("/jobs", json=a_job(projectId=project_id, project="x"))
+    assert (both.status_code, both.json()["error"]["field"]) == (400, "projectId")
+    assert client.post("/jobs", json=a_job(projectId="prnone")).status_code == 404
+    assert client.get("/projects/prnone").json()["error"]["name"] == "ProjectNotFound"
+
+
+def test_machine_types_say_whether_they_can_be_had(client, worker):
+    types = client.get("/machine-types").json()["machineTypes"]
+    assert {one["available"] for one in types} == {False}
+    worker.register()
+    types = {one["name"]: one for one in client.get("/machine-types").json()["machineTypes"]}
+    assert types["TPU"]["available"]
+    assert types["TPU"]["simulated"]
+    assert types["V100"]["tflops"]["fp32"] > 1
+
+
+def test_without_simulation_each_machine_has_its_backend(settings, database, secret):
+    settings.machines.simulate = False
+    live = Live(create_app(settings, database=database, wake=lambda: None), secret)
+    with live.client() as client:
+        job = client.post("/jobs", json=a_job(machineType="V100")).json()
+        asked = {"user": "1000", "workingDir": "/opt/app", "sharedMemMb": 64}
+        given = client.post("/jobs", json=a_job(machineType="V100", **asked)).json()
+        assert {name: given[name] for name in asked} == asked
+        settings.machines.simulate = True
+        clone = client.post(f"/jobs/{given['id']}/clone")
+        assert (clone.status_code, clone.json()["error"]["field"]) == (400, "user"), "what it cannot have is said"
+        settings.machines.simulate = False
+    live.stop()
+    assert (job["backend"], job["simulated"]) == ("docker", False)
+
+
+@pytest.mark.parametrize(("asked", "field"), [({"user": "1000"}, "user"), ({"workingDir": "/opt/app"}, "workingDir")])
+def test_what_a_simulated_machine_cannot_give_is_refused(client, database, asked, field):
+    for params in ({}, {"dryRun": "true"}):
+        answer = client.post("/jobs", params=params, json=a_job(**asked))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["field"]) == (400, field)
+        assert "Machine types are simulated on this server" in error["message"]
+    assert count_jobs(database) == 0
+    taken = client.post("/jobs", json=a_job(workingDir="src", sharedMemMb=64)).json()
+    assert (taken["workingDir"], taken["sharedMemMb"], taken["user"]) == ("src", 64, None)
+
+
+def test_a_tpu_is_shown_once_it_is_known(client, database, worker):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    assert client.get(f"/jobs/{job_id}").json()["tpu"] is None
+    job = worker.claim()
+    tpu = {"zone": "us-central1-b", "name": "gj-1", "type": "v2-8", "url": "grpc://10.0.0.2:8470"}
+    with database.write() as session:
+        lifecycle.started(session, job, {"pid": 1, "tpu": tpu})
+    shown = client.get(f"/jobs/{job_id}").json()["tpu"]
+    assert shown == {"zone": "us-central1-b", "name": "gj-1", "type": "v2-8", "grpcUrl": "grpc://10.0.0.2:8470"}
+    assert re.search("gj-1</code>, v2-8.*us-central1-b, grpc://10.0.0.2:8470", client.get(f"/ui/jobs/{job_id}").text)
+
+
+def test_cards_and_peaks_are_shown_once_they_are_known(client, database, worker):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    job = worker.claim()
+    cards = [
+        {"index": "3", "uuid": "GPU-3", "name": "NVIDIA Test Card", "memory": 2**34, "serial": None, "driver": "550.1"},
+        {"index": "5"},
+    ]
+    with database.write() as session:
+        job = lifecycle.started(session, job, {"pid": 1, "cards": cards})
+    shown = client.get(f"/jobs/{job_id}").json()
+    assert {name: shown[name] for name in shown if name.startswith("gpu")} == {
+        "gpuName": "NVIDIA Test Card",
+        "gpuMem": 2**34,
+        "gpuDriver": "550.1",
+        "gpuCuda": None,
+        "gpuCount": 2,
+        "gpus": [
+            {"index": "3", "uuid": "GPU-3", "serial": None, "name": "NVIDIA Test Card", "memory": 2**34},
+            {"index": "5", "uuid": None, "serial": None, "name": None, "memory": None},
+        ],
+    }
+    assert shown["usage"] is None
+    with database.write() as session:
+        note_attempt(session, job, sampled_seconds=4.0, peak_memory_bytes=7, mean_gpu_percent=12.345)
+    listed = client.get("/jobs").json()["jobs"][0]
+    assert listed["usage"] == {
+        "sampledSeconds": 4.0,
+        "peakMemoryBytes": 7,
+        "peakCpuPercent": None,
+        "meanCpuPercent": None,
+        "peakGpuMemoryBytes": None,
+        "peakGpuPercent": None,
+        "meanGpuPercent": 12.3,
+    }
+    page = client.get(f"/ui/jobs/{job_id}").text
+    assert re.search("2 . NVIDIA Test Card, 17.2 GB each", page)
+    assert "7 B memory" in page

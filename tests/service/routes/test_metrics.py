@@ -1,0 +1,185 @@
+"""Metrics over HTTP, and how series are thinned."""
+
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+from support.live_service import a_job, peak_memory, statements_of
+
+from core.jobs import metrics
+from core.jobs.metrics import Series
+from service.presenters.downsample import series_view, thin
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def points(values):
+    return [(float(step), 1000.0 + step, value) for step, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("most", [3, 4, 5, 10, 101, 1000])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 999, 1000, 1001, 5000])
+def test_thinning_keeps_order_ends_and_extremes(count, most):
+    chance = random.Random(count)  # noqa: S311 - a repeatable test
+    every = points([chance.gauss(0, 1) for _ in range(count)])
+    kept = thin(every, most)
+    assert len(kept) <= max(most, 0)
+    assert kept == sorted(kept)
+    assert set(kept) <= set(every)
+    if count <= most:
+        assert kept == every
+    else:
+        assert (kept[0], kept[-1]) == (every[0], every[-1])
+    if most >= 10 and every:
+        values = [value for *_, value in kept]
+        assert max(values) == max(value for *_, value in every)
+        assert min(values) == min(value for *_, value in every)
+
+
+def test_what_is_not_finite_is_null_and_no_extreme():
+    view = series_view(Series("loss", "job", points([1.0, math.nan, math.inf, None, 0.5])), 100)
+    assert [point.value for point in view.points] == [1.0, None, None, None, 0.5]
+    assert (view.min, view.max, view.last) == (0.5, 1.0, 0.5)
+    thinned = series_view(Series("loss", "job", points([math.nan] * 100)), 10)
+    assert len(thinned.points) <= 10
+    assert (thinned.min, thinned.max, thinned.last) == (None, None, None)
+
+
+def test_series_come_by_name_and_source(client, database):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    rows = [
+        {
+            "job_id": job_id,
+            "attempt": 1,
+            "source": "job",
+            "offset": n,
+            "step": float(n),
+            "at": BEGAN + timedelta(seconds=n),
+            "values": {"loss": 1 / (n + 1), "accuracy": n / 100},
+        }
+        for n in range(100)
+    ]
+    system = {
+        "job_id": job_id,
+        "attempt": 1,
+        "source": "system",
+        "offset": 0,
+        "step": None,
+        "at": BEGAN,
+        "values": {"cpu": 87.5},
+    }
+    with database.write() as session:
+        metrics.add(session, [*rows, system])
+    found = client.get(f"/jobs/{job_id}/metrics").json()["series"]
+    assert {(series["name"], series["source"]) for series in found} == {
+        ("loss", "job"),
+        ("accuracy", "job"),
+        ("cpu", "system"),
+    }
+    loss = client.get(f"/jobs/{job_id}/metrics", params={"name": "loss", "maxPoints": 10}).json()["series"]
+    assert [series["name"] for series in loss] == ["loss"]
+    assert len(loss[0]["points"]) <= 10
+    assert loss[0]["points"][0] == {"step": 0.0, "time": "2026-01-01T00:00:00.000Z", "value": 1.0}
+    assert (loss[0]["last"], loss[0]["min"], loss[0]["max"]) == (0.01, 0.01, 1.0)
+    assert client.get(f"/jobs/{job_id}/metrics", params={"name": "nothing"}).json() == {"series": [], "leftOut": None}
+    assert client.get(f"/jobs/{job_id}/metrics", params={"maxPoints": 1}).status_code == 422
+
+
+def rows_of(job_id, numbers, names):
+    row = {"job_id": job_id, "attempt": 1, "source": "job"}
+    values = {f"m{place}": place / 7 for place in range(names)}
+    return [
+        row | {"offset": n, "step": float(n), "at": BEGAN + timedelta(seconds=n), "values": values} for n in numbers
+    ]
+
+
+_COPIES = text(
+    "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 19999) "
+    'INSERT INTO metrics SELECT job_id, attempt, source, n.n, n.n, at, "values" FROM metrics, n'
+)
+
+
+@pytest.fixture
+def large(client, database):
+    """A job of 20,000 rows with 200 values each."""
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    with database.write() as session:
+        metrics.add(session, rows_of(job_id, [0], 200))
+        session.execute(_COPIES)
+    return job_id
+
+
+def test_four_readers_of_a_very_large_job_cost_bounded_memory_and_rows(client, database, large, monkeypatch):
+    read = []
+    add = metrics.Columns.add
+    monkeypatch.setattr(metrics.Columns, "add", lambda *words: read.append(words[1]) or add(*words))
+    answers = []
+
+    def ask(_: int) -> None:
+        answers.append(client.get(f"/jobs/{large}/metrics?maxPoints=400", timeout=300))
+
+    def ask_at_once() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(ask, range(4)))
+
+    with statements_of(database) as asked:
+        peak = peak_memory(ask_at_once)
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert len(read) <= 1001, "rows are chosen in the database, and read for all four at once"
+    assert len([statement for statement, _ in asked if "row_number" in statement]) == 2
+    assert peak < 150 * 1024**2
+    found = answers[0].json()
+    assert len(found["series"]) == 200
+    assert all(3 <= len(series["points"]) <= 400 for series in found["series"])
+    assert all(series["points"][-1]["step"] == 19_999 for series in found["series"])
+
+
+def test_an_open_page_that_asks_again_costs_little(client, database, large):
+    path = f"/jobs/{large}/metrics"
+    first = client.get(path, params={"maxPoints": 100})
+    with statements_of(database) as asked:
+        again = client.get(path, params={"maxPoints": 100}, headers={"If-None-Match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.get(path, params={"maxPoints": 100}).content == first.content
+    assert not [statement for statement, _ in asked if "metrics.values" in statement or '"values"' in statement]
+    with database.write() as session:
+        metrics.add(session, rows_of(large, [20_000], 200))
+    with statements_of(database) as asked:
+        assert client.get(path, params={"maxPoints": 100}).content == first.content, "a large job is read seldom"
+    assert not [statement for statement, _ in asked if "row_number" in statement]
+
+
+def test_news_of_a_small_job_are_read_at_once(client, database):
+    job_id = client.post("/jobs", json=a_job()).json()["id"]
+    tags = []
+    for count in range(3):
+        with database.write() as session:
+            metrics.add(session, rows_of(job_id, [count], 2))
+        answer = client.get(f"/jobs/{job_id}/metrics", headers={"If-None-Match": ", ".join(tags)})
+        assert [len(series["points"]) for series in answer.json()["series"]] == [count + 1] * 2
+        tags.append(answer.headers["etag"])
+    assert len(set(tags)) == 3
+
+
+def test_the_points_of_one_answer_are_bounded_and_the_answer_says_so(client, large):
+    found = client.get(f"/jobs/{large}/metrics", params={"maxPoints": 100_000}).json()
+    assert sum(len(series["points"]) for series in found["series"]) <= 100_000
+    assert "an answer holds 100,000" in found["leftOut"]
+    one = client.get(f"/jobs/{large}/metrics", params={"name": "m7", "maxPoints": 100_000}).json()
+    assert one["leftOut"] is None
+    assert len(one["series"][0]["points"]) >= 1000
+
+
+def test_an_answer_says_that_a_job_wrote_more_than_is_stored(client, database, worker):
+    client.post("/jobs", json=a_job())
+    worker.register()
+    job = worker.start()
+    with database.write() as session:
+        metrics.limited(session, job, "metric_names_limit", "200 names are stored.")
+    assert client.get(f"/jobs/{job.id}/metrics").json()["leftOut"] == "200 names are stored."
+    events = client.get(f"/jobs/{job.id}/events").json()["events"]
+    assert [event["message"] for event in events if event["kind"] == "metrics"] == ["200 names are stored."]

@@ -1,0 +1,261 @@
+"""The page that Prometheus reads: what it holds, who may see it, and that its labels stay few."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event, insert, update
+from support.live_service import a_form, a_job, a_zip, wait_until
+
+from core.db.database import now
+from core.db.models.jobs import Repair, Worker
+from core.jobs.transitions import note_sizes
+from service.main import create_app
+
+
+@pytest.fixture
+def figures(client):
+    """A look at the page: a function of a sample's name and labels."""
+
+    def look(name, **labels):
+        answer = client.get("/metrics")
+        assert answer.status_code == 200
+        samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(answer.text)
+            for sample in family.samples
+        }
+        return samples.get((name, frozenset(labels.items())))
+
+    return look
+
+
+def submit(client, **fields):
+    answer = client.post("/jobs", json=a_job(**fields))
+    assert answer.status_code == 201
+    return answer.json()["id"]
+
+
+def test_it_is_text_that_prometheus_reads(client):
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = list(text_string_to_metric_families(answer.text))
+    assert len({family.name for family in families}) == len(families) > 15
+    assert all(family.documentation for family in families)
+    assert "_created" not in answer.text
+
+
+def test_every_figure_is_documented(client, worker):
+    worker.register()
+    text = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
+    shown = client.get("/metrics").text
+    names = {line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE gradient_")}
+    assert len(names) > 14
+    assert [name for name in sorted(names) if f"`{name}" not in text] == []
+
+
+def alerts():
+    """The rules that the documentation offers."""
+    text = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
+    (block,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "alert:" in block]
+    (group,) = yaml.safe_load(block)["groups"]
+    return group["rules"]
+
+
+def test_every_alert_asks_for_figures_and_labels_that_there_are(client, worker, database):
+    worker.register()
+    submit(client)
+    with database.write() as session:
+        session.execute(insert(Repair).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
+        session.execute(update(Worker).values(cards=["0"], heard_at=now()))
+    shown = client.get("/metrics").text
+    samples = {
+        sample.name: set(sample.labels) for family in text_string_to_metric_families(shown) for sample in family.samples
+    }
+    assert 6 <= len(alerts()) <= 10
+    for rule in alerts():
+        assert {"alert", "expr", "annotations"} <= rule.keys()
+        assert rule["annotations"]["summary"]
+        names = set(re.findall(r"gradient_[a-z_]+", rule["expr"]))
+        assert names, rule
+        assert names <= samples.keys(), rule
+        for name, matchers in re.findall(r"(gradient_[a-z_]+)\{([^}]*)\}", rule["expr"]):
+            assert set(re.findall(r"([a-z_]+)\s*[=!]~?", matchers)) <= samples[name], rule
+        given = set().union(*(samples[name] for name in names))
+        assert set(re.findall(r"\$labels\.([a-z_]+)", rule["annotations"]["summary"])) <= given, rule
+
+
+def test_it_asks_for_a_key(stranger, live):
+    assert stranger.get("/metrics").status_code == 401
+    header = {"Authorization": f"Bearer {live.secret}"}
+    assert stranger.get("/metrics", headers=header).status_code == 200
+
+
+def test_it_says_which_release_runs(client):
+    assert 'gradient_build_info{python="3.' in client.get("/metrics").text
+
+
+def test_jobs_queue_and_workers_come_from_the_record(client, figures, worker):
+    worker.register()
+    for _ in range(3):
+        submit(client)
+    worker.start()
+    assert figures("gradient_jobs", state="queued", backend="mock", pool="CPU") == 2
+    assert figures("gradient_jobs", state="running", backend="mock", pool="CPU") == 1
+    assert figures("gradient_jobs", state="finishing", backend="mock", pool="CPU") == 0
+    assert figures("gradient_queue_jobs", backend="mock", pool="CPU") == 2
+    assert 0 < figures("gradient_queue_oldest_seconds", backend="mock", pool="CPU") < 60
+    assert figures("gradient_workers", backend="mock") == 1
+    assert figures("gradient_queue_workers", backend="mock", pool="CPU") == 1
+    assert figures("gradient_jobs_silent", backend="mock", pool="CPU") == 0
+    assert figures("gradient_worker_slots", worker="w", host="h") == 1
+    assert figures("gradient_worker_jobs", worker="w", host="h") == 1
+    assert figures("gradient_outbox_messages") == 3
+
+
+def test_a_queue_that_nobody_serves_shows_no_worker(client, figures):
+    submit(client)
+    assert figures("gradient_workers", backend="mock") == 0
+    assert figures("gradient_queue_workers", backend="mock", pool="CPU") == 0
+
+
+def test_workers_that_are_away_drained_or_deaf_are_told_by_name(figures, worker, database):
+    worker.register()
+    of_w = {"worker": "w", "host": "h"}
+    assert figures("gradient_worker_drained", **of_w) == 0
+    assert figures("gradient_worker_heard_seconds", **of_w) is None
+    assert 0 <= figures("gradient_worker_seen_seconds", **of_w) < 60
+    values = {"seen_at": now(-3600), "drained_at": now(-7200), "heard_at": now(-3700), "cards": ["0", "1"]}
+    with database.write() as session:
+        session.execute(update(Worker).values(**values))
+    assert figures("gradient_worker_drained", **of_w) == 1
+    assert 3600 <= figures("gradient_worker_seen_seconds", **of_w) < 3660
+    assert 3700 <= figures("gradient_worker_heard_seconds", **of_w) < 3760
+    assert figures("gradient_worker_slots", **of_w) is None
+    assert figures("gradient_cards", host="h") == 2
+    assert figures("gradient_cards_held", host="h") == 0
+
+
+def test_repairs_are_counted_by_kind(figures, database):
+    with database.write() as session:
+        session.execute(insert(Repair).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
+    assert figures("gradient_sweep_repairs_total", kind="lost_jobs") == 3
+
+
+def test_claims_are_timed_and_what_was_kept_is_counted(client, figures, worker, database):
+    assert figures("gradient_stored_bytes_total", content="log") == 0
+    submit(client)
+    job = worker.end(worker.start())
+    with database.write() as session:
+        note_sizes(session, job, log_bytes=700, artifact_bytes=9000)
+    for _ in range(2):
+        assert figures("gradient_claim_duration_seconds_count", backend="mock", pool="CPU") == 1
+        assert figures("gradient_stored_bytes_total", content="log") == 700
+        assert figures("gradient_stored_bytes_total", content="artifact") == 9000
+    assert 0 <= figures("gradient_claim_duration_seconds_sum", backend="mock", pool="CPU") < 60
+
+
+def test_jobs_that_end_are_counted_whoever_ended_them(client, figures, worker):
+    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock", pool="CPU") is None
+    for reason in ("completed", "completed", "launch_failed"):
+        submit(client)
+        worker.end(worker.start(), reason)
+    assert figures("gradient_jobs_ended_total", state="succeeded", backend="mock", pool="CPU") == 2
+    assert figures("gradient_jobs_ended_total", state="failed", backend="mock", pool="CPU") == 1
+    assert figures("gradient_jobs", state="succeeded", backend="mock", pool="CPU") is None
+
+
+def test_requests_are_counted_by_the_pattern_of_their_route(client, figures):
+    job_id = submit(client)
+    for path in (f"/jobs/{job_id}", "/jobs/j0", "/jobs/j1"):
+        client.get(path)
+    requests = "gradient_http_requests_total"
+    assert figures(requests, route="/jobs/{job_id}", method="GET", status="200") == 1
+    assert figures(requests, route="/jobs/{job_id}", method="GET", status="404") == 2
+    assert figures(requests, route="/jobs", method="POST", status="201") == 1
+    duration = "gradient_http_request_duration_seconds"
+    assert figures(f"{duration}_count", route="/jobs/{job_id}", method="GET") == 3
+    assert figures(f"{duration}_bucket", route="/jobs/{job_id}", method="GET", le="+Inf") == 3
+
+
+def test_what_a_stranger_makes_up_adds_no_labels(client, stranger, figures):
+    for number in range(20):
+        stranger.get(f"/made/up/{number}")
+        stranger.request(f"MADE{number}", "/jobs")
+    requests = "gradient_http_requests_total"
+    assert figures(requests, route="none", method="GET", status="404") == 20
+    text = client.get("/metrics").text
+    assert "made" not in text
+    assert "MADE" not in text
+    assert text.count('method="other"') < 25
+
+
+def test_only_submissions_that_were_taken_are_timed(client, figures):
+    submit(client)
+    client.post("/jobs", files=a_form(a_job(), a_zip()))
+    client.post("/jobs", json=a_job(machineType="no such"))
+    client.post("/jobs?dryRun=true", json=a_job())
+    assert figures("gradient_submit_duration_seconds_count") == 2
+    assert 0 < figures("gradient_submit_duration_seconds_sum") < 60
+
+
+def test_bytes_of_logs_and_artifacts_are_counted_as_they_are_sent(client, figures, worker, stores, tmp_path):
+    job_id = submit(client)
+    job = worker.start()
+    with stores.logs.open_writer(job_id, job.attempt) as log:
+        log.append(b"a line\n" * 100, 1)
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "model.bin").write_bytes(b"x" * 5000)
+    stores.artifacts.close(job_id, job.attempt, tmp_path / "left")
+    worker.end(job)
+    assert figures("gradient_served_bytes_total", content="log") == 0
+    client.get(f"/jobs/{job_id}/logs/raw", headers={"Range": "bytes=0-99"})
+    assert figures("gradient_served_bytes_total", content="log") == 100
+    client.get(f"/jobs/{job_id}/artifacts/file/model.bin")
+    assert figures("gradient_served_bytes_total", content="artifact") == 5000
+    client.get(f"/jobs/{job_id}/artifacts/file/none.bin")
+    assert figures("gradient_served_bytes_total", content="artifact") == 5000
+    archive = client.get(f"/jobs/{job_id}/artifacts.zip").content
+    assert figures("gradient_served_bytes_total", content="artifact") == 5000 + len(archive)
+
+
+def test_followed_logs_are_counted_while_they_are_open(client, figures, worker):
+    job_id = submit(client)
+    worker.start()
+    assert figures("gradient_log_streams") == 0
+    with client.stream("GET", f"/jobs/{job_id}/logs", headers={"Accept": "text/event-stream"}) as stream:
+        chunks = stream.iter_bytes()  # dropping it would end the stream
+        assert next(chunks)
+        wait_until(lambda: figures("gradient_log_streams") == 1)
+    wait_until(lambda: figures("gradient_log_streams") == 0)
+    wait_until(lambda: figures("gradient_served_bytes_total", content="log") > 0)
+    seconds = figures("gradient_http_request_duration_seconds_sum", route="/jobs/{job_id}/logs", method="GET")
+    assert 0 < seconds < 20
+
+
+def test_the_record_is_asked_a_fixed_number_of_times(client, database, figures):
+    assert figures("gradient_queue_jobs", backend="mock", pool="CPU") is None
+    for _ in range(5):
+        submit(client)
+    statements = []
+
+    def note(connection, cursor, statement, *_):
+        del connection, cursor
+        statements.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    client.get("/metrics")
+    event.remove(database.engine, "before_cursor_execute", note)
+    selects = [statement for statement in statements if "api_keys" not in statement and statement != "BEGIN"]
+    assert len(selects) == 7
+    assert all(statement.startswith("SELECT") for statement in selects)
+
+
+def test_two_applications_in_a_process_share_no_figures(stores, settings, database):
+    other = create_app(settings, database=database, wake=lambda: None).state.stores
+    stores.measures.sent("log", 7)
+    with database.read() as session:
+        assert b'gradient_served_bytes_total{content="log"} 7.0' in stores.measures.page(session)
+        assert b'gradient_served_bytes_total{content="log"} 0.0' in other.measures.page(session)

@@ -1,0 +1,81 @@
+"""A backend with the folders that a worker would give it."""
+
+from support.deployment import wait_until
+
+from core.ids import new_id
+from core.settings import Settings
+from core.settings.docker import EgressSettings
+from core.storage.artifacts.store import DirectoryStore
+from worker.attempt.scratch import Scratch
+from worker.backends import make_backend
+from worker.backends.base import LaunchSpec
+from worker.storage import Storage
+
+
+class Place:
+    """A backend and the folders that the worker would give it."""
+
+    def __init__(self, name, root, docker=None, *, ledger=None, machine_type="CPU", **settings):
+        self.name = name
+        self.machine_type = machine_type
+        settings.setdefault("egress", EgressSettings(allowed=["127.0.0.1", "localhost"]))  # the tests' own registries
+        self.settings = Settings(home=root, **settings, **({"docker": docker} if docker else {}))
+        self._ledger = ledger
+        self.backend = self.another()
+        self.root = root
+        self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
+        self._made = []
+
+    def another(self):
+        """Create another instance of the backend, as a restarted worker does."""
+        return make_backend(self.name, self.settings, self._ledger)
+
+    def spec(self, command, *, attempt=1, **options):
+        job_id = self.job_id
+        scratch = Scratch(self.root / "attempts", job_id, attempt)
+        scratch.make(DirectoryStore(self.root / "artifacts-store"))
+        scratch.workspace.mkdir(exist_ok=True)
+        project_id = options.pop("project_id", "p1")
+        storage = Storage(self.root / "storage")
+        env = {"GRADIENT_JOB_ID": job_id, "GRADIENT_ATTEMPT": str(attempt)} | options.pop("env", {})
+        return LaunchSpec(
+            name=scratch.name,
+            job_id=job_id,
+            attempt=attempt,
+            machine_type=self.machine_type,
+            command=command,
+            env=env,
+            workspace=scratch.workspace,
+            artifacts=scratch.artifacts,
+            project_id=project_id,
+            storage=storage.of(project_id, mounted=self.backend.capabilities.mounts),
+            datasets=storage.datasets,
+            control=scratch.control,
+            **{"container": None, "cpus": None, "memory_bytes": None, "cards": (), "stop_grace": 5} | options,
+        )
+
+    def launch(self, spec, confirm=lambda: None, progress=lambda *_: None):
+        handle = self.backend.launch(spec, confirm, progress)
+        self._made.append(handle)
+        return handle
+
+    def running(self, command, **options):
+        """Launch a job that prints `up` first, wait for that, and return its spec and handle."""
+        spec = self.spec(command, **options)
+        handle = self.launch(spec)
+        wait_until(lambda: self.output(spec) == b"up\n", "its first line")
+        return spec, handle
+
+    def wait(self, handle):
+        return wait_until(lambda: self.backend.poll(handle), "the job to end")
+
+    def output(self, spec):
+        return (spec.control / "log").read_bytes() if (spec.control / "log").exists() else b""
+
+    def inside(self, folder, mounted):
+        """Return the path at which the job finds a folder of this host."""
+        return mounted if self.backend.capabilities.mounts else str(folder)
+
+    def clear(self):
+        for handle in self._made + self.backend.list_owned():
+            self.backend.destroy(handle)

@@ -1,0 +1,251 @@
+"""A real service in processes of its own, for tests that look at it from outside and kill parts of it."""
+
+import contextlib
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from support.fork_server import Nursery
+
+SERVER = Path(sys.executable).parent / "gradient-server"
+CLI = Path(sys.executable).parent / "gradient-cli"
+ENDED = {"Stopped", "Failed", "Error", "Cancelled"}
+PATIENCE = float(os.environ.get("GRADIENT_TEST_PATIENCE", "60"))
+WITHOUT_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients of servers without TLS: loading the system's certificates costs more than most requests."""
+_NURSERY = Nursery()
+# Git servers and registries of tests are on this machine.
+_OPENED = {
+    "GRADIENT_EGRESS__ALLOWED": '["127.0.0.1", "localhost"]',
+    "GRADIENT_EGRESS__SCHEMES": '["https", "http"]',
+}
+
+
+def wait_until(look: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """The first true value of `look`; fails when there is none in time."""
+    deadline = time.monotonic() + seconds
+    pause = 0.01
+    while True:
+        value = look()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.1)  # most of what is waited for costs the service a request each time
+
+
+class Process:
+    """One process of the service; its output is kept in a file.
+
+    Args:
+        inside: Words that begin its command, if it is to run in a namespace of its own.
+    """
+
+    def __init__(self, arguments: list[str], env: dict[str, str], log: Path, inside: Sequence[str] = ()) -> None:
+        self.log = log
+        self._code: int | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        if not inside and not {"LD_PRELOAD", "FAKE_GPUS"} & env.keys():
+            self.pid = _NURSERY.start(arguments, env, log)
+            return
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                [*inside, str(SERVER), *arguments], env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        self.pid = self._popen.pid
+
+    def exit_code(self) -> int | None:
+        if self._code is None:
+            self._code = _NURSERY.exit_code(self.pid) if self._popen is None else self._popen.poll()
+        return self._code
+
+    def alive(self) -> bool:
+        return self.exit_code() is None
+
+    def frozen(self) -> bool:
+        return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.alive():
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        wait_until(lambda: not self.alive(), f"process {self.pid} to end")
+        assert self._code is not None
+        return self._code
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+class Deployment:
+    """API and workers over one GRADIENT_HOME."""
+
+    def __init__(self, home: Path, **settings: str) -> None:
+        self.home = home
+        self._settings = settings
+        self._processes: list[Process] = []
+        self._api: Process | None = None
+        # One for all requests: each new one would read the machine's certificates first.
+        self._client = httpx.Client(timeout=30, verify=WITHOUT_TLS)
+
+    def environment(self, **settings: str) -> dict[str, str]:
+        """Return the environment of the service's processes."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")}
+        return env | {"GRADIENT_HOME": str(self.home)} | _OPENED | self._settings | settings
+
+    @property
+    def database_url(self) -> str:
+        return self._settings.get("GRADIENT_DATABASE__URL") or f"sqlite:///{self.home / 'gradient.db'}"
+
+    @property
+    def logs(self) -> list[Path]:
+        """Files with what the service's own processes said."""
+        return sorted(self.home.parent.glob(f"{self.home.name}-*.log"))
+
+    def start(self, *arguments: str, inside: Sequence[str] = (), **settings: str) -> Process:
+        process = Process(
+            list(arguments),
+            self.environment(**settings),
+            self.home.parent / f"{self.home.name}-{len(self._processes)}.log",
+            inside,
+        )
+        self._processes.append(process)
+        return process
+
+    def start_api(self, **settings: str) -> Process:
+        self._forget_address()
+        self._api = self.start("api", "--port", "0", **settings)
+        self.wait_ready(self._api)
+        return self._api
+
+    def start_up(self, **settings: str) -> Process:
+        self._forget_address()
+        self._api = self.start("up", "--port", "0", **settings)
+        self.wait_ready(self._api)
+        return self._api
+
+    def _forget_address(self) -> None:
+        """Keep the key, but not where an earlier process listened."""
+        file = self.home / "cli.json"
+        if file.exists():
+            file.write_text(json.dumps({"apiKey": self.cli_json["apiKey"]}))
+
+    def migrate(self) -> None:
+        assert self.start("migrate").wait() == 0
+
+    def start_worker(self, name: str = "w1", *, inside: Sequence[str] = (), **settings: str) -> Process:
+        return self.start("worker", "--name", name, inside=inside, **settings)
+
+    def wait_ready(self, process: Process) -> None:
+        def ready() -> bool:
+            assert process.alive(), process.said()
+            try:
+                return self.request("GET", "/readiness", retry=False).status_code == 200
+            except (OSError, ValueError, KeyError, httpx.TransportError):
+                return False
+
+        wait_until(ready, "the API to be ready")
+
+    def stop(self) -> None:
+        self._client.close()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        for process in self.job_processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def job_processes(self, job_id: str | None = None) -> list[psutil.Process]:
+        """Find the running processes of this deployment's jobs, by their environment."""
+        found = []
+        storage = os.path.realpath(self.home / "storage")
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                env = process.environ()
+                # A worker with a home of its own reaches the same storage by another name.
+                ours = os.path.realpath(env.get("GRADIENT_STORAGE_DIR", "/")).startswith(f"{storage}/")
+                if ours and process.status() != psutil.STATUS_ZOMBIE and job_id in (None, env["GRADIENT_JOB_ID"]):
+                    found.append(process)
+        return found
+
+    @property
+    def storage(self) -> Path:
+        """Folder that the jobs of its one project share; created with the first of them."""
+        projects = self.home / "storage" / "projects"
+        [folder] = wait_until(lambda: list(projects.glob("*")), "the project's storage")
+        return folder
+
+    @property
+    def datasets(self) -> Path:
+        """Folder of data sets that every job can read."""
+        folder = self.home / "storage" / "datasets"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def cli_json(self) -> dict[str, str]:
+        return json.loads((self.home / "cli.json").read_text())
+
+    def request(self, method: str, path: str, *, retry: bool = True, **options: Any) -> httpx.Response:
+        """One request; while the API is away (it was killed) it is sent again."""
+        deadline = time.monotonic() + PATIENCE
+        given = options.pop("headers", {})
+        while True:
+            try:
+                where = self.cli_json
+                headers = {"x-api-key": where["apiKey"]} | given
+                return self._client.request(method, where["url"] + path, headers=headers, **options)
+            except (httpx.TransportError, OSError, ValueError, KeyError):
+                if not retry or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def submit(self, command: str, *, key: str | None = None, **spec: Any) -> str:
+        headers = {"Idempotency-Key": key} if key else {}
+        body = {"machineType": "CPU", "command": command} | spec
+        answer = self.request("POST", "/jobs", json=body, headers=headers)
+        assert answer.status_code in (200, 201), answer.text
+        return answer.json()["id"]
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        answer = self.request("GET", f"/jobs/{job_id}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait_ended(self, job_id: str, seconds: float = PATIENCE) -> dict[str, Any]:
+        def ended() -> dict[str, Any] | None:
+            job = self.job(job_id)
+            return job if job["state"] in ENDED else None
+
+        return wait_until(ended, f"job {job_id} to end (now {self.job(job_id)['state']})", seconds)
+
+    def raw_log(self, job_id: str) -> bytes:
+        return self.request("GET", f"/jobs/{job_id}/logs/raw").content
+
+    def events(self, job_id: str) -> list[dict[str, Any]]:
+        return self.request("GET", f"/jobs/{job_id}/events").json()["events"]
+
+    def artifacts(self, job_id: str) -> dict[str, Any]:
+        return self.request("GET", f"/jobs/{job_id}/artifacts").json()
+
+    def artifact(self, job_id: str, path: str) -> bytes:
+        return self.request("GET", f"/jobs/{job_id}/artifacts/file/{path}").content
+
+    def scratch(self) -> list[str]:
+        """Names of the scratch directories that are there."""
+        folder = self.home / "attempts"
+        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []

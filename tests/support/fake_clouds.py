@@ -1,0 +1,131 @@
+"""A simulated cloud with TPUs, and a device in it, for tests."""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from gradient_server.simulator.tpu.api import Cloud
+from gradient_server.simulator.tpu.state import TpuSimulator
+from worker.backends.base import LaunchError
+from worker.backends.tpu.resource_log import Entry
+
+ZONES = ["us-central1-b", "us-west4-a"]
+NOTHING = ([], [])
+"""Nodes and queued resources of the simulator when everything was deleted."""
+
+
+def none_over(_job_id):
+    """Report no job as over."""
+    return False
+
+
+class Device:
+    """Something that takes connections at a port, as a TPU does."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()[:2]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._listener.accept()[0].close()
+
+    def close(self) -> None:
+        # Closing alone does not wake who waits in accept.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+
+@contextlib.contextmanager
+def simulated(**options):
+    """A running simulator whose nodes are all the same device."""
+    device = Device()
+    simulator = TpuSimulator(cloud=Cloud(device=device.address, **options))
+    simulator.start()
+    try:
+        yield simulator
+    finally:
+        simulator.stop()
+        device.close()
+
+
+def tpu_settings(simulator, **options):
+    """Return TPU settings for the simulated cloud, with short timeouts."""
+    return {
+        "simulator": simulator.address,
+        "zones": ZONES,
+        "runner": "process",
+        "poll_seconds": 0.02,
+        "watch_seconds": 0.05,
+        "call_seconds": 1.0,
+        "unhealthy_seconds": 0.2,
+        "patience_seconds": 3.0,
+        "probe_seconds": 0.2,
+        "wait_seconds": 20.0,
+        "stray_seconds": 0.0,
+    } | options
+
+
+class MemoryLedger:
+    """A ledger of billed resources in memory, for a backend without a database."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict] = []
+        self._lock = threading.Lock()
+
+    def installation(self) -> str:
+        return "gtest"
+
+    def intend(self, kind, name, *, job_id, attempt):
+        with self._lock:
+            row = next((row for row in self._rows if row["name"] == name and not row["gone"]), None)
+            if row is None:
+                row = {"kind": kind, "name": name, "job_id": job_id, "attempt": attempt, "operation": None}
+                row |= {"id": len(self._rows), "gone": False, "deleting": False, "states": [], "detail": None}
+                self._rows.append(row)
+            return self._entry(row) if (row["job_id"], row["attempt"]) == (job_id, attempt) else None
+
+    def note(self, entry, *, state, health=None, detail=None, operation=None, bills=False):
+        row = self._rows[entry.id]
+        row["states"].append((state, health, bills))
+        row["operation"] = operation or row["operation"]
+        row["detail"] = detail or row["detail"]
+
+    def close(self, entry, *, gone, detail=None):
+        row = self._rows[entry.id]
+        row["gone" if gone else "deleting"] = True
+        row["detail"] = detail or row["detail"]
+
+    def of_attempt(self, job_id, attempt):
+        return [self._entry(row) for row in self._rows if (row["job_id"], row["attempt"]) == (job_id, attempt)]
+
+    def here(self):
+        return [entry for entry in map(self._entry, self._rows) if not entry.over]
+
+    def unowned(self):
+        return [self._entry(row) for row in self._rows if not row["gone"]]
+
+    def states(self, index=0):
+        return [state for state, _, _ in self._rows[index]["states"]]
+
+    def billed(self):
+        return [row["name"] for row in self._rows if any(bills for _, _, bills in row["states"])]
+
+    def _entry(self, row):
+        over = row["gone"] or row["deleting"]
+        known = {name: row[name] for name in ("id", "kind", "name", "job_id", "attempt", "operation")}
+        return Entry(**known, age=0.0, over=over)
+
+
+def refused(place, spec=None, confirm=lambda: None):
+    """Return the reason and detail of a launch that must fail."""
+    with pytest.raises(LaunchError) as raised:
+        place.backend.launch(spec or place.spec("true"), confirm, lambda *_: None)
+    return raised.value.reason, raised.value.detail

@@ -1,0 +1,117 @@
+"""Starts processes of the service out of one that has loaded it already: loading costs more than most tests.
+
+Each is a process of its own, forked with its own environment, output and exit code; only `exec` is left out. Run as a
+program it takes requests on stdin, a line of JSON each, and answers on stdout.
+"""
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+_LOADED = (
+    "gradient_server.processes",
+    "gradient_server.commands.worker_health",
+    "core.db.migrations",
+    "core.notify.broker",
+    "service.main",
+    "service.http.server",
+    "worker.celery.app",
+    "worker.supervisor",
+)
+
+
+class Nursery:
+    """The test's side of the fork server; one for each test process, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, arguments: list[str], env: dict[str, str], log: Path) -> int:
+        """Start a process of `gradient-server` and return its pid."""
+        return self._ask({"arguments": arguments, "env": env, "log": str(log)})
+
+    def exit_code(self, pid: int) -> int | None:
+        """Return the exit code of a process, negative for a signal; None while it runs."""
+        return self._ask({"pid": pid})
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        with self._lock:
+            if self._process is None:
+                command = [sys.executable, __file__]
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                atexit.register(self._close, self._process)
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+
+    @staticmethod
+    def _close(process: subprocess.Popen[bytes]) -> None:
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+
+
+def _serve() -> None:
+    for name in _LOADED:
+        __import__(name)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    ended: dict[int, int] = {}
+    # Line by line, past Python's own buffer: a child must not inherit what was read ahead.
+    while line := _line():
+        request = json.loads(line)
+        if "pid" in request:
+            answer = _look(request["pid"], ended)
+        elif (answer := os.fork()) == 0:
+            answers.close()
+            _become(request)
+        else:
+            ended.pop(answer, None)  # of an earlier process: the kernel gives its number again
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line
+
+
+def _look(pid: int, ended: dict[int, int]) -> int | None:
+    if pid not in ended:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if not found:
+            return None
+        ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended[pid]
+
+
+def _become(request: dict[str, Any]) -> None:
+    from gradient_server.main import main  # noqa: PLC0415 - the environment decides what it does
+
+    os.environ.clear()
+    os.environ.update(request["env"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(nothing)
+    sys.argv = ["gradient-server", *request["arguments"]]
+    sys.exit(main(request["arguments"]))
+
+
+if __name__ == "__main__":
+    # Ctrl-C reaches the whole group; what it forked is ended by the test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _serve()

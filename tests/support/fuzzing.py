@@ -1,0 +1,211 @@
+"""The application over one database, with a job in every state, and a fuzzer's requests aimed at what is there."""
+
+import io
+import os
+import re
+import zlib
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis import Case, GenerationMode, Response
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from support.live_service import Worker, a_job, a_zip
+
+from core.db.database import Database
+from core.db.models.jobs import Job
+from core.jobs import lifecycle, metrics
+from core.security import api_keys, credentials
+from core.security.credentials import EVERY_PROJECT
+from core.security.encryption import Vault
+from core.settings import Settings
+from core.settings.api import ApiSettings
+from core.storage.archives import ArchiveLimits
+from core.storage.artifacts.paths import present
+from service.main import create_app
+from service.original.routes.s3 import BUCKET
+from service.schemas.jobs import SubmitJob, parse
+from service.submission import create
+from service.submission.create import Origin
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+]
+FILES = {
+    "model/weights.h5": bytes(range(256)) * 64,
+    "notes.txt": "grüße\n".encode(),
+    "ünï 🚀 #1?.bin": b"",
+    "a%41": b"x",
+}
+RANGES = ("bytes=0-3", "bytes=2-", "bytes=-5", "bytes=99999999-", "bytes=5-2", "bytes=0-1,3-4", "lines=1-2")
+ENDED = ("succeeded", "failed", "faulty", "cancelled")
+STATES = ("starting", "running", "finishing", *ENDED, "waiting")  # what waits comes last: claims take what came first
+_JOB_ID = re.compile(r"j[a-z0-9]{13}\Z")
+_USED_UP = {
+    "DELETE /jobs/{job_id}",
+    "POST /jobs/{job_id}/stop",
+    "POST /original/jobs/{job_id}/stop",
+    "POST /original/jobs/{job_id}/destroy",
+    "POST /original/jobs/{job_id}/artifactsDestroy",
+}
+"""Operations that change a job: each gets a job of its own."""
+
+
+def examples(few: int) -> settings:
+    """Build Hypothesis settings for `few` examples, or GRADIENT_FUZZ_EXAMPLES of them; always the same ones."""
+    return settings(
+        max_examples=int(os.environ.get("GRADIENT_FUZZ_EXAMPLES", few)),
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+class Fuzzed:
+    """An application to send anything to.
+
+    Args:
+        home: An empty folder.
+        database: Empty and migrated.
+    """
+
+    def __init__(self, home: Path, database: Database) -> None:
+        limits = {"max_upload_bytes": 2 * 1024**2, "max_unpacked_bytes": 4 * 1024**2}
+        configured = Settings(home=home, api=ApiSettings(public_url="http://testserver", **limits))
+        self.app = create_app(configured, database=database, wake=lambda: None)
+        self._stores = self.app.state.stores
+        self._worker = Worker(self._stores)
+        self._database = database
+        with database.write() as session:
+            self.secret = api_keys.create(session, "fuzz")[1]
+            vault = Vault(configured)
+            credentials.put_secret(session, vault, EVERY_PROJECT, "known", "x")
+            credentials.put_registry(session, vault, credentials.EVERY_PROJECT, "known.example", "alice", "x")
+        self.jobs = {state: self._job(state, home / "left") for state in STATES}
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.project = self._worker.get(self.jobs["waiting"]).project_id
+        limits = ArchiveLimits(max_upload_bytes=1024**2, max_bytes=1024**2)
+        self.archive = self._stores.workspaces.add(io.BytesIO(a_zip()), limits).sha256
+
+    def submit(self) -> str:
+        """The id of a new job."""
+        asked = parse(SubmitJob, a_job(tags=["fuzz"], envVars={"API_KEY": "x"}))
+        return create.submit(self._stores, Origin("k", "r", None), asked, None).job.id
+
+    def call(self, case: Case, *, key: bool = True) -> Response:
+        """Send a request; three of four that name something name something that is there."""
+        self._aim(case)
+        answer = case.call(app=self.app, headers={"x-api-key": self.secret} if key else None)
+        self.answered[case.operation.label, answer.status_code] += 1
+        return answer
+
+    def _aim(self, case: Case) -> None:
+        negated = {where for where, part in case.meta.components.items() if part.mode == GenerationMode.NEGATIVE}
+        if (
+            case.operation.label == "POST /jobs"
+            and isinstance(case.body, dict)
+            and ParameterLocation.BODY not in negated
+        ):
+            self._aim_body(case.body)
+        if "Range" in case.headers:
+            case.headers["Range"] = RANGES[zlib.crc32(case.headers["Range"].encode()) % len(RANGES)]
+        if "jobId" in (case.query or {}) and ParameterLocation.QUERY not in negated:
+            chance = zlib.crc32(repr(case.query).encode())
+            if chance % 4:
+                case.query["jobId"] = self.jobs[STATES[chance // 4 % len(STATES)]]
+        if case.path_parameters and ParameterLocation.PATH not in negated:
+            self._aim_path(case)
+
+    def _aim_body(self, body: dict) -> None:
+        chance = zlib.crc32(repr(sorted(body)).encode())
+        if chance % 4 == 0:
+            return
+        known = {"machineType": "cpu", "projectId": self.project, "workspaceSha256": self.archive, "command": "true"}
+        body.update({name: value for name, value in known.items() if name in body})
+        for name in ("project", "workspace", "projectId", "workspaceSha256")[chance // 4 % 4 :]:
+            body.pop(name, None)
+        body.update({name: 7 for name, value in body.items() if isinstance(value, int | float) and chance // 16 % 4})
+
+    def _aim_path(self, case: Case) -> None:
+        chance = zlib.crc32(repr(sorted(case.path_parameters.items())).encode())
+        if chance % 4 == 0 or _JOB_ID.match(case.path_parameters.get("job_id", "")):
+            return
+        there = {
+            "job_id": lambda: self._target(case, chance),
+            "project_id": lambda: self.project,
+            "sha256": lambda: self.archive,
+            "bucket": lambda: BUCKET,
+            "key": lambda: f"{self.jobs['succeeded']}/{sorted(FILES)[chance // 32 % len(FILES)]}",
+            "path": lambda: quote(present(sorted(FILES)[chance // 32 % len(FILES)])),
+            "name": lambda: "known",
+            "host": lambda: "known.example",
+        }
+        case.path_parameters = {name: there[name]() for name in case.path_parameters}
+
+    def _target(self, case: Case, chance: int) -> str:
+        if case.operation.label in _USED_UP:
+            return self.submit()
+        state = STATES[chance // 4 % len(STATES)]
+        if case.operation.path.endswith("/logs") and state in ENDED and chance % 2:
+            # Only what has ended: a log that goes on is followed for ever.
+            case.headers["Accept"] = "text/event-stream"
+        return self.jobs[state]
+
+    def _job(self, state: str, left: Path) -> str:
+        job_id = self.submit()
+        if state == "waiting":
+            return job_id
+        if state == "cancelled":
+            with self._database.write() as session:
+                lifecycle.request_stop(session, job_id)
+            return job_id
+        job = self._worker.claim()
+        assert job.id == job_id
+        if state != "starting":
+            self._run(job, state, left)
+        return job_id
+
+    def _run(self, job: Job, state: str, left: Path) -> None:
+        with self._database.write() as session:
+            job = lifecycle.started(session, job, {"pid": 1})
+            metrics.add(session, [_metric(job.id, step) for step in range(20)])
+        with self._stores.logs.open_writer(job.id, 1) as log:
+            log.append("line\nümläut \x1b[31m\n\xff".encode("latin-1") + b"partial", 1_700_000_000_000)
+        if state == "running":
+            return
+        for name, content in FILES.items():
+            path = left / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        self._stores.artifacts.close(job.id, 1, left)
+        if state == "finishing":
+            with self._database.write() as session:
+                lifecycle.ended(session, job, "completed", exit_code=0)
+            return
+        reason, code = {
+            "succeeded": ("completed", 0),
+            "failed": ("exit_nonzero", 3),
+            "faulty": ("launch_failed", None),
+        }[state]
+        self._worker.end(job, reason, exit_code=code)
+
+
+def _metric(job_id: str, step: int) -> dict:
+    values = {"loss": 1 / (step + 1), "odd": None if step % 3 else 1e308}
+    at = datetime(2026, 1, 1, second=step, tzinfo=UTC)
+    return {"job_id": job_id, "attempt": 1, "source": "job", "offset": step, "step": step, "at": at, "values": values}

@@ -1,0 +1,47 @@
+"""A simulator of Cloud Storage for tests, and stores in it."""
+
+import itertools
+from pathlib import Path
+
+from google.cloud import storage
+
+from core.settings.cloud import GcsSettings
+from core.storage.artifacts.store import DirectoryStore
+from core.storage.gcs.artifacts import BucketStore
+from core.storage.gcs.client import open_client
+from gradient_server.simulator.gcs.server import GcsSimulator
+
+_numbers = itertools.count(1)
+
+
+class Gcs:
+    """The simulator as one test sees it."""
+
+    def __init__(self, simulator: GcsSimulator) -> None:
+        self.simulator = simulator
+        self.settings = GcsSettings(endpoint=simulator.url, ca=simulator.ca)
+        self.client: storage.Client = open_client(self.settings)
+
+    def new_bucket(self, location: str = "us-central1") -> str:
+        """A bucket of its own for one test."""
+        name = f"test-bucket-{next(_numbers)}"
+        self.client.create_bucket(name, location=location)
+        return name
+
+    def store(self, folder: Path, bucket: str | None = None, **options) -> BucketStore:
+        """A store over a bucket, with its staging in `folder/store`."""
+        return BucketStore(
+            self.client.bucket(bucket or self.new_bucket()),
+            "some/prefix/",
+            staging=DirectoryStore(folder / "store"),
+            cache=folder / "cache",
+            **options,
+        )
+
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        """Name to content of everything in a bucket."""
+        return {found.name: found.content for found in self.simulator.buckets.names(bucket)}
+
+    def put(self, bucket: str, name: str, content: bytes = b"x") -> None:
+        """An object, whatever its name."""
+        self.simulator.buckets.put(bucket, name, content, {}, {})

@@ -1,0 +1,142 @@
+"""Shared helpers for tests of the service: a live server, a worker's transitions, and requests to send."""
+
+import io
+import json
+import threading
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from sqlalchemy import event
+from support.deployment import PATIENCE, WITHOUT_TLS
+
+from core.db.database import Database
+from core.db.models.jobs import Job
+from core.jobs import lifecycle, queries
+from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling.allocations import PortRange
+from core.jobs.scheduling.claims import Offer
+from core.settings import Settings
+from service.deps import OpenStores
+from service.http.server import Server
+
+OFFER = Offer("w", "h", ("mock",), ports=PortRange(20_000, 29_999, "h.example"))
+
+
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not come true in time"
+        time.sleep(0.005)
+
+
+class Worker:
+    """Moves jobs as a worker would."""
+
+    def __init__(self, stores: OpenStores) -> None:
+        self._database = stores.database
+
+    def register(self) -> None:
+        with self._database.write() as session:
+            workers.register(session, OFFER, boot_id="b", slots=1)
+
+    def claim(self) -> Job:
+        with self._database.write() as session:
+            job = claims.claim(session, OFFER)
+        assert job is not None
+        return job
+
+    def start(self) -> Job:
+        job = self.claim()
+        with self._database.write() as session:
+            return lifecycle.started(session, job, {"pid": 1})
+
+    def end(self, job: Job, reason: str = "completed", **fields) -> Job:
+        with self._database.write() as session:
+            ended = lifecycle.ended(session, job, reason, **fields)
+            return lifecycle.finish(session, ended, artifacts_state="complete")
+
+    def get(self, job_id: str) -> Job:
+        with self._database.read() as session:
+            return queries.get(session, job_id)
+
+
+class Live:
+    """The application behind a real uvicorn, in a thread."""
+
+    def __init__(self, app: FastAPI, secret: str) -> None:
+        self.server = Server(app, port=0)
+        self.secret = secret
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        wait_until(lambda: self.server.started)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"x-api-key": self.secret}, timeout=30, verify=WITHOUT_TLS)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+def a_job(**fields) -> dict:
+    return {"machineType": "CPU", "command": "python main.py", **fields}
+
+
+def a_zip(files: dict[str, bytes] | None = None) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in (files or {"main.py": b"print(1)\n"}).items():
+            entry = zipfile.ZipInfo(name)  # of 1980: the same files are the same bytes
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def a_form(spec: dict, archive: bytes) -> dict[str, tuple]:
+    return {
+        "spec": (None, json.dumps(spec), "application/json"),
+        "workspace": ("workspace.zip", archive, "application/zip"),
+    }
+
+
+@contextmanager
+def statements_of(database: Database) -> Iterator[list[tuple[str, Any]]]:
+    """Record each statement sent to the database while the block lasts, with its parameters."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_connection, _cursor, statement, parameters, _context, _many) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+
+
+def peak_memory(action: Callable[[], None]) -> int:
+    """Bytes that Python allocated at most while an action ran, beyond what it had."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def count_jobs(database: Database) -> int:
+    with database.read() as session:
+        return len(queries.page(session, queries.JobFilter(), limit=10_000).jobs)
+
+
+def stored_workspaces(settings: Settings) -> list[Path]:
+    return [path for path in (settings.root / "workspaces").rglob("*") if path.is_file()]

@@ -1,0 +1,109 @@
+"""A substitute for NVIDIA's driver, at its library's calls: in this process, and in others.
+
+And one for its container toolkit: an engine that finds the toolkit's hook when it starts takes requests for cards, and
+calls the hook for each container that has some.
+"""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+MIB = 1024**2
+_LIBRARY = Path(__file__).with_name("fake_driver")
+HOOK = """#!/bin/sh
+# What the engine tells the toolkit: the container's own process has the request in its environment.
+cat >>"{folder}/hooked"
+"""
+
+
+class Driver:
+    """A driver with some cards, as far as pynvml's calls ask it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cards: int) -> None:
+        self.memory = [0] * cards
+        self.percent = [0] * cards
+        self.pids: list[list[int]] = [[] for _ in range(cards)]
+        self.lost: set[int] = set()
+        self.asked = self.open = 0
+        self.error: int | None = None
+        given = {
+            "nvmlInit": self._init,
+            "nvmlShutdown": self._shut_down,
+            "nvmlSystemGetDriverVersion": lambda: "550.54.15",
+            "nvmlSystemGetCudaDriverVersion_v2": lambda: 12040,
+            "nvmlDeviceGetCount": lambda: len(self.memory),
+            "nvmlDeviceGetHandleByIndex": self._handle,
+            "nvmlDeviceGetUUID": lambda card: f"GPU-{card}{card}{card}",
+            "nvmlDeviceGetName": lambda _: "NVIDIA Test Card",
+            "nvmlDeviceGetSerial": lambda _: self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED),
+            "nvmlDeviceGetMemoryInfo": self._memory_info,
+            "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=self.percent[card], memory=0),
+            "nvmlDeviceGetPowerUsage": lambda _: 65_200,
+            "nvmlDeviceGetTemperature": lambda *_: 41,
+            "nvmlDeviceGetComputeRunningProcesses": lambda card: [SimpleNamespace(pid=pid) for pid in self.pids[card]],
+            "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [],
+        }
+        for name, call in given.items():
+            monkeypatch.setattr(pynvml, name, call)  # refuses a name that the library does not have
+
+    def _init(self) -> None:
+        if self.error is not None:
+            self._fail(self.error)
+        self.asked += 1
+        self.open += 1
+
+    def _shut_down(self) -> None:
+        self.open -= 1
+
+    def _handle(self, index: int) -> int:
+        return self._fail(pynvml.NVML_ERROR_GPU_IS_LOST) if index in self.lost else index
+
+    def _memory_info(self, card: int, version: int | None = None) -> SimpleNamespace:
+        kept = 0 if version else 600 * MIB  # the first version counts what the driver keeps for itself
+        return SimpleNamespace(total=16_384 * MIB, used=self.memory[card] + kept)
+
+    def _fail(self, number: int):
+        raise pynvml.NVMLError(number)
+
+
+class DriverOfProcesses:
+    """A driver with some GPUs, for processes that are started with its `environment`."""
+
+    def __init__(self, folder: Path, cards: int) -> None:
+        self._told = folder / "gpus.json"
+        self._use: list[tuple[int, list[int]]] = [(0, [])] * cards
+        self.environment = {"PYTHONPATH": str(_LIBRARY), "FAKE_GPUS": str(self._told)}
+        self._tell()
+
+    def use(self, card: int, memory_mib: int, *pids: int) -> None:
+        """Simulate processes that use a card."""
+        self._use[card] = (memory_mib, list(pids))
+        self._tell()
+
+    def _tell(self) -> None:
+        new = self._told.with_suffix(".new")
+        new.write_text(json.dumps(self._use))
+        new.rename(self._told)
+
+
+def install_toolkit(folder: Path) -> None:
+    """Put the toolkit's hook where an engine looks for it: in a folder of its PATH."""
+    hook = folder / "nvidia-container-runtime-hook"
+    hook.write_text(HOOK.format(folder=folder))
+    hook.chmod(0o755)
+
+
+def hooked(folder: Path) -> list[str]:
+    """Ids of the containers that the toolkit was called for."""
+    file = folder / "hooked"
+    if not file.exists():
+        return []
+    decoder, text, found = json.JSONDecoder(), file.read_text().strip(), []
+    while text:
+        state, end = decoder.raw_decode(text)
+        found.append(state["id"])
+        text = text[end:].strip()
+    return found

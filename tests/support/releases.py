@@ -1,0 +1,215 @@
+"""Other releases than this one: folders of migrations that end earlier, or go on; and rows to carry through them."""
+
+import shutil
+import textwrap
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from sqlalchemy import JSON, BigInteger, MetaData, inspect, text
+
+from core.db import migrations, schema
+
+MIGRATIONS = schema.MIGRATIONS
+REVISIONS = [step.revision for step in migrations.steps()]
+HEAD = REVISIONS[-1]
+NEXT = f"{int(HEAD) + 1:04d}"
+
+_MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678900, tzinfo=UTC)
+_DOCUMENT = '{"übung": [1, null, 1.5, "\\u2603", true], "deep": {"er": {}}}'
+_KNOWN = {"state": "queued"}
+_OF_THE_SCHEMA = {"alembic_version", "schema_info"}
+
+
+@contextmanager
+def release(folder: Path):
+    """Act as the release of these migrations while the block lasts."""
+    with mock.patch.object(schema, "MIGRATIONS", folder):
+        yield
+
+
+class Step(NamedTuple):
+    """A migration of a later release."""
+
+    body: str
+    """Of its `upgrade()`."""
+    serves: str = HEAD
+    retires: tuple[str, ...] = ()
+    back: str = "pass"
+    """Of its `downgrade()`."""
+
+
+def later_release(folder: Path, *later: Step) -> Path:
+    """This release's migrations, and further ones."""
+    shutil.copytree(MIGRATIONS, folder)
+    for number, (body, serves, retires, back) in enumerate(later, int(NEXT)):
+        (folder / "versions" / f"{number:04d}.py").write_text(
+            f"import sqlalchemy as sa\nfrom alembic import op\n"
+            f"revision = {f'{number:04d}'!r}\ndown_revision = {f'{number - 1:04d}'!r}\n"
+            f"serves = {serves!r}\nretires = {retires!r}\n"
+            f"def upgrade():\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
+            f"def downgrade():\n{textwrap.indent(textwrap.dedent(back), '    ')}\n"
+        )
+    return folder
+
+
+HARMLESS = Step(
+    """
+    op.add_column("jobs", sa.Column("pool", sa.String(64)))
+    op.add_column("attempts", sa.Column("restarts", sa.Integer(), server_default="0", nullable=False))
+    op.create_table("budgets", sa.Column("project_id", sa.String(16), sa.ForeignKey("projects.id"), primary_key=True))
+    op.create_index("ix_jobs_pool_seq", "jobs", ["pool", "seq"])
+    """,
+    back="""
+    op.drop_index("ix_jobs_pool_seq", "jobs")
+    op.drop_table("budgets")
+    op.drop_column("attempts", "restarts")
+    op.drop_column("jobs", "pool")
+    """,
+)
+"""Adds to the schema what every release that is served can do without."""
+
+
+# ---- Rows
+
+
+def fill(database):
+    """Two rows in every table that is there, by plain SQL."""
+    for table in tables_of(database):
+        insert_twice(database, table)
+
+
+def insert_twice(database, table):
+    """A row with all columns of `table`, and one with no more than it must have."""
+    _insert(database, table, 1, [column for column in table.columns if not _numbered(column)])
+    _insert(database, table, 2, [column for column in table.columns if _required(column)])
+
+
+def _insert(database, table, number, columns):
+    names = [column.name for column in columns]
+    into = ", ".join(f'"{name}"' for name in names)
+    values = ", ".join(f":{name}" for name in names)
+    statement = text(f'INSERT INTO "{table.name}" ({into}) VALUES ({values})')  # noqa: S608 - our own names
+    with database.engine.execution_options(gradient_write=True).begin() as connection:
+        connection.execute(statement, {column.name: _value(database, column, number) for column in columns})
+
+
+def content(database, tables):
+    """Read all rows of these tables (`described` gives them), as the database's driver returns them."""
+    found = {}
+    with database.engine.connect() as connection:
+        for table, told in tables.items():
+            columns = ", ".join(f'"{name}"' for name in sorted(told["columns"]))
+            keys = ", ".join(f'"{name}"' for name in told["key"])
+            query = text(f'SELECT {columns} FROM "{table}" ORDER BY {keys}')  # noqa: S608 - our own names
+            found[table] = [tuple(row) for row in connection.execute(query)]
+    return found
+
+
+def tables_of(database):
+    """The tables that are there, as SQLAlchemy sees them, but those about the schema itself."""
+    metadata = MetaData()
+    metadata.reflect(database.engine)
+    return [table for table in metadata.sorted_tables if table.name not in _OF_THE_SCHEMA]
+
+
+def _numbered(column):
+    """Return whether the database numbers the column by itself."""
+    alone = len(column.table.primary_key) == 1 and column.primary_key
+    return alone and column.type.python_type is int
+
+
+def _required(column):
+    return not (column.nullable or column.server_default or _numbered(column))
+
+
+def _value(database, column, number):
+    kind = column.type.python_type
+    if kind is str:
+        named = next((key.column.name for key in column.foreign_keys), column.name)
+        return _KNOWN.get(column.name, f"{named}-{number}"[: column.type.length])
+    if kind is datetime:  # as our own code writes it
+        return _MOMENT.strftime("%Y-%m-%d %H:%M:%S.%f") + ("" if database.is_sqlite else "+00:00")
+    if kind is int:
+        return number + (2**40 if isinstance(column.type, BigInteger) else 0)
+    if isinstance(column.type, JSON):
+        return _DOCUMENT
+    return {float: 1.1 * number, bool: number % 2 == 0, bytes: bytes(range(number, number + 32))}[kind]
+
+
+# ---- The schema
+
+
+def described(database):
+    """Every table but those about the schema itself: its columns, its key, what restricts its rows."""
+    inspector = inspect(database.engine)
+    found = {}
+    for table in sorted(set(inspector.get_table_names()) - _OF_THE_SCHEMA):
+        key = inspector.get_pk_constraint(table)["constrained_columns"]
+        restrictions = {("key", tuple(key))}
+        restrictions |= {("unique", tuple(it["column_names"])) for it in inspector.get_unique_constraints(table)}
+        restrictions |= {("unique", tuple(it["column_names"])) for it in inspector.get_indexes(table) if it["unique"]}
+        restrictions |= {("check", it["sqltext"]) for it in inspector.get_check_constraints(table)}
+        restrictions |= {
+            ("reference", (*it["constrained_columns"], it["referred_table"]))
+            for it in inspector.get_foreign_keys(table)
+        }
+        columns = {
+            column["name"]: (str(column["type"]), column["nullable"], column["default"] is not None)
+            for column in inspector.get_columns(table)
+        }
+        found[table] = {"columns": columns, "key": key, "restrictions": restrictions}
+    return found
+
+
+def indexes(database):
+    """Name → definition of every index, expression indexes too."""
+    if database.is_sqlite:
+        query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+    else:
+        query = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'"
+    with database.engine.connect() as connection:
+        return {name: " ".join(definition.split()) for name, definition in connection.execute(text(query))}
+
+
+def breaks(before, after, *, removable=frozenset(), retired=frozenset()):
+    """List what in `after` breaks a release made for `before`; both are results of `described`.
+
+    Args:
+        before: The schema that it was made for.
+        after: The schema that it meets.
+        removable: Tables and columns that it does not use any more.
+        retired: Tables and columns that may lose their restrictions.
+    """
+    found = [f"{table} is gone" for table in before.keys() - after.keys() - removable]
+    for table in before.keys() & after.keys():
+        old, new = before[table], after[table]
+        found += [
+            f"{table}.{name} is gone"
+            for name in old["columns"].keys() - new["columns"].keys()
+            if f"{table}.{name}" not in removable
+        ]
+        found += [
+            f"{table}.{name} {change}"
+            for name in old["columns"].keys() & new["columns"].keys()
+            for change in _changes(old["columns"][name], new["columns"][name], free=f"{table}.{name}" in retired)
+        ]
+        found += [
+            f"{table}.{name} is required and has no default"
+            for name in new["columns"].keys() - old["columns"].keys()
+            if new["columns"][name][1:] == (False, False)
+        ]
+        found += [f"{table} restricts rows by {it}" for it in new["restrictions"] - old["restrictions"]]
+        found += [f"{table} has no {it} any more" for it in old["restrictions"] - new["restrictions"]]
+    return sorted(found)
+
+
+def _changes(old, new, *, free):
+    if old[0] != new[0]:
+        yield f"was {old[0]} and is {new[0]}"
+    if old[1] != new[1] and not (free and new[1]):
+        yield "may be empty now" if new[1] else "is required now"
+    if old[2] and not new[2] and not (free and new[1]):
+        yield "has no default any more"

@@ -1,0 +1,43 @@
+"""The smallest backend: it runs a job's wrapper as a child of the worker, and knows its jobs only while it lives."""
+
+import signal
+import subprocess
+
+from core.catalogue.backends import Capabilities
+from worker.backends.base import WRAPPER, Backend, Exit, handle_of, read_exit_code, write_command
+
+
+class ToyBackend(Backend):
+    capabilities = Capabilities()
+
+    def __init__(self, settings):
+        del settings
+        self._children = {}
+
+    def launch(self, spec, confirm, progress):
+        del progress
+        confirm()
+        write_command(spec)
+        command = [str(WRAPPER), str(spec.control)]
+        self._children[spec.name] = spec.control, subprocess.Popen(command, cwd=spec.workspace, env=spec.env)
+        return handle_of(spec.job_id, spec.attempt, spec.control)
+
+    def poll(self, handle):
+        control, child = self._children[handle["name"]]
+        return None if child.poll() is None else Exit(read_exit_code(control))
+
+    def stop(self, handle, *, grace):
+        self._children[handle["name"]][1].send_signal(signal.SIGTERM if grace else signal.SIGKILL)
+
+    def sample(self, handle):
+        del handle
+        return {}
+
+    def destroy(self, handle):
+        if handle["name"] in self._children:
+            _, child = self._children.pop(handle["name"])
+            child.kill()
+            child.wait()
+
+    def list_owned(self):
+        return []

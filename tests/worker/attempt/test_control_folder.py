@@ -1,0 +1,116 @@
+"""Jobs that put something else in place of a control file, while their worker dies between start and record of it.
+
+The next worker takes the attempt up as if it had not begun, with the job's own things in its control folder.
+"""
+
+import threading
+
+import pytest
+from support.deployment import PATIENCE, wait_until
+from support.docker_server import SHELL
+
+from core.catalogue.machine_types import Catalogue
+from core.db.database import Database
+from core.jobs import lifecycle, queries
+from core.jobs.lifecycle import Submission
+from core.jobs.scheduling import claims
+from core.jobs.scheduling.claims import Offer
+from core.jobs.spec.job_spec import JobSpec
+from core.jobs.states import JobState
+from core.settings import Settings
+from core.settings.worker import MachineSettings
+from worker.attempt.control import Signals
+from worker.attempt.pipeline import AttemptRun, run_attempt
+from worker.backends.base import CONTROL, RESERVED
+from worker.context import Host
+
+NAMES = (*RESERVED, "start.lock", "log", "metrics.jsonl", "stopping", "out_of_memory", "preempted", "room")
+KINDS = {
+    "link": 'ln -s "{victim}" "$it"',
+    "hard link": 'ln "{victim}" "$it"',
+    "fifo": 'mkfifo "$it"',
+    "folder": 'mkdir "$it"',
+}
+PRECIOUS = "precious"
+
+
+class World:
+    """A host and its jobs, each of which attacks one name."""
+
+    def __init__(self, backend: str, settings: Settings, database: Database) -> None:
+        self.backend = backend
+        self.host = Host.open(settings, database, name="w1", host="here")
+        self.victim = settings.root / "victim"
+        self.victim.write_text(PRECIOUS)
+
+    def launched(self, kind: str, name: str, *, end: str = "sleep 600"):
+        """The row of a job that runs and has put its thing there; its worker dies before it says so."""
+        control = CONTROL if self.backend == "docker" else '$(dirname "$GRADIENT_METRICS_FILE")'
+        put = KINDS[kind].format(victim=self.victim)
+        command = f'it={control}/{name}; rm -f "$it"; {put}; echo done >"$GRADIENT_ARTIFACTS_DIR/attacked"; {end}'
+        self.host.write(lambda session: self._submit(session, command))
+        job = self.host.write(lambda session: claims.claim(session, Offer("w1", "here", (self.backend,))))
+        attempt = AttemptRun(self.host, job, Signals())
+        attempt._prepare()
+        attempt._launch()
+        wait_until((self.host.scratch(job.id, 1).artifacts / "attacked").exists, "the attack")
+        return job
+
+    def _submit(self, session, command):
+        project, _ = lifecycle.ensure_project(session, "default")
+        container = SHELL if self.backend == "docker" else None
+        spec = JobSpec(machine_type="CPU", command=command, container=container, stop_grace=5)
+        machine = Catalogue.load().get("CPU")
+        lifecycle.submit(
+            session, Submission(spec=spec, machine=machine, backend=self.backend, project=project, submitted_by="t")
+        )
+
+    def adopt(self):
+        return self.host.write(
+            lambda session: lifecycle.adopt(session, "w2", "here", backends=[self.backend], stale_seconds=-10)
+        )
+
+    def row(self, job):
+        with self.host.database.read() as session:
+            return queries.row(session, job.id)
+
+    def clear(self) -> None:
+        backend = self.host.backend(self.backend)
+        for handle in backend.list_owned():
+            backend.destroy(handle)
+
+
+@pytest.fixture(params=["mock", "docker"])
+def world(request, sqlite_database, tmp_path):
+    settings = Settings(home=tmp_path / "home")
+    settings.root.mkdir()
+    if request.param == "docker":
+        docker = request.getfixturevalue("docker_server").settings()
+        settings = Settings(home=tmp_path / "home", docker=docker, machines=MachineSettings(simulate=False))
+    world = World(request.param, settings, sqlite_database)
+    yield world
+    world.clear()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_in_the_control_folder_leads_a_worker_astray_that_takes_up_a_starting_attempt(world, kind):
+    """A link there had a file of the host overwritten; a FIFO there held the attempt for ever."""
+    names = NAMES if world.backend == "mock" else ("room", "stopping", *RESERVED)
+    if (world.backend, kind) == ("docker", "hard link"):
+        names = ("room",)  # no file of the host is within reach of a hard link: nothing is put there
+    jobs = {name: world.launched(kind, name) for name in names}
+    adopted, running = world.adopt(), []
+    for job in adopted:
+        signals = Signals()
+        thread = threading.Thread(target=run_attempt, args=(world.host, job, signals), daemon=True)
+        thread.start()
+        running.append((thread, signals))
+    for name, job in jobs.items():
+        wait_until(lambda job=job: world.row(job).state is JobState.RUNNING, f"{name} to be taken up")
+    for _, signals in running:
+        signals.request_stop()
+    for thread, _ in running:
+        thread.join(PATIENCE)
+    ended = {name: (world.row(job).state, world.row(job).reason) for name, job in jobs.items()}
+    assert ended == dict.fromkeys(names, (JobState.CANCELLED, "stopped_by_user"))
+    assert world.victim.read_text() == PRECIOUS

@@ -1,0 +1,92 @@
+"""Secrets that an attempt gets at its launch, and its end if they are missing or unreadable."""
+
+import hashlib
+
+import pytest
+from sqlalchemy import update
+
+from core.db.database import Database
+from core.db.models.jobs import Job
+from core.jobs import queries
+from core.jobs.scheduling import claims
+from core.jobs.states import JobState
+from core.security import credentials
+from core.security.credentials import EVERY_PROJECT
+from core.security.encryption import Vault
+from core.settings import Settings
+from worker.attempt.control import Signals
+from worker.attempt.pipeline import run_attempt
+from worker.context import Host
+
+
+@pytest.fixture
+def database(sqlite_database: Database):
+    return sqlite_database
+
+
+@pytest.fixture
+def host(database, tmp_path):
+    return Host.open(Settings(home=tmp_path / "home"), database, name="w1", host="here")
+
+
+@pytest.fixture
+def run(host, submit):
+    """Run the next attempt of a job that names a secret; the job as it is then."""
+
+    def run(job=None):
+        job = job or submit('printf %s "$TOKEN" | sha256sum', env_vars={"TOKEN": "secret:token"})
+        with host.database.write() as session:
+            session.execute(update(Job).where(Job.id == job.id).values(run_after=None))
+            claimed = claims.claim(session, host.offer())
+        assert claimed.id == job.id
+        run_attempt(host, claimed, Signals())
+        with host.database.read() as session:
+            return queries.row(session, job.id)
+
+    return run
+
+
+def store(host, value="the-value"):
+    with host.database.write() as session:
+        credentials.put_secret(session, Vault(host.settings), EVERY_PROJECT, "token", value)
+
+
+def test_the_value_reaches_the_command(host, run):
+    store(host)
+    job = run()
+    assert job.state is JobState.SUCCEEDED
+    [line] = host.logs.reader(job.id).lines(0, 10, final=True)
+    assert line.message == f"{hashlib.sha256(b'the-value').hexdigest()}  -"
+
+
+def test_a_secret_that_is_gone_ends_the_job_and_names_it(host, run):
+    job = run()
+    assert (job.state, job.reason, job.exit_code) == (JobState.FAILED, "secret_missing", None)
+    assert "TOKEN names the secret token, which is gone" in job.reason_detail
+    assert list(host.attempts.iterdir()) == []
+
+
+def test_a_secret_that_cannot_be_read_is_tried_again_and_then_said(host, run):
+    store(host)
+    keys = host.settings.root / "secrets.key"
+    kept = keys.read_text()
+    keys.unlink()
+    job = run()
+    assert (job.state, job.reason) == (JobState.QUEUED, "retrying")
+    job = run(job)
+    job = run(job)
+    job = run(job)
+    assert (job.state, job.reason) == (JobState.FAILED, "secret_unreadable")
+    assert "secret token" in job.reason_detail
+    keys.write_text(kept)
+    keys.chmod(0o600)
+    assert run().state is JobState.SUCCEEDED
+
+
+def test_the_key_that_comes_back_in_time_saves_the_job(host, run):
+    store(host)
+    keys = host.settings.root / "secrets.key"
+    keys.rename(keys.with_suffix(".away"))
+    job = run()
+    keys.with_suffix(".away").rename(keys)
+    assert run(job).state is JobState.SUCCEEDED

@@ -1,0 +1,322 @@
+"""One attempt over a real process, where the machine or an earlier worker fails it."""
+
+import errno
+import sys
+
+import pytest
+from sqlalchemy import update
+from support.deployment import wait_until
+from support.postgres import EndedBackends
+
+from core.db import migrations
+from core.db.database import Database
+from core.db.models.jobs import Job
+from core.errors import StoreUnavailable
+from core.jobs import lifecycle, queries
+from core.jobs.scheduling import claims
+from core.jobs.scheduling.claims import Offer
+from core.jobs.states import JobState
+from core.settings import Settings
+from core.storage.joblogs.writer import LogWriter
+from worker.attempt import pipeline as module
+from worker.attempt.control import Detached, Signals
+from worker.attempt.monitor import Watch
+from worker.attempt.pipeline import AttemptRun, run_attempt
+from worker.backends import mock
+from worker.backends.base import read_control
+from worker.context import Host
+
+
+@pytest.fixture
+def database(sqlite_database: Database):
+    return sqlite_database
+
+
+@pytest.fixture
+def host(database, tmp_path):
+    return Host.open(Settings(home=tmp_path / "home"), database, name="w1", host="here")
+
+
+@pytest.fixture
+def claim(host, submit):
+    def make(command, **spec):
+        submit(command, **spec)
+        return host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",))))
+
+    return make
+
+
+def ended(host, job):
+    with host.database.read() as session:
+        return queries.row(session, job.id)
+
+
+def output(host, job):
+    return [line.message for line in host.logs.reader(job.id).lines(0, 100, final=True)]
+
+
+def test_a_full_disk_delays_output_and_ends_nothing(host, claim, monkeypatch):
+    """The disk stays full for more looks than an attempt has failures."""
+    append, refused = LogWriter.append, []
+
+    def refuse(writer, *arguments, **options):
+        if len(refused) < 8:
+            refused.append(1)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return append(writer, *arguments, **options)
+
+    monkeypatch.setattr(LogWriter, "append", refuse)
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    job = claim("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $i; sleep 0.1; done")
+    run_attempt(host, job, Signals())
+    assert ended(host, job).state is JobState.SUCCEEDED
+    assert output(host, job) == [str(number) for number in range(1, 13)]
+
+
+def test_an_attempt_that_is_given_up_keeps_its_output(host, claim, monkeypatch):
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    job = claim("echo said; echo made > $GRADIENT_ARTIFACTS_DIR/made; sleep 100")
+
+    def fail(watch):
+        log = watch._control / "log"
+        wait_until(lambda: log.exists() and log.read_bytes(), "the output")
+        wait_until(lambda: any(host.scratch(job.id, 1).artifacts.iterdir()), "the artifact")
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Watch, "run", fail)
+    run_attempt(host, job, Signals())
+    row = ended(host, job)
+    assert (row.state, row.reason, row.artifacts_state) == (JobState.FAILED, "internal_error", "complete")
+    assert output(host, job) == ["said"]
+
+
+def test_failures_that_lie_far_apart_are_forgiven(host, claim, monkeypatch):
+    monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_FORGIVEN_SECONDS", -1.0)
+    run, failed = Watch.run, []
+
+    def fail(watch):
+        if len(failed) < 8:
+            failed.append(1)
+            raise RuntimeError("a hiccup")
+        return run(watch)
+
+    monkeypatch.setattr(Watch, "run", fail)
+    job = claim("true")
+    run_attempt(host, job, Signals())
+    assert ended(host, job).state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, claim, code):
+    """A worker asks it to end and goes away; the next one finds only its exit code."""
+    program = (
+        f"import signal,sys; signal.signal(15, lambda *_: sys.exit({code})); print('up', flush=True); signal.pause()"
+    )
+    job = claim(f'exec {sys.executable} -c "{program}"')
+    signals = Signals()
+    attempt = AttemptRun(host, job, signals)
+    attempt._start()
+    backend, handle = host.backend("mock"), attempt.job.handle
+    log = host.scratch(job.id, 1).control / "log"
+    wait_until(lambda: log.exists() and b"up" in log.read_bytes(), "the job to listen")
+    host.write(lambda session: lifecycle.request_stop(session, job.id))
+    backend.stop(handle, grace=True)
+    signals.detach()
+    with pytest.raises(Detached):
+        attempt._watch()
+    wait_until(lambda: backend.poll(handle), "the job to end")
+    (adopted,) = host.write(
+        lambda session: lifecycle.adopt(session, "w2", "here", backends=["mock"], stale_seconds=-10)
+    )
+    run_attempt(host, adopted, Signals(stop_requested=True))
+    row = ended(host, job)
+    assert (row.state, row.reason, row.exit_code) == (JobState.CANCELLED, "stopped_by_user", code)
+
+
+def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
+    job = claim("sleep 100")
+    attempt = AttemptRun(host, job, Signals())
+    attempt._start()
+    backend, handle = host.backend("mock"), attempt.job.handle
+    control = host.scratch(job.id, 1).control
+    wait_until(lambda: read_control(control, "started"), "the wrapper")
+    (control / "stopping").mkdir()
+    backend.stop(handle, grace=True)
+    assert wait_until(lambda: backend.poll(handle), "the job to end").code == 143
+    backend.destroy(handle)
+
+
+def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim):
+    job = claim("sleep 100", max_attempts=2)
+    signals = Signals()
+    signals.cut_off_from_record()
+    run_attempt(host, job, signals)
+    with host.database.read() as session:
+        (attempt,) = queries.attempts(session, job.id)
+    row = ended(host, job)
+    assert (row.state, row.machine_faults) == (JobState.QUEUED, 1)
+    assert (attempt.reason, attempt.exit_code) == ("cut_off", 143)
+
+
+def test_a_job_finds_its_cards_in_its_environment(host, database, submit):
+    submit('echo "$GRADIENT_CARDS"', machine="V100")
+    with database.write() as session:
+        job = claims.claim(session, Offer("w1", "here", ("mock",), cards=("3",)))
+    run_attempt(host, job, Signals())
+    assert output(host, job) == ["3"]
+
+
+def attempts(host, job):
+    with host.database.read() as session:
+        return queries.attempts(session, job.id)
+
+
+def test_what_is_kept_of_each_attempt_is_noted_when_it_is_closed(host, submit):
+    command = 'echo "attempt $GRADIENT_ATTEMPT"; echo made >>"$GRADIENT_ARTIFACTS_DIR/made"'
+    job = submit(f"{command}; kill -9 $$", max_attempts=2)
+    for number in (1, 2):
+        with host.database.write() as session:
+            session.execute(update(Job).values(run_after=None))
+        claimed = host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",))))
+        assert claimed.attempt == number
+        run_attempt(host, claimed, Signals())
+    rows = attempts(host, job)
+    assert [row.artifact_bytes for row in rows] == [5, 10]
+    assert rows[0].log_bytes == len("attempt 1\n")
+    assert sum(row.log_bytes for row in rows) == host.logs.reader(job.id).size
+
+
+def test_an_attempt_that_never_began_keeps_nothing(host, claim):
+    job = claim("true", env_vars={"MOCK_START_FAILURE": "no machine"})
+    run_attempt(host, job, Signals())
+    (row,) = attempts(host, job)
+    assert (row.log_bytes, row.artifact_bytes) == (0, 0)
+
+
+def test_lines_of_an_attempt_carry_the_requests_id(claim):
+    job = claim("true")
+    assert "request_id" not in job.log_context()
+    job.request_id = "r1"
+    assert job.log_context() == {"job_id": job.id, "attempt": 1, "lease": 1, "request_id": "r1"}
+
+
+def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, claim, monkeypatch):
+    """The host may be given up, and its folder with it, before the database is back."""
+    job = claim("echo said; sleep 100")
+    started, away = lifecycle.started, []
+
+    def refuse(*arguments, **options):
+        if output(host, job):
+            return started(*arguments, **options)
+        away.append(1)
+        raise StoreUnavailable("The database does not answer.")
+
+    monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "started", refuse)
+    attempt = AttemptRun(host, job, Signals())
+    attempt._start()
+    assert away
+    assert output(host, job) == ["said"]
+    host.backend("mock").destroy(attempt.job.handle)
+
+
+def test_the_command_begins_in_the_folder_it_asks_for(host, claim):
+    job = claim('mkdir -p sub/deep; mv sub "$GRADIENT_STORAGE_DIR/sub"; pwd')
+    run_attempt(host, job, Signals())
+    assert output(host, job)[0].endswith("/workspace")
+    job = claim("pwd", working_dir="sub", max_attempts=1)
+    run_attempt(host, job, Signals())
+    assert (ended(host, job).reason, ended(host, job).reason_detail) == (
+        "no_working_dir",
+        "the workspace has no folder sub",
+    )
+
+
+@pytest.mark.parametrize("asked", ["sub/deep", "./sub//deep/", "/paperspace/sub/deep"])
+def test_a_working_directory_is_a_folder_of_the_workspace(host, claim, asked):
+    job = claim('pwd; echo "$GRADIENT_WORKSPACE_DIR"', working_dir=asked)
+    workspace = host.scratch(job.id, 1).workspace
+    (workspace / "sub" / "deep").mkdir(parents=True)
+    run_attempt(host, job, Signals())
+    assert output(host, job) == [f"{workspace}/sub/deep", str(workspace)]
+
+
+def test_a_working_directory_that_leads_out_is_refused(host, claim, tmp_path):
+    job = claim("pwd", working_dir="out")
+    workspace = host.scratch(job.id, 1).workspace
+    workspace.mkdir(parents=True)
+    (workspace / "out").symlink_to(tmp_path)
+    run_attempt(host, job, Signals())
+    assert ended(host, job).reason_detail == "out leads out of the workspace"
+    assert output(host, job) == []
+
+
+def test_shared_memory_that_this_computer_has_not_is_refused(host, claim):
+    job = claim("true", shared_mem_mb=2**26)
+    run_attempt(host, job, Signals())
+    row = ended(host, job)
+    assert (row.reason, "and the job asks for 67,108,864" in row.reason_detail) == ("option_refused", True)
+    job = claim("true", shared_mem_mb=1)
+    run_attempt(host, job, Signals())
+    assert ended(host, job).state is JobState.SUCCEEDED
+
+
+def test_the_most_that_an_attempt_used_is_kept(host, claim):
+    host.settings.worker.sample_seconds = 1.0
+    job = claim(f"{sys.executable} -c 'import time; a = bytearray(80_000_000); time.sleep(2.5)'")
+    run_attempt(host, job, Signals())
+    (row,) = attempts(host, job)
+    assert row.peak_memory_bytes > 80_000_000
+    assert row.peak_cpu_percent >= row.mean_cpu_percent >= 0
+    assert 0 < row.sampled_seconds < 60
+    assert (row.peak_gpu_percent, row.peak_gpu_memory_bytes) == (None, None)
+    with host.database.read() as session:
+        assert queries.present_attempts(session, [ended(host, job)])[job.id].peak_memory_bytes == row.peak_memory_bytes
+
+
+def test_what_cannot_build_images_says_so_and_runs_nothing(host, claim):
+    """The service refuses such jobs; one may have been submitted before its settings changed."""
+    job = claim("echo ran", use_dockerfile=True, workspace_sha256=None)
+    run_attempt(host, job, Signals())
+    row = ended(host, job)
+    assert (row.state, row.reason, row.exit_code) == (JobState.FAILED, "image_build", None)
+    assert output(host, job) == []
+
+
+class TestOverPostgresql:
+    @pytest.fixture
+    def database(self, postgres):
+        database = Database(postgres.new_database())
+        migrations.upgrade(database)
+        yield database
+        database.close()
+
+    def test_connections_that_die_at_the_end_of_reads_are_no_failures_of_the_attempt(
+        self, host, claim, database, monkeypatch, caplog
+    ):
+        """More of them than an attempt has failures."""
+        monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
+        job = claim("echo done")
+        backends = EndedBackends(database, 8)
+        run_attempt(host, job, Signals())
+        assert (ended(host, job).state, backends.left) == (JobState.SUCCEEDED, 0)
+        assert "attempt_failed" not in caplog.text
+
+
+def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host, claim, small_disk, monkeypatch):
+    """The file system has no name left for the wrapper's lock: the command never began."""
+    monkeypatch.setattr(mock, "_NEVER_STARTED_SECONDS", 0.5)
+    disk = small_disk(host.attempts, 1024**2)
+    job = claim("echo ran", max_attempts=1)
+    attempt = AttemptRun(host, job, Signals())
+    attempt._prepare()
+    disk.exhaust()
+    run_attempt(host, job, Signals())
+    assert (ended(host, job).state, ended(host, job).machine_faults) == (JobState.QUEUED, 1)
+    disk.relieve()
+    with host.database.write() as session:
+        session.execute(update(Job).values(run_after=None))
+    run_attempt(host, host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",)))), Signals())
+    assert (ended(host, job).state, output(host, job)) == (JobState.SUCCEEDED, ["ran"])

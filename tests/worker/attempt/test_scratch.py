@@ -1,0 +1,114 @@
+"""The scratch directory: what is fetched into it, and what a later attempt finds."""
+
+import os
+import resource
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from core.jobs.spec.job_spec import JobSpec
+from core.settings import Settings
+from core.storage.archives import ArchiveLimits
+from core.storage.artifacts.store import DirectoryStore
+from core.storage.workspaces import WorkspaceStore
+from worker.attempt.git_fetch import Fetcher
+from worker.attempt.scratch import Scratch
+from worker.backends.base import LaunchError
+
+
+@pytest.fixture
+def forbidding():
+    """Address of a git server that believes no user."""
+
+    class Forbid(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="git"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Forbid)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("user", ["hunter2", "me:hunter2"])
+def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, forbidding, user):
+    scratch = Scratch(tmp_path / "attempts", "j1", 1)
+    scratch.root.mkdir(parents=True)
+    spec = JobSpec(machine_type="CPU", command="true", workspace=f"http://{user}@{forbidding}/repo.git")
+    fetcher = Fetcher(Settings(egress={"schemes": ["http"], "allowed": ["127.0.0.1"]}))
+
+    def fetch(folder):
+        return fetcher.fetch(spec.workspace, None, folder, lambda: None)
+
+    with pytest.raises(LaunchError) as caught:
+        scratch.fill(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), fetch)
+    assert caught.value.reason == "workspace_fetch"
+    assert forbidding in caught.value.detail
+    assert "hunter2" not in caught.value.detail
+
+
+def test_a_later_attempt_finds_what_is_there_though_the_listing_says_more(tmp_path):
+    store = DirectoryStore(tmp_path / "store")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("kept", "gone"):
+        (source / name).write_text(name)
+    store.sync("j1", 1, source)
+    next((tmp_path / "store").rglob("files/gone")).unlink()  # a sync was killed before it wrote the new listing
+    scratch = Scratch(tmp_path / "attempts", "j1", 2)
+    scratch.make(store)
+    assert {path.name: path.read_text() for path in scratch.artifacts.iterdir()} == {"kept": "kept"}
+
+
+def test_a_later_attempt_looks_past_one_that_never_began(tmp_path):
+    store = DirectoryStore(tmp_path / "store")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "checkpoint").write_text("step 10")
+    store.close("j1", 1, source)
+    scratch = Scratch(tmp_path / "attempts", "j1", 3)
+    scratch.make(store)
+    assert (scratch.artifacts / "checkpoint").read_text() == "step 10"
+
+
+DEEP = 1500
+"""Levels: more than Python calls itself, and more than a path may be long."""
+
+
+def dig(folder):
+    """Folders in folders; what is made last lies deepest."""
+    opened = os.open(folder, os.O_RDONLY)
+    for _ in range(DEEP):
+        os.mkdir("deep", dir_fd=opened)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=opened)
+        os.close(opened)
+        opened = inner
+    os.close(opened)
+
+
+@pytest.mark.parametrize("descriptors", [None, 200])
+def test_folders_of_any_depth_are_removed(tmp_path, descriptors):
+    scratch = Scratch(tmp_path, "jabc", 1)
+    scratch.workspace.mkdir(parents=True)
+    dig(scratch.workspace)
+    kept = tmp_path / "kept"
+    (kept / "inner").mkdir(parents=True)
+    (scratch.workspace / "link").symlink_to(kept)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors or soft, hard))
+    try:
+        scratch.remove()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not scratch.root.exists()
+    assert (kept / "inner").is_dir()

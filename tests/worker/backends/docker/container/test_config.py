@@ -1,0 +1,200 @@
+"""The container of a job, as a whole: whatever is added to it has to be added here as well."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from worker.backends.base import WRAPPER, LaunchSpec, PortMap
+from worker.backends.docker.container.config import Options, container_config, container_name
+
+SPEC = LaunchSpec(
+    name="jabc-2",
+    job_id="jabc",
+    attempt=2,
+    project_id="p1",
+    machine_type="P4000",
+    command="python main.py",
+    container="org/image:tag",
+    env={"GRADIENT_JOB_ID": "jabc", "LEARNING_RATE": "0.1"},
+    workspace=Path("/srv/w"),
+    artifacts=Path("/srv/a"),
+    storage=Path("/srv/s"),
+    datasets=Path("/srv/d"),
+    control=Path("/srv/c"),
+    cards=("1", "3"),
+    cpus=1.5,
+    memory_bytes=2**30,
+    stop_grace=60,
+)
+OPTIONS = Options(
+    image="org/image:tag",
+    home="/srv/home",
+    user="1000:1001",
+    network="gradient-jobs",
+    pids=4096,
+    shm_bytes=2**30,
+    memory_bytes=2**34,
+    capabilities=(),
+)
+
+
+def mount(source, target, *, read_only=False):
+    return {
+        "Type": "bind",
+        "Source": source,
+        "Target": target,
+        "ReadOnly": read_only,
+        "BindOptions": {"Propagation": "rprivate"},
+    }
+
+
+def alone(source, target):
+    """To read, without what is mounted in it, which would stay writable."""
+    return mount(source, target, read_only=True) | {"BindOptions": {"Propagation": "rprivate", "NonRecursive": True}}
+
+
+GOLDEN = {
+    "Image": "org/image:tag",
+    "Entrypoint": ["/bin/sh", "/.gradient/run.sh"],
+    "Cmd": ["/.gradient/control", "alone"],
+    "Env": [
+        "GRADIENT_JOB_ID=jabc",
+        "HOME=/paperspace",
+        "LEARNING_RATE=0.1",
+        "LOGNAME=gradient",
+        "USER=gradient",
+        "LD_AUDIT",
+        "LD_PRELOAD",
+        "NVIDIA_IMEX_CHANNELS",
+        "NVIDIA_MIG_CONFIG_DEVICES",
+        "NVIDIA_MIG_MONITOR_DEVICES",
+    ],
+    "User": "1000:1001",
+    "WorkingDir": "/paperspace",
+    "Hostname": "",
+    "Labels": {"gradient.home": "/srv/home", "gradient.job": "jabc", "gradient.attempt": "2"},
+    "ExposedPorts": {},
+    "Healthcheck": {"Test": ["NONE"]},
+    "Tty": False,
+    "OpenStdin": False,
+    "AttachStdout": False,
+    "AttachStderr": False,
+    "HostConfig": {
+        "Init": True,
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+        "Privileged": False,
+        "CapDrop": ["ALL"],
+        "CapAdd": [],
+        "GroupAdd": [],
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": False,
+        "StorageOpt": {},
+        "PidsLimit": 4096,
+        "Memory": 2**30,
+        "MemorySwap": 2**30,
+        "NanoCpus": 1_500_000_000,
+        "ShmSize": 2**30,
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+        "LogConfig": {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}},
+        "NetworkMode": "gradient-jobs",
+        "IpcMode": "private",
+        "PidMode": "",
+        "UTSMode": "",
+        "UsernsMode": "",
+        "PublishAllPorts": False,
+        "PortBindings": {},
+        "Devices": [],
+        "DeviceRequests": [{"Driver": "", "DeviceIDs": ["1", "3"], "Capabilities": [["gpu"]], "Options": {}}],
+        "Mounts": [
+            mount("/srv/w", "/paperspace"),
+            mount("/srv/a", "/artifacts"),
+            mount("/srv/s", "/storage"),
+            alone("/srv/d", "/storage/datasets"),
+            mount("/srv/c", "/.gradient/control"),
+            mount(str(WRAPPER), "/.gradient/run.sh", read_only=True),
+        ],
+    },
+}
+
+
+def config(spec=None, options=None):
+    return container_config(dataclasses.replace(SPEC, **(spec or {})), dataclasses.replace(OPTIONS, **(options or {})))
+
+
+def test_the_container_of_a_job_is_exactly_this():
+    assert config() == GOLDEN
+    assert container_name(SPEC.name) == "gradient-jabc-2"
+    assert WRAPPER.is_file()
+
+
+def test_nothing_of_the_specification_goes_through_as_it_is():
+    """Every option that a user can set has a field of its own; the environment is the only table."""
+    kinds = {field.name: field.type for field in dataclasses.fields(LaunchSpec)}
+    assert [name for name, kind in kinds.items() if "dict" in str(kind)] == ["env"]
+
+
+def test_ports_are_opened_where_the_host_says_and_no_others():
+    ports = (PortMap(external=20001, internal=8000), PortMap(external=8443, internal=443))
+    made = config({"ports": ports}, {"bind": "192.0.2.1"})
+    assert made["ExposedPorts"] == {"8000/tcp": {}, "443/tcp": {}}
+    assert made["HostConfig"]["PortBindings"] == {
+        "8000/tcp": [{"HostIp": "192.0.2.1", "HostPort": "20001"}],
+        "443/tcp": [{"HostIp": "192.0.2.1", "HostPort": "8443"}],
+    }
+
+
+def test_a_launch_shows_no_secret_where_it_is_printed():
+    assert "0.1" not in repr(SPEC)
+
+
+def test_a_job_without_limits_has_those_of_its_host():
+    host = config({"cpus": None, "memory_bytes": None})["HostConfig"]
+    assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (0, 2**34, 2**34)
+
+
+def test_a_job_without_cards_can_take_none_by_its_environment():
+    forged = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all", "NVIDIA_TF32_OVERRIDE": "1"}
+    without = config({"cards": (), "env": forged})
+    assert without["HostConfig"]["DeviceRequests"] == []
+    named = {"LOGNAME=gradient", "USER=gradient", "HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1"}
+    assert set(without["Env"]) == named | {"NVIDIA_VISIBLE_DEVICES=void"}
+    assert {item for item in config({"env": forged})["Env"] if "=" in item} == named
+
+
+@pytest.mark.parametrize(
+    ("user", "env", "home"),
+    [("0:0", {}, None), ("7:7", {}, "/paperspace"), ("7:7", {"HOME": "/opt"}, "/opt"), ("0:0", {"HOME": "/x"}, "/x")],
+)
+def test_a_user_that_the_image_does_not_know_has_a_home(user, env, home):
+    given = dict(item.split("=", 1) for item in config({"env": env}, {"user": user})["Env"] if "=" in item)
+    assert given.get("HOME") == home
+
+
+def test_an_administrator_may_leave_capabilities():
+    host = config(options={"capabilities": ("CHOWN",)})["HostConfig"]
+    assert (host["CapDrop"], host["CapAdd"]) == (["ALL"], ["CHOWN"])
+
+
+def test_what_is_opened_and_asked_for_has_its_place():
+    host = config(
+        {"shared_mem_bytes": 2**20, "working_dir": "/paperspace/src"},
+        {"devices": ("/dev/fuse",), "folders": (("/data", "/in"),), "cdi": ("nvidia.com/gpu=1", "nvidia.com/gpu=3")},
+    )
+    assert host["WorkingDir"] == "/paperspace/src"
+    assert host["HostConfig"] == GOLDEN["HostConfig"] | {
+        "ShmSize": 2**20,
+        "Devices": [{"PathOnHost": "/dev/fuse", "PathInContainer": "/dev/fuse", "CgroupPermissions": "rw"}],
+        "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=1", "nvidia.com/gpu=3"]}],
+        "Mounts": [
+            *GOLDEN["HostConfig"]["Mounts"],
+            alone("/data", "/in"),
+        ],
+    }
+    assert "NVIDIA_VISIBLE_DEVICES=void" in host["Env"], "by its name a card comes without the runtime's doing"
+
+
+def test_the_containers_own_files_have_a_quota_where_the_engine_can_hold_it_to_one():
+    config = container_config(SPEC, dataclasses.replace(OPTIONS, layer_mb=100))
+    assert config["HostConfig"]["StorageOpt"] == {"size": "100M"}

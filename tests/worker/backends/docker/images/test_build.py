@@ -1,0 +1,298 @@
+"""Images built from a workspace's Dockerfile by a real engine, and pushed to a real registry."""
+
+import threading
+
+import pytest
+from support.backend_place import Place
+from support.deployment import wait_until
+from support.docker_server import BARE, SHELL, layer
+
+from core.settings.docker import ImageSettings
+from worker.backends.base import Build, LaunchError
+from worker.backends.docker.backend import DockerBackend
+from worker.backends.docker.images.build import build_params, built_name
+
+DOCKERFILE = f"""FROM {SHELL}
+COPY greeting.txt /greeting.txt
+RUN echo building; cat /greeting.txt; echo made >/made
+"""
+
+
+@pytest.fixture
+def place(clean_engine, tmp_path):
+    docker = clean_engine.settings(pull="missing", network="none")
+    made = Place("docker", tmp_path, docker, images=ImageSettings(builds=True))
+    yield made
+    made.clear()
+
+
+def limited(place, **images):
+    """The same place under other settings."""
+    settings = place.settings.model_copy(update={"images": ImageSettings(**{"builds": True} | images)})
+    place.backend = DockerBackend(settings)
+    return place
+
+
+def workspace(place, dockerfile=DOCKERFILE, *, name="Dockerfile", target=None, command="cat /made", **files):
+    spec = place.spec(command, build=Build(name, target))
+    for path, content in {name: dockerfile, "greeting.txt": "hello\n", **files}.items():
+        file = spec.workspace / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+    return spec
+
+
+def left(server):
+    with server.client() as client:
+        return client.containers(all=True)
+
+
+def refused(place, spec, reason="image_build"):
+    with pytest.raises(LaunchError) as error:
+        place.launch(spec)
+    assert error.value.reason == reason
+    return error.value.detail
+
+
+def tags(server):
+    with server.client() as client:
+        return {tag for one in client.images() for tag in one["RepoTags"] or []}
+
+
+def test_a_job_runs_in_what_was_built_of_its_workspace(place, clean_engine):
+    spec, told = workspace(place), []
+    handle = place.backend.launch(spec, lambda: None, lambda *what: told.append(what))
+    assert place.wait(handle).code == 0
+    output = place.output(spec).decode()
+    assert "Step 3/3 : RUN echo building" in output
+    assert "building\nhello\n" in output
+    assert output.endswith("made\n"), "the command's own output follows"
+    assert told[0][0] == "building"
+    assert built_name(spec) in tags(clean_engine)
+    with clean_engine.client() as client:
+        assert handle["image"] == client.inspect_image(built_name(spec))["Id"], "no registry knows it"
+    place.backend.destroy(handle)
+    assert left(clean_engine) == []
+
+
+def test_steps_are_told(place, monkeypatch):
+    monkeypatch.setattr("worker.backends.docker.images.pull._TOLD_EVERY_SECONDS", 0.0)
+    told = []
+    place.backend.build(workspace(place), lambda *what: told.append(what))
+    assert ("building", "step 2 of 3: COPY greeting.txt /greeting.txt") in told
+
+
+def test_a_build_that_was_done_is_not_done_again(place):
+    spec = workspace(place)
+    first = place.backend.build(spec, lambda *_: None)
+    printed = place.output(spec)
+    assert place.backend.build(spec, lambda *_: None) == first
+    assert place.output(spec) == printed
+
+
+def test_the_dockerfile_may_lie_deeper_and_the_ignored_stays_outside(place):
+    text = f"FROM {SHELL}\nCOPY . /all\nRUN find /all | sort\n"
+    spec = workspace(place, text, name="docker/Dockerfile.gpu", **{".dockerignore": "secret.txt\n", "secret.txt": "s"})
+    place.backend.build(spec, lambda *_: None)
+    output = place.output(spec).decode()
+    assert "/all/docker/Dockerfile.gpu" in output
+    assert "secret.txt" not in output
+
+
+def test_a_failed_step_is_in_the_log_and_leaves_no_container(place, clean_engine):
+    spec = workspace(place, f"FROM {SHELL}\nRUN echo one >/one\nRUN echo before; exit 3\n")
+    assert "returned a non-zero code: 3" in refused(place, spec)
+    output = place.output(spec).decode()
+    assert "before\n" in output
+    assert "returned a non-zero code: 3" in output
+    assert left(clean_engine) == []
+    assert built_name(spec) not in tags(clean_engine)
+
+
+def test_what_a_failed_build_came_to_goes_like_any_built_image(place, clean_engine):
+    spec = workspace(place, f"FROM {SHELL}\nRUN echo {place.job_id} >/one\nRUN exit 3\n")
+    with clean_engine.client() as client:
+        before = {one["Id"] for one in client.images(all=True)}
+        refused(place, spec)
+        assert {one["Id"] for one in client.images(all=True)} != before, "kept as a cache for the next try"
+        limited(place, idle_seconds=0)
+        assert len(place.backend.prune_images(everything=True)) == 1
+        assert {one["Id"] for one in client.images(all=True)} == before
+
+
+def test_a_failed_build_never_takes_what_it_began_with(place, clean_engine):
+    refused(place, workspace(place, f"FROM {SHELL}\nCOPY nothing-there /x\n"))
+    limited(place, idle_seconds=0)
+    place.backend.prune_images(everything=True)
+    assert SHELL in tags(clean_engine)
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "says"),
+    [("FROM\n", "FROM"), ("", "empty"), ("FROM 127.0.0.1:1/none\n", "127.0.0.1:1"), ("NONSENSE\n", "NONSENSE")],
+)
+def test_a_dockerfile_that_will_not_do_says_why(place, dockerfile, says):
+    assert says in refused(place, workspace(place, dockerfile))
+
+
+def test_a_dockerfile_has_to_be_a_file_of_the_workspace(place, tmp_path):
+    assert "is not in the workspace" in refused(place, place.spec("true", build=Build("docker/Dockerfile")))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "Dockerfile").write_text("FROM secrets\n")
+    spec = place.spec("true", build=Build("link"))
+    (spec.workspace / "link").symlink_to(outside / "Dockerfile")
+    assert "no file of the workspace" in refused(place, spec)
+    (spec.workspace / "folder").symlink_to(outside)
+    assert "no file of the workspace" in refused(place, place.spec("true", build=Build("folder/Dockerfile")))
+
+
+def test_a_build_has_a_time_limit(place, clean_engine):
+    limited(place, build_seconds=2.0)
+    spec = workspace(place, f"FROM {SHELL}\nRUN echo up; sleep 600\n")
+    assert "not built within 2 seconds" in refused(place, spec)
+    wait_until(lambda: left(clean_engine) == [], "its step to be ended")
+
+
+def test_a_build_can_be_given_up(place, clean_engine):
+    class Stopped(Exception):
+        pass
+
+    spec = workspace(place, f"FROM {SHELL}\nRUN echo up; sleep 600\n")
+
+    def progress(*_):
+        if b"\nup\n" in place.output(spec):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        place.backend.launch(spec, lambda: None, progress)
+    wait_until(lambda: left(clean_engine) == [], "its step to be ended")
+
+
+def test_no_step_of_a_dockerfile_runs_unless_an_administrator_opened_builds(clean_engine, tmp_path):
+    """As root, with the engine's usual capabilities: a worker refuses it too, whatever the service let in."""
+    closed = Place("docker", tmp_path, clean_engine.settings(network="none"))
+    spec = workspace(closed, f"FROM {SHELL}\nRUN grep -E 'Uid|CapEff|NoNewPrivs' /proc/self/status\n")
+    assert "GRADIENT_IMAGES__BUILDS" in refused(closed, spec, "option_refused")
+    assert closed.output(spec) == b""
+    assert left(clean_engine) == []
+
+
+def test_a_build_is_exactly_this():
+    """Whatever is added to it has to be added here as well; nothing of it comes from a user as it is."""
+    given = {"network": "none", "memory_bytes": 2**30, "cpus": 1.5, "shm_bytes": 2**26, "cgroup": "builds.slice"}
+    golden = {
+        "t": "gradient-jobs/jabc:1",
+        "dockerfile": "docker/Dockerfile",
+        "rm": True,
+        "forcerm": True,
+        "networkmode": "none",
+        "memory": 2**30,
+        "memswap": 2**30,
+        "shmsize": 2**26,
+        "ulimits": '[{"Name": "core", "Soft": 0, "Hard": 0}]',
+        "cpuperiod": 100_000,
+        "cpuquota": 150_000,
+        "cgroupparent": "builds.slice",
+    }
+    assert build_params("gradient-jobs/jabc:1", "docker/Dockerfile", **given) == golden
+    without = build_params("gradient-jobs/jabc:1", "docker/Dockerfile", **given | {"cpus": None, "cgroup": None})
+    assert without == {name: golden[name] for name in golden.keys() - {"cpuperiod", "cpuquota", "cgroupparent"}}
+
+
+def test_a_build_has_the_limits_of_its_job(place):
+    reads = "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null; ulimit -c; df -k /dev/shm"
+    spec = place.spec("true", build=Build("Dockerfile"), cpus=0.5, shared_mem_bytes=96 * 2**20)
+    (spec.workspace / "Dockerfile").write_text(f"FROM {SHELL}\nRUN {reads}\n")
+    place.backend.build(spec, lambda *_: None)
+    output = place.output(spec).decode()
+    assert "50000" in output
+    assert "\n0\n" in output
+    assert str(96 * 1024) in output
+
+
+def test_a_build_ends_when_it_fills_the_engines_disk(place, clean_engine):
+    limited(place, build_disk_percent=0.001)
+    spec = workspace(place, f"FROM {SHELL}\nRUN echo up; sleep 600\n")
+    assert "GRADIENT_IMAGES__BUILD_DISK_PERCENT" in refused(place, spec)
+    wait_until(lambda: left(clean_engine) == [], "its step to be ended")
+
+
+def test_a_build_has_a_memory_limit(place):
+    limited(place, build_memory_mb=32)
+    spec = workspace(place, f"FROM {SHELL}\nRUN tail /dev/zero\n")
+    assert "non-zero code: 137" in refused(place, spec)
+
+
+def test_a_build_has_the_network_it_is_given(place):
+    spec = workspace(place, f"FROM {SHELL}\nRUN ls /sys/class/net\n")
+    place.backend.build(spec, lambda *_: None)
+    output = place.output(spec).decode()
+    assert "\nlo\n" in output
+    assert "eth0" not in output
+
+
+def test_an_image_without_a_shell_says_what_it_was_built_from(place):
+    assert "Dockerfile" in refused(place, workspace(place, f"FROM {BARE}\n"), "no_shell")
+
+
+def test_what_it_is_built_upon_is_pulled_and_goes_later(place, registry, clean_engine):
+    with clean_engine.client() as client:
+        made = client.create_container(SHELL, ["/none"])["Id"]
+        content = b"".join(client.export(made))
+        client.remove_container(made)
+    base, _ = registry.put("team/base:1", [content, layer({place.job_id: b""})])
+    spec = workspace(place, f"FROM {base}\nRUN echo on it\n")
+    place.backend.build(spec, lambda *_: None)
+    assert base in tags(clean_engine)
+    limited(place, idle_seconds=0)
+    gone = [one.reference for one in place.backend.prune_images(everything=True)]
+    gone += [one.reference for one in place.backend.prune_images(everything=True)]  # what another stood on
+    assert {base, built_name(spec)} <= set(gone)
+    assert base not in tags(clean_engine)
+
+
+def test_a_built_image_is_pushed_and_known_by_its_digest(place, registry, clean_engine):
+    target = f"{registry.host}/team/result:3"
+    spec = workspace(place, target=target)
+    digest = place.backend.build(spec, lambda *_: None)
+    assert registry.has("team/result:3")
+    assert digest.startswith(f"{registry.host}/team/result@sha256:")
+    assert target not in tags(clean_engine), "here it has the name only while it is pushed"
+    with clean_engine.client() as client:
+        client.remove_image(built_name(spec))
+        assert client.pull(target.rpartition(":")[0], tag="3")
+        assert target in tags(clean_engine)
+
+
+def test_a_push_cannot_take_the_name_of_another_image(place, clean_engine):
+    """Else the next job that names it would run what somebody else had built."""
+    assert "another image" in refused(place, workspace(place, target=SHELL), "image_push")
+    assert SHELL in tags(clean_engine)
+
+
+def test_a_push_that_is_refused_says_why(place, registry):
+    registry.behave(require="Basic bWU6cHc=")
+    target = f"{registry.host}/team/result:3"
+    assert "auth" in refused(place, workspace(place, target=target), "image_push").lower()
+
+
+def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, store):
+    target = f"{registry.host}/team/result:3"
+    waiting = store()
+    ledger = waiting.images.ledger()
+    ended = threading.Event()
+
+    def have():
+        with pytest.raises(LaunchError):
+            waiting.have(target, policy="Never")
+        ended.set()
+
+    with ledger.naming(target):
+        thread = threading.Thread(target=have)
+        thread.start()
+        wait_until(lambda: waiting.told, "it to say that it waits")
+        assert not ended.is_set()
+    thread.join()
+    assert ended.is_set()
+    assert "is being pushed" in waiting.told[0][1]

@@ -1,0 +1,210 @@
+"""Images that jobs pulled are removed when nothing uses them; those that somebody else pulled never are."""
+
+import json
+import time
+
+import pytest
+from support.backend_place import Place
+from support.docker_server import SHELL
+
+from core.settings.docker import ImageSettings
+from worker.backends.docker.images.cache import Shelf, disk_percent
+from worker.backends.docker.images.usage_journal import Ledger, Pull
+
+
+@pytest.fixture
+def brought(registry, store, unlike):
+    """Images that jobs pulled, the first one used the longest ago."""
+    place = store()
+    names = []
+    for number in (1, 2, 3):
+        reference, _ = registry.put(f"team/old{number}:1", unlike())
+        place.have(reference)
+        names.append(reference)
+    with place.images.ledger().open() as page:
+        for entry in page.images.values():
+            entry.used_at = time.time() - 1000 + names.index(entry.references[0])
+    return place, names
+
+
+def shelf(place, percent=50.0, **settings):
+    measured = percent if callable(percent) else lambda _: percent
+    images = ImageSettings(**{"keep_below_percent": 80.0} | settings)
+    return Shelf(place.engine, place.images, place.settings.model_copy(update={"images": images}), measured)
+
+
+def pruned(of, *, everything=False, dry_run=False):
+    return [one.reference for one in of.prune(everything=everything, dry_run=dry_run)]
+
+
+def here(place, reference):
+    return place.images.find(reference) is not None
+
+
+def test_nothing_goes_while_there_is_room(brought):
+    place, names = brought
+    assert pruned(shelf(place)) == []
+    assert place.ours() == sorted(names)
+
+
+def test_on_a_full_disk_the_longest_unused_goes_first_until_there_is_room(brought):
+    place, names = brought
+    percents = iter([95.0, 90.0, 79.0])
+    assert pruned(shelf(place, lambda _: next(percents))) == names[:2]
+    assert [here(place, name) for name in names] == [False, False, True]
+    assert place.ours() == names[2:]
+
+
+def test_using_an_image_makes_it_the_last_to_go(brought):
+    place, names = brought
+    place.have(names[0])
+    assert pruned(shelf(place, 99.0, idle_seconds=100)) == names[1:]
+    assert here(place, names[0]), "and for a while it does not go at all"
+
+
+def test_what_somebody_else_brought_stays(brought, clean_engine):
+    place, names = brought
+    with clean_engine.client() as client:
+        client.import_image_from_data(b"\0" * 1024, repository="operators", tag="own")
+    place.have("operators:own")
+    place.have(SHELL)
+    assert pruned(shelf(place, 99.0, idle_seconds=0)) == names
+    assert here(place, "operators:own")
+    assert here(place, SHELL)
+
+
+def test_a_name_that_somebody_else_gave_keeps_the_image(brought, clean_engine):
+    place, names = brought
+    with clean_engine.client() as client:
+        client.tag(names[0], "operators", "wanted")
+    assert pruned(shelf(place, 99.0)) == names[1:]
+    assert not here(place, names[0]), "our name for it goes"
+    assert here(place, "operators:wanted")
+    assert place.ours() == []
+
+
+def test_what_a_container_uses_stays_whether_it_runs_or_not(brought, clean_engine):
+    place, names = brought
+    with clean_engine.client() as client:
+        made = client.create_container(names[0], ["/none"])["Id"]
+        assert pruned(shelf(place, 99.0)) == names[1:]
+        client.remove_container(made)
+    assert pruned(shelf(place, 99.0)) == names[:1]
+
+
+def test_a_dry_run_tells_and_takes_nothing(brought):
+    place, names = brought
+    assert pruned(shelf(place), everything=True, dry_run=True) == names
+    assert [here(place, name) for name in names] == [True] * 3
+    assert pruned(shelf(place), everything=True) == names
+    assert [here(place, name) for name in names] == [False] * 3
+
+
+def test_built_images_go_after_a_while_whatever_the_disk(store, clean_engine):
+    place = store()
+    with clean_engine.client() as client:
+        client.import_image_from_data(b"\0" * 1024, repository="gradient-jobs/jx", tag="1")
+    found = place.images.find("gradient-jobs/jx:1")
+    with place.images.ledger().open() as page:
+        page.bring(found.id, "gradient-jobs/jx:1", built=True)
+        page.images[found.id].used_at = time.time() - 5000
+    assert pruned(shelf(place, built_seconds=6000)) == []
+    assert pruned(shelf(place, built_seconds=4000)) == ["gradient-jobs/jx:1"]
+
+
+def test_what_a_newer_image_of_the_same_name_replaced_goes_too(registry, store, unlike, clean_engine):
+    place = store()
+    reference, _ = registry.put("team/moving:latest", unlike())
+    old = place.have(reference)
+    registry.put("team/moving:latest", unlike())
+    new = place.have(reference, policy="Always")
+    pruned(shelf(place, idle_seconds=0), everything=True)
+    with clean_engine.client() as client:
+        assert {old.id, new.id} & {one["Id"] for one in client.images()} == set()
+
+
+def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, store, unlike, clean_engine):
+    place = store()
+    reference, _ = registry.put("team/model:1", unlike())
+    with place.images.ledger().open() as page:
+        page.pulls[reference] = Pull(time.time(), None)
+    with clean_engine.client() as client:
+        client.pull(*reference.rsplit(":", 1))
+    assert pruned(shelf(place, idle_seconds=0), everything=True) == [reference]
+
+
+def test_a_pull_that_brought_nothing_new_makes_nothing_ours(registry, store, unlike, clean_engine):
+    place = store()
+    reference, _ = registry.put("team/operators:1", unlike())
+    with clean_engine.client() as client:
+        client.pull(*reference.rsplit(":", 1))
+    place.have(reference, policy="Always")
+    assert place.ours() == []
+    assert pruned(shelf(place, 99.0, idle_seconds=0), everything=True) == []
+
+
+def test_the_images_that_are_here_are_told_the_last_used_first(brought):
+    place, names = brought
+    told = shelf(place).references()
+    assert [name for name in told if name in names] == names[::-1]
+    assert SHELL in told
+    assert any("@sha256:" in name for name in told)
+
+
+def test_a_job_has_an_image_again_that_went_before_it_started(registry, clean_engine, tmp_path, unlike, monkeypatch):
+    """The image is removed between its pull and the container's creation, and is pulled once more."""
+    place = Place("docker", tmp_path, clean_engine.settings(pull="missing"))
+    reference, _ = registry.put("team/shell:1", [*_shell(clean_engine), *unlike()])
+    launcher, removed = place.backend._launcher, []
+    network = launcher._network.have
+
+    def remove_first(*opened):
+        if not removed:
+            with clean_engine.client() as client:
+                client.remove_image(reference)
+            removed.append(reference)
+        return network(*opened)
+
+    monkeypatch.setattr(launcher._network, "have", remove_first)
+    handle = place.launch(place.spec("exit 7", container=reference))
+    assert place.wait(handle).code == 7
+    assert removed == [reference]
+    place.clear()
+
+
+def _shell(server):
+    """The shell's image as layers for a registry."""
+    with server.client() as client:
+        made = client.create_container(SHELL, ["/none"])["Id"]
+        try:
+            return [b"".join(client.export(made))]
+        finally:
+            client.remove_container(made)
+
+
+def test_a_ledger_that_cannot_be_read_makes_nothing_ours(tmp_path, caplog):
+    ledger = Ledger(tmp_path, "ABCD:EF/../x")
+    assert [path.name for path in tmp_path.iterdir()] == []
+    with ledger.open() as page:
+        page.bring("sha256:1", "a:1")
+    [file] = tmp_path.glob("*.json")
+    assert file.name == "ABCDEFx.json"
+    assert json.loads(file.read_text())["images"]["sha256:1"]["references"] == ["a:1"]
+    file.write_text('{"images": 3}')
+    with ledger.open() as page:
+        assert page.images == {}
+    assert "image_ledger_unreadable" in caplog.text
+
+
+def test_a_name_is_held_while_it_is_pushed(tmp_path):
+    ledger = Ledger(tmp_path, "e")
+    assert not ledger.is_named("a:1")
+    with ledger.naming("a:1"):
+        assert ledger.is_named("a:1")
+        assert not ledger.is_named("b:1")
+    assert not ledger.is_named("a:1")
+
+
+def test_the_disk_is_measured_where_it_is(tmp_path):
+    assert 0 < disk_percent(str(tmp_path)) <= 100
+    assert disk_percent(str(tmp_path / "none")) is None

@@ -1,0 +1,70 @@
+"""Images that a registry gave to an account are not run by jobs that do not have it, though they lie on the host."""
+
+import base64
+import os
+
+import pytest
+from support.docker_server import layer
+
+from worker.backends.base import LaunchError
+
+ALICE = {"username": "alice", "password": "canary-of-alice"}
+MALLORY = {"username": "mallory", "password": "canary-of-mallory"}
+
+
+def basic(auth):
+    return "Basic " + base64.b64encode(f"{auth['username']}:{auth['password']}".encode()).decode()
+
+
+@pytest.fixture
+def private(registry):
+    """An image that its registry gives to alice alone."""
+    reference, _ = registry.put("team/private:1", [layer({"weights": os.urandom(1000)})])
+    registry.behave(require=basic(ALICE))
+    return reference
+
+
+@pytest.mark.parametrize("auth", [None, MALLORY], ids=["nobody", "another account"])
+def test_what_was_pulled_by_an_account_runs_for_nobody_else(private, store, auth):
+    host = store()
+    found = host.have(private, auth=ALICE)
+    for reference in (private, found.id, found.digest):
+        for policy in (None, "IfNotPresent", "Never", "Always"):
+            with pytest.raises(LaunchError) as error:
+                host.have(reference, policy=policy, auth=auth)
+            assert error.value.reason == "image_pull"
+    assert host.images.find(private) == found, "it is still there"
+
+
+def test_who_pulled_it_runs_it_without_asking_again(private, store, registry):
+    host = store()
+    found = host.have(private, auth=ALICE)
+    registry.behave(require="nothing that anybody has")
+    assert host.have(private, auth=ALICE) == found
+    assert host.have(found.id, auth=ALICE) == found
+    with pytest.raises(LaunchError):
+        host.have(private, auth=ALICE | {"password": "changed"})
+
+
+def test_what_the_registry_gives_to_everybody_runs_for_everybody(private, store, registry):
+    host = store()
+    found = host.have(private, auth=ALICE)
+    registry.behave()
+    assert host.have(private) == found, "the registry was asked anew"
+    registry.behave(require=basic(ALICE))
+    assert host.have(private, auth=MALLORY) == found
+
+
+def test_an_image_that_was_there_before_stays_everybodys(private, store, registry):
+    registry.behave()
+    found = store().have(private)
+    registry.behave(require=basic(ALICE))
+    assert store().have(private, policy="Always", auth=ALICE) == found
+    assert store().have(private) == found
+
+
+def test_no_password_can_be_read_from_what_is_remembered(private, store):
+    host = store()
+    host.have(private, auth=ALICE)
+    kept = b"".join(file.read_bytes() for file in (host.settings.root / "images").iterdir())
+    assert ALICE["password"].encode() not in kept

@@ -1,0 +1,77 @@
+"""The deaf probe: only messages that were sent and did not come back make a worker deaf."""
+
+import threading
+
+import pytest
+from support.deployment import wait_until
+
+from core.errors import StoreUnavailable
+from worker.celery.broker_watchdog import Probe
+
+
+@pytest.fixture
+def probing():
+    probes = []
+
+    def start(ping, *, note=lambda: None, deaf_seconds=0.05):
+        deaf = threading.Event()
+        probe = Probe(lambda: ping(probe), note, deaf.set, ping_seconds=0.01, deaf_seconds=deaf_seconds)
+        probes.append(probe)
+        probe.start()
+        return deaf, probe
+
+    yield start
+    for probe in probes:
+        probe.stop()
+        probe._thread.join(10)
+
+
+def counted(pings, action):
+    def ping(probe):
+        pings.append(1)
+        action(probe)
+
+    return ping
+
+
+def away(_):
+    raise ConnectionError("away")
+
+
+def test_a_worker_that_hears_itself_is_not_deaf(probing):
+    pings, noted = [], []
+    deaf, _ = probing(counted(pings, Probe.heard), note=lambda: noted.append(1), deaf_seconds=5)
+    wait_until(lambda: len(pings) > 20, "pings")
+    assert not deaf.is_set()
+    assert len(noted) >= 20
+
+
+def test_a_worker_that_never_hears_itself_is_deaf(probing):
+    deaf, _ = probing(lambda _: None)
+    assert deaf.wait(30)
+
+
+def test_a_broker_that_is_away_makes_nobody_deaf(probing):
+    pings = []
+    deaf, _ = probing(counted(pings, away), deaf_seconds=0.02)
+    wait_until(lambda: len(pings) > 20, "pings")
+    assert not deaf.is_set()
+
+
+def test_zero_is_never(probing):
+    pings = []
+    deaf, _ = probing(counted(pings, lambda _: None), deaf_seconds=0)
+    wait_until(lambda: len(pings) > 20, "pings")
+    assert not deaf.is_set()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), RuntimeError("odd")])
+def test_a_database_that_is_away_makes_nobody_deaf(probing, error):
+    pings = []
+
+    def fail():
+        raise error
+
+    deaf, _ = probing(counted(pings, Probe.heard), note=fail, deaf_seconds=5)
+    wait_until(lambda: len(pings) > 5, "pings")
+    assert not deaf.is_set()

@@ -1,0 +1,94 @@
+"""Wake messages between hosts: a message, however often it comes, only makes a worker look for work."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.deployment import wait_until
+
+from core.notify.broker import PING, RING, Ringer, make_app
+from core.notify.local_notifier import Bell
+from core.notify.messages import Ring
+from worker.celery import tasks
+
+
+def test_the_ring_task_touches_the_bell(tmp_path):
+    bell = Bell(tmp_path / "bell")
+    os.utime(bell.path, (0, 0))
+    app = make_app("memory://")
+    tasks.register(app, bell)
+    app.tasks[RING].apply(["j1", None], throw=True)
+    assert bell.path.stat().st_mtime > 0
+
+
+@pytest.mark.parametrize("args", [[], ["j1", "r1", "more"], [None], [{"id": "j1"}], ["j1", 7], ["j" * 10_000], [""]])
+def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
+    bell = Bell(tmp_path / "bell")
+    os.utime(bell.path, (0, 0))
+    app = make_app("memory://")
+    tasks.register(app, bell)
+    assert app.tasks[RING].apply(args).state in {"FAILURE", "REJECTED"}
+    assert bell.path.stat().st_mtime == 0
+
+
+def test_the_ping_task_says_that_it_was_heard(tmp_path):
+    heard = []
+    app = make_app("memory://")
+    tasks.register(app, Bell(tmp_path / "bell"), lambda: heard.append(1))
+    app.tasks[PING].apply(throw=True)
+    assert heard == [1]
+
+
+def test_a_broker_that_is_away_is_an_os_error():
+    with pytest.raises(OSError, match="9"):
+        Ringer("redis://127.0.0.1:9/0").ring([Ring("gradient.pool.CPU", "j1", None)])
+
+
+def test_results_are_kept_nowhere():
+    app = make_app("memory://")
+    assert app.conf.result_backend is None
+    assert app.conf.task_ignore_result
+    assert app.conf.accept_content == ["json"]
+
+
+def test_a_job_runs_over_celery(deployment, tmp_path):
+    """API and Celery worker as on two hosts, with a broker of files: no bell file in common, and no poll in time."""
+    broker = tmp_path / "broker"
+    broker.mkdir()
+    program = (
+        "import core.notify.broker as q, gradient_server.main as m, sys\n"
+        "make = q.make_app\n"
+        "def with_folder(url, **options):\n"
+        "    app = make(url, **options)\n"
+        f"    folders = dict.fromkeys(['data_folder_in', 'data_folder_out', 'control_folder'], {str(broker)!r})\n"
+        "    app.conf.broker_transport_options = folders\n"
+        "    return app\n"
+        "q.make_app = with_folder\n"
+        "sys.exit(m.main())\n"
+    )
+    (tmp_path / "server.py").write_text(program)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {
+        "GRADIENT_HOME": str(deployment.home),
+        "GRADIENT_DATABASE__URL": f"sqlite:///{tmp_path / 'shared.db'}",
+        "GRADIENT_QUEUE__BROKER_URL": "filesystem://",
+        "GRADIENT_WORKER__POLL_SECONDS": "3600",
+    }
+    log = (tmp_path / "log").open("ab")
+    server = [sys.executable, tmp_path / "server.py"]
+    api = subprocess.Popen([*server, "api", "--port", "0"], env=env, stderr=log)
+    elsewhere = env | {"GRADIENT_HOME": str(tmp_path / "elsewhere")}
+    worker = subprocess.Popen([*server, "worker", "--name", "c"], env=elsewhere, stderr=log)
+    try:
+        wait_until(deployment.home.joinpath("cli.json").exists, "the API to be ready")
+        wait_until(lambda: "is ready" in (tmp_path / "log").read_text(), "the worker to be ready")
+        job_id = deployment.submit("echo heard")
+        assert deployment.wait_ended(job_id)["state"] == "Stopped"
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0, (tmp_path / "log").read_text()
+    finally:
+        for process in (api, worker):
+            process.kill()
+            process.wait()
+        log.close()

@@ -1,0 +1,92 @@
+"""TPUs of hosts that are gone are deleted by another, one worker at a time."""
+
+import pytest
+from sqlalchemy import update
+from support.fake_clouds import simulated, tpu_settings
+
+from core.db.database import now
+from core.db.models.jobs import Turn
+from core.jobs import lifecycle, queries
+from core.jobs.scheduling import claims
+from core.jobs.scheduling.claims import Offer
+from core.settings import Settings
+from worker.context import Host
+from worker.maintenance.cloud import CloudSweep
+from worker.resource_log import DatabaseLedger
+
+
+@pytest.fixture
+def simulator():
+    with simulated() as running:
+        yield running
+
+
+@pytest.fixture
+def host(database, simulator, tmp_path):
+    settings = Settings(home=tmp_path / "home", tpu=tpu_settings(simulator))
+    return Host.open(settings, database, name="w1", host="here")
+
+
+@pytest.fixture
+def lost(database, submit, simulator):
+    """A job on a machine that is gone, with its TPU."""
+    submit(machine="TPU")
+    with database.write() as session:
+        job = claims.claim(session, Offer("other", "gone", ("mock",)))
+    name = f"gj-{job.id}-1"
+    ledger = DatabaseLedger(database, "gone")
+    ledger.intend("tpu_node", f"us-central1-b/{name}", job_id=job.id, attempt=1)
+    labels = {"gradient-jobs": ledger.installation(), "gradient-job": job.id, "gradient-attempt": "1"}
+    simulator.cloud.create_node("projects/simulated/locations/us-central1-b", name, {"labels": labels})
+    return job
+
+
+def give_up(database, job):
+    with database.write() as session:
+        lifecycle.give_up(session, queries.row(session, job.id), "worker_lost", "15 minutes")
+
+
+def test_what_a_lost_host_had_is_deleted(host, database, lost, simulator):
+    sweep = CloudSweep(host)
+    assert sweep.run() == {"tpus": 0}, "it may come back"
+    assert len(simulator.cloud.left()[0]) == 1
+    give_up(database, lost)
+    assert sweep.run() == {"tpus": 1}
+    assert simulator.cloud.left() == ([], [])
+    assert sweep.run() == {"tpus": 0}
+    with database.read() as session:
+        assert queries.row(session, lost.id).attempt == 1
+
+
+def test_it_is_known_to_be_gone_when_it_is_not_found_any_more(host, database, lost):
+    give_up(database, lost)
+    for _ in range(2):
+        CloudSweep(host).run()
+    assert host.ledger.unowned() == []
+
+
+def test_what_is_in_the_cloud_and_in_no_record_is_deleted_unless_a_worker_runs_its_attempt(
+    host, database, lost, simulator
+):
+    ledger = host.ledger
+    for entry in ledger.of_attempt(lost.id, 1):
+        ledger.close(entry, gone=True)
+    assert CloudSweep(host).run() == {"tpus": 0}
+    give_up(database, lost)
+    assert CloudSweep(host).run() == {"tpus": 1}
+    assert simulator.cloud.left() == ([], [])
+
+
+def test_one_worker_at_a_time_sweeps(host, database, lost):
+    give_up(database, lost)
+    other = Host.open(host.settings, database, name="w2", host="there")
+    assert CloudSweep(other).run() == {"tpus": 1}
+    assert CloudSweep(host).run() == {}
+    with database.write() as session:
+        session.execute(update(Turn).values(until=now(-1)))
+    assert CloudSweep(host).run() == {"tpus": 0}
+
+
+def test_where_there_are_no_tpus_none_are_swept(database, tmp_path):
+    host = Host.open(Settings(home=tmp_path / "home"), database, name="w1", host="here")
+    assert CloudSweep(host).run() == {}

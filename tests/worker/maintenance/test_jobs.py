@@ -1,0 +1,181 @@
+"""The periodic repair, on a host without a supervisor."""
+
+import pytest
+from sqlalchemy import delete, select, update
+
+from core.db.database import now
+from core.db.models.jobs import HeldCard, Job, Outbox, Repair, Turn, Worker
+from core.jobs import lifecycle, queries
+from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling.claims import Offer
+from core.jobs.states import JobState
+from core.settings import Settings
+from worker.attempt.scratch import Scratch, scratches
+from worker.context import Host
+from worker.maintenance.jobs import HOST_GONE_SECONDS, Sweep
+
+
+@pytest.fixture
+def host(database, tmp_path):
+    settings = Settings(home=tmp_path / "home")
+    settings.worker.lost_after_seconds = 0.0
+    return Host.open(settings, database, name="w1", host="here")
+
+
+def claimed(database, submit, host, *, silent=0.0, **spec):
+    submit(**spec)
+    with database.write() as session:
+        job = claims.claim(session, Offer("other", host, ("mock",)))
+        session.execute(update(Job).where(Job.id == job.id).values(heartbeat_at=now(-silent)))
+    return job
+
+
+def begun(database, job, *, silent):
+    with database.write() as session:
+        job = lifecycle.started(session, job, {"version": 1, "name": "x"})
+        session.execute(update(Job).where(Job.id == job.id).values(heartbeat_at=now(-silent)))
+    return job
+
+
+def state(database, job):
+    with database.read() as session:
+        return queries.row(session, job.id).state
+
+
+def test_a_job_on_a_silent_host_is_given_up(host, database, submit):
+    running = begun(database, claimed(database, submit, "gone"), silent=1000)
+    assert Sweep(host).run(set())["lost_jobs"] == 1
+    assert state(database, running) is JobState.FAILED
+    with database.read() as session:
+        assert queries.row(session, running.id).reason == "worker_lost"
+
+
+def test_a_job_that_never_began_on_a_silent_host_waits_for_another(host, database, submit):
+    job = claimed(database, submit, "gone", silent=1000)
+    assert Sweep(host).run(set())["lost_jobs"] == 1
+    with database.read() as session:
+        row = queries.row(session, job.id)
+    assert (row.state, row.reason, row.machine_faults) == (JobState.QUEUED, "retrying", 1)
+
+
+def test_only_one_worker_at_a_time_repairs_what_is_everybodys(host, database, submit):
+    claimed(database, submit, "gone", silent=1000)
+    other = Host.open(host.settings, database, name="w2", host="elsewhere")
+    assert Sweep(other).run(set()).get("lost_jobs") is not None
+    assert Sweep(host).run(set()).get("lost_jobs") is None, "it is the other's turn"
+    with database.write() as session:
+        session.execute(update(Turn).values(until=now(-1)))
+    assert Sweep(host).run(set()).get("lost_jobs") is not None, "the other one did not come back"
+
+
+def test_repairs_are_counted_by_kind(host, database, submit):
+    for _ in range(2):
+        claimed(database, submit, "gone", silent=1000)
+        Sweep(host).run(set())
+    with database.read() as session:
+        found = {row.kind: (row.total, row.last_worker) for row in session.scalars(select(Repair))}
+    assert found == {"lost_jobs": (2, "w1")}
+
+
+def test_a_job_that_nobody_took_is_announced_again(host, database, submit):
+    waiting = [submit(machine=machine) for machine in ("CPU", "CPU", "V100")]
+    with database.write() as session:
+        session.execute(delete(Outbox))
+    sweep = Sweep(host)
+    assert sweep.run(set())["rung_again"] == 0
+    with database.write() as session:
+        session.execute(update(Job).values(created_at=now(-60)))
+    assert sweep.run(set())["rung_again"] == 2, "once a machine type"
+    with database.read() as session:
+        assert set(session.scalars(select(Outbox.job_id))) == {waiting[0].id, waiting[2].id}
+    assert sweep.run(set())["rung_again"] == 0, "these are still to be sent"
+
+
+def test_cards_that_no_job_holds_are_free_again(host, database, submit):
+    job = submit(machine="V100")
+    with database.write() as session:
+        claims.claim(session, Offer("other", "here", ("mock",), cards=("0",)))
+        session.execute(update(Job).where(Job.id == job.id).values(state=JobState.FAILED))
+    assert Sweep(host).run(set())["cards"] == 1
+    with database.read() as session:
+        assert session.scalar(select(HeldCard.card)) is None
+
+
+def test_a_silent_job_of_this_host_is_left_to_adoption(host, database, submit):
+    job = claimed(database, submit, "here", silent=1000)
+    assert Sweep(host).run(set())["lost_jobs"] == 0
+    assert state(database, job) is JobState.STARTING
+
+
+def test_nobody_is_given_up_just_after_the_start_or_an_outage(host, database, submit):
+    claimed(database, submit, "gone", silent=10_000)
+    host.settings.worker.lost_after_seconds = 600.0
+    sweep = Sweep(host)
+    assert sweep.run(set())["lost_jobs"] == 0
+    sweep.database_was_away()
+    assert sweep.run(set())["lost_jobs"] == 0
+
+
+def test_scratch_of_ended_attempts_is_removed_and_of_unknown_jobs_kept(host, database, submit):
+    alive = claimed(database, submit, "here")
+    held = claimed(database, submit, "here")
+    for job_id, attempt in [(alive.id, 1), (alive.id, 0), (held.id, 1), ("jgone", 1)]:
+        host.scratch(job_id, attempt).make(host.artifacts)
+    assert Sweep(host).run({held.id})["scratch"] == 1
+    assert sorted(scratches(host.attempts)) == sorted([(alive.id, 1), (held.id, 1), ("jgone", 1)])
+
+
+def test_scratch_of_another_host_is_its_own_to_clear_up_while_it_lives(host, database, submit):
+    job = claimed(database, submit, "there", silent=1000)
+    host.scratch(job.id, 1).make(host.artifacts)
+    with database.write() as session:
+        workers.register(session, Offer("other", "there", ("mock",)), boot_id="b", slots=1)
+    swept = Sweep(host).run(set())
+    assert (swept["lost_jobs"], swept["scratch"]) == (1, 0)
+    with database.write() as session:
+        session.execute(update(Worker).values(seen_at=now(-HOST_GONE_SECONDS - 1)))
+    assert Sweep(host).run(set())["scratch"] == 1
+    assert list(scratches(host.attempts)) == []
+
+
+def test_files_that_are_no_scratch_are_left_alone(host, database):
+    (host.attempts / "notes").mkdir(parents=True)
+    Sweep(host).run(set())
+    assert (host.attempts / "notes").is_dir()
+    assert database is host.database
+
+
+def test_what_a_deleted_job_left_is_removed_and_its_record_stays(host, database, submit):
+    job = submit()
+    with host.logs.open_writer(job.id, 1) as writer:
+        writer.append(b"hello\n", 0)
+    with database.write() as session:
+        lifecycle.delete(session, job.id)
+    assert Sweep(host).run(set())["deleted_jobs"] == 1
+    assert host.logs.reader(job.id).size == 0
+    assert state(database, job) is JobState.CANCELLED
+    assert Sweep(host).run(set())["deleted_jobs"] == 0
+
+
+def test_scratch_is_kept_for_who_asks_for_it(host, database):
+    host.settings.worker.keep_scratch = True
+    host.scratch("jgone", 1).make(host.artifacts)
+    assert Sweep(host).run(set())["scratch"] == 0
+    assert scratches(host.attempts) == [("jgone", 1)]
+    assert database is host.database
+
+
+def test_a_scratch_that_cannot_be_removed_holds_up_no_other_repair(database, submit, host, monkeypatch):
+    job = begun(database, claimed(database, submit, "here"), silent=60)
+    with database.write() as session:
+        lifecycle.give_up(session, job, "worker_lost")
+    scratch = host.scratch(job.id, job.attempt)
+    scratch.control.mkdir(parents=True)
+
+    def refuse(_):
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr(Scratch, "remove", refuse)
+    assert Sweep(host).run(set())["scratch"] == 0
+    monkeypatch.undo()
+    assert Sweep(host).run(set())["scratch"] == 1

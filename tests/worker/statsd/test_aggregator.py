@@ -1,0 +1,111 @@
+import json
+import os
+
+import pytest
+
+from worker.attempt.outputs.log_shipper import MAX_METRIC_NAMES
+from worker.statsd.aggregator import DROPPED, ROWS_A_SECOND, Collector, Sender
+from worker.statsd.protocol import Sample
+
+SENDER = Sender("j1", 2)
+
+
+@pytest.fixture
+def control(tmp_path):
+    control = tmp_path / "j1-2" / "control"
+    control.mkdir(parents=True)
+    return control
+
+
+@pytest.fixture
+def collector(tmp_path):
+    return Collector(tmp_path)
+
+
+def written(control):
+    lines = (control / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines if line]
+
+
+def gauge(name, value, job_id="j1"):
+    return Sample(name, "g", value, job_id)
+
+
+def test_values_go_into_the_sender_s_metrics_file_in_rows(collector, control):
+    for sample in (gauge("loss", 2.0), gauge("acc", 0.5), gauge("loss", 1.0)):
+        collector.add(SENDER, sample)
+    collector.flush()
+    assert written(control) == [{"loss": 2.0, "acc": 0.5}, {"loss": 1.0}]
+
+
+def test_a_counter_tells_its_total(collector, control):
+    for _ in range(3):
+        collector.add(SENDER, Sample("steps", "c", 2.0, "j1"))
+        collector.flush()
+    assert written(control) == [{"steps": 2.0}, {"steps": 4.0}, {"steps": 6.0}]
+
+
+def test_what_the_job_writes_itself_stays_whole(collector, control):
+    (control / "metrics.jsonl").write_text('{"loss": 1}\n{"unfin')
+    collector.add(SENDER, gauge("acc", 0.5))
+    collector.flush()
+    assert (control / "metrics.jsonl").read_text().startswith('{"loss": 1}\n{"unfin\n{"time": ')
+
+
+def test_nobody_writes_into_another_s_metrics(collector, control, tmp_path):
+    other = tmp_path / "j2-1" / "control"
+    other.mkdir(parents=True)
+    collector.add(SENDER, gauge("loss", 9.0, job_id="j2"))
+    collector.add(SENDER, gauge("loss", 9.0, job_id=""))
+    collector.drop(SENDER, 3)
+    collector.flush()
+    assert not (other / "metrics.jsonl").exists()
+    assert written(control) == [{DROPPED: 5.0}]
+
+
+def test_a_flood_leaves_few_rows_and_says_how_much_was_dropped(collector, control, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("worker.statsd.aggregator.time.monotonic", lambda: now[0])
+    for number in range(5000):
+        collector.add(SENDER, gauge("loss", float(number)))
+        if number % 100 == 0:
+            collector.flush()
+    assert len(written(control)) <= ROWS_A_SECOND + 1
+    now[0] += 1
+    collector.flush()
+    now[0] += 1
+    collector.flush()
+    rows = written(control)
+    assert [row["loss"] for row in rows if "loss" in row][-1] == 4999.0
+    taken = len([row for row in rows if "loss" in row])
+    assert [row[DROPPED] for row in rows if DROPPED in row][-1] == 5000.0 - taken
+
+
+def test_there_are_no_more_names_than_a_job_may_have(collector, control):
+    for number in range(1000):
+        collector.add(SENDER, gauge(f"m{number}", 1.0))
+    collector.flush()
+    [row, *dropped] = written(control)
+    assert len(row) < MAX_METRIC_NAMES
+    assert sum(len(one) for one in dropped) <= 1
+
+
+@pytest.mark.parametrize("made", ["link", "fifo", "folder"])
+def test_what_the_job_puts_in_the_file_s_place_is_not_followed(collector, control, tmp_path, made):
+
+    target = tmp_path / "target"
+    target.write_text("mine\n")
+    place = control / "metrics.jsonl"
+    {"link": lambda: place.symlink_to(target), "fifo": lambda: os.mkfifo(place), "folder": place.mkdir}[made]()
+    collector.add(SENDER, gauge("loss", 1.0))
+    collector.flush()
+    assert target.read_text() == "mine\n"
+
+
+def test_an_attempt_that_is_over_is_forgotten(collector, control, tmp_path):
+    collector.add(SENDER, gauge("loss", 1.0))
+    control.rmdir()
+    collector.flush()
+    collector.add(SENDER, gauge("loss", 1.0))
+    collector.flush()
+    assert (collector._kept, list(tmp_path.rglob("metrics.jsonl"))) == ({}, [])

@@ -1,0 +1,81 @@
+"""Containers as senders: found while they start, and for a moment after their end."""
+
+import time
+
+import pytest
+from docker.api.client import APIClient
+from support.backend_place import Place
+
+from core.settings import Settings
+from worker.backends.docker.engine.client import EngineAway
+from worker.statsd import sender_lookup
+from worker.statsd.aggregator import Sender
+from worker.statsd.sender_lookup import ContainerSenders
+
+ADDRESS = ("172.18.0.2", 40000)
+
+
+def test_a_container_that_the_engine_does_not_list_yet_is_known_by_its_address(docker_server, tmp_path, monkeypatch):
+    """On a busy machine the first process sends seconds before the engine lists the container as running."""
+    place = Place("docker", tmp_path, docker_server.settings())
+    try:
+        place.launch(place.spec("sleep 600"))
+        with docker_server.client() as client:
+            [one] = client.containers(filters={"name": place.job_id})
+        [network] = one["NetworkSettings"]["Networks"].values()
+        monkeypatch.setattr(APIClient, "containers", lambda *_, **__: [])
+        address = (network["IPAddress"], 40000)
+        assert ContainerSenders(place.settings).who([address]) == {address: Sender(place.job_id, 1)}
+    finally:
+        monkeypatch.undo()
+        place.clear()
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """Names of containers by address; None: the engine is away."""
+    attached = {}
+
+    def inspect(_):
+        if attached.get("away"):
+            raise EngineAway("no answer")
+        return {"Containers": {name: {"Name": name, "IPv4Address": f"{ip}/16"} for ip, name in attached.items()}}
+
+    monkeypatch.setattr(ContainerSenders, "_inspect", inspect)
+    return attached
+
+
+@pytest.fixture
+def asked(tmp_path):
+    known = ContainerSenders(Settings(home=tmp_path))
+
+    def ask():
+        known._trusted_until = 0.0
+        return known.who([ADDRESS]).get(ADDRESS)
+
+    return ask
+
+
+def test_what_a_container_sent_last_is_still_its_own_until_another_has_the_address(network, asked, monkeypatch):
+    network |= {ADDRESS[0]: "gradient-jone-2"}
+    assert asked() == Sender("jone", 2)
+    network.clear()
+    assert asked() == Sender("jone", 2)
+    network |= {ADDRESS[0]: "gradient-jtwo-1"}
+    assert asked() == Sender("jtwo", 1)
+    network.clear()
+    later = time.monotonic() + 60
+    monkeypatch.setattr(sender_lookup.time, "monotonic", lambda: later)
+    assert asked() is None
+
+
+def test_an_engine_that_does_not_answer_makes_nobody_unknown(network, asked):
+    network |= {ADDRESS[0]: "gradient-jone-1"}
+    assert asked() == Sender("jone", 1)
+    network["away"] = True
+    assert asked() == Sender("jone", 1)
+
+
+def test_a_container_that_is_no_job_is_nobody(network, asked):
+    network |= {ADDRESS[0]: "registry"}
+    assert asked() is None

@@ -1,0 +1,85 @@
+"""Requests from the supervisor to a running attempt."""
+
+import threading
+
+from core.system.inotify import FileWatch
+
+
+class Detached(Exception):
+    """The worker is shutting down or lost the job: leave it running and write nothing more."""
+
+
+class Signals:
+    """Requests for one attempt, set by the supervisor's thread and read by the attempt's."""
+
+    def __init__(self, *, stop_requested: bool = False) -> None:
+        self._stop = stop_requested
+        self._cut_off = False
+        self._detached = threading.Event()
+        self._watch: FileWatch | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def stop_requested(self) -> bool:
+        """True if the job should be stopped."""
+        return self._stop
+
+    @property
+    def detached(self) -> bool:
+        """True if the attempt must release the job without touching it."""
+        return self._detached.is_set()
+
+    def request_stop(self) -> None:
+        """Request that the job be stopped."""
+        if not self._stop:
+            self._stop = True
+            self._wake()
+
+    @property
+    def cut_off(self) -> bool:
+        """True if the database has been away for so long that other workers will soon restart the job."""
+        return self._cut_off
+
+    def cut_off_from_record(self) -> None:
+        """Request that the job be ended before a worker that considers this host lost restarts it."""
+        if not self._cut_off:
+            self._cut_off = True
+            self._wake()
+
+    def detach(self) -> None:
+        """Request that the attempt release the job."""
+        self._detached.set()
+        self._wake()
+
+    def check(self) -> None:
+        """Raise if the attempt must release the job.
+
+        Raises:
+            Detached: The attempt must release the job.
+        """
+        if self.detached:
+            raise Detached
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but at most until the attempt must release the job.
+
+        Raises:
+            Detached: The attempt must release the job.
+        """
+        if self._detached.wait(seconds):
+            raise Detached
+
+    @property
+    def watched(self) -> bool:
+        """True while a watch follows the job and acts on requests."""
+        return self._watch is not None
+
+    def wakes(self, watch: FileWatch | None) -> None:
+        """Wake this watch at every request from now on; None: no longer."""
+        with self._lock:
+            self._watch = watch
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._watch is not None:
+                self._watch.wake()

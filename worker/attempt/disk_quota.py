@@ -1,0 +1,91 @@
+"""Measures the disk space of attempts and compares it with their quota."""
+
+import logging
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from core.db.models.jobs import Job
+from core.formatting import MIB
+from worker.attempt.periodic import PeriodicThread
+from worker.attempt.scratch import Scratch
+from worker.backends.base import Handle, LaunchError, note_control, read_control
+from worker.context import Host
+
+logger = logging.getLogger(__name__)
+
+NOTE = "disk_quota"
+"""Control file with the reason that a job was ended for its quota, for a worker that adopts it."""
+_SHARE = 10
+_LOOK_SECONDS = 0.5
+
+
+def used_bytes(folders: Sequence[Path], ended: threading.Event) -> int | None:
+    """Measure the disk space of folders: blocks, not sizes; hard links once; other file systems not.
+
+    Runs `du` as a separate process: a huge folder must not slow this one down.
+
+    Returns:
+        The bytes; None if measuring failed, or `ended` was set first.
+    """
+    command = ["du", "-skx", "--", *map(str, folders)]
+    try:
+        with subprocess.Popen(  # noqa: S603 - our own folders
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as scan:
+            while True:
+                try:
+                    lines = scan.communicate(timeout=_LOOK_SECONDS)[0].splitlines()
+                    break
+                except subprocess.TimeoutExpired:
+                    if ended.is_set():
+                        scan.kill()
+                        return None
+    except OSError:
+        logger.warning("disk_not_measured", exc_info=True)
+        return None
+    return 1024 * sum(int(line.split()[0]) for line in lines)
+
+
+class DiskQuota(PeriodicThread):
+    """Measures the disk space of a running attempt and sets `over` once it exceeds the quota.
+
+    Attributes:
+        over: Usage and quota as text; None while within the quota.
+    """
+
+    def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
+        self._every = host.settings.disk.check_seconds
+        super().__init__("disk", job, self._every)
+        self._host = host
+        self._scratch = scratch
+        self._handle: Handle = job.handle or {}
+        self._limit = host.settings.disk.job_mb * MIB
+        self.over: str | None = read_control(scratch.control, NOTE)
+        if not self._limit or self.over is not None:
+            self._ended.set()
+
+    def step(self) -> float:
+        """Measure once; the pause after it is longer if measuring is slow, so that it takes at most a tenth."""
+        began = time.monotonic()
+        used = self._used()
+        if used is not None and used > self._limit:
+            words = f"{used // MIB:,} MiB of {self._limit // MIB:,} MiB"
+            logger.warning("disk_quota_passed", extra={"used": used})
+            note_control(self._scratch.control, NOTE, words)
+            self.over = words
+            self._ended.set()
+        return max(self._every, _SHARE * (time.monotonic() - began))
+
+    def _used(self) -> int | None:
+        used = used_bytes([self._scratch.root], self._ended)
+        if used is None:
+            return None
+        try:
+            layer = self._host.backend(self._job.backend).layer_bytes(self._handle)
+        except LaunchError as error:
+            logger.info("layer_not_measured", extra={"error": str(error)})
+            layer = 0
+        return used + layer + self._host.logs.reader(self._job.id).size

@@ -1,0 +1,65 @@
+"""Secrets, registry passwords and ports of an attempt, looked up at launch and never stored."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy.orm import Session
+
+from core.catalogue.registries import Login
+from core.db.database import Database
+from core.db.models.jobs import Job
+from core.errors import CredentialNotFound, SecretUnreadable
+from core.jobs.scheduling import allocations
+from core.security import credentials
+from core.security.encryption import Vault
+from core.settings import Settings
+from worker.backends.base import LaunchError, PortMap
+
+T = TypeVar("T")
+
+
+class Grants:
+    """Secrets, logins and ports of one job."""
+
+    def __init__(self, settings: Settings, database: Database, job: Job) -> None:
+        self._vault = Vault(settings)
+        self._database = database
+        self._job = job
+
+    def environment(self) -> dict[str, str]:
+        """Return the user's environment with the values of the secrets it names.
+
+        Raises:
+            LaunchError: A secret is missing or cannot be decrypted.
+        """
+        return self._read(lambda session: credentials.with_values(session, self._vault, self._job))
+
+    def login(self, image: str, *, push: bool = False) -> Login | None:
+        """Return the login for an image's registry, to pull or to push.
+
+        Raises:
+            LaunchError: The stored login is missing or cannot be decrypted.
+        """
+        return self._read(lambda session: credentials.login_for(session, self._vault, self._job, image, push=push))
+
+    def git_login(self) -> str | None:
+        """Return `user:password` for the git server of the job's workspace, if it needs one.
+
+        Raises:
+            LaunchError: The login cannot be decrypted.
+        """
+        return self._read(lambda session: credentials.git_login(session, self._vault, self._job))
+
+    def ports(self) -> tuple[PortMap, ...]:
+        """Return the host ports allocated to the job."""
+        held = self._read(lambda session: allocations.ports_of(session, [self._job]))
+        return tuple(PortMap(port.port, port.internal) for port in held.get(self._job.id, ()))
+
+    def _read(self, look: Callable[[Session], T]) -> T:
+        try:
+            with self._database.read() as session:
+                return look(session)
+        except CredentialNotFound as error:
+            raise LaunchError("secret_missing", error.message) from error
+        except SecretUnreadable as error:
+            raise LaunchError("secret_unreadable", error.message) from error

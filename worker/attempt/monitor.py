@@ -1,0 +1,327 @@
+"""Follows one running attempt until it ends or must be ended, and ships its output and metrics."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy.orm import Session
+
+from core.db.models.jobs import Job
+from core.errors import GradientError, StoreUnavailable
+from core.jobs import metrics, queries
+from core.jobs.reasons import reason_of_exit
+from core.jobs.transitions import note_attempt
+from core.system.inotify import FileWatch
+from worker.attempt.control import Signals
+from worker.attempt.disk_quota import DiskQuota
+from worker.attempt.outputs.log_shipper import BATCH_VALUES, LogShipper, MetricsReader, SourceFile, system_row
+from worker.attempt.periodic import PeriodicThread
+from worker.attempt.scratch import Scratch
+from worker.attempt.self_fence import CUT_OFF_GRACE
+from worker.attempt.usage import Peaks, Sampling
+from worker.backends.base import STOPPING, Backend, Exit, Handle, read_control
+from worker.context import Host
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+CALM_SECONDS = 0.005
+BUSY_SECONDS = 0.025
+_BUSY_ROUNDS = 40
+_FLUSH_SECONDS = 1.0
+_SYNC_SHARE = 10
+_KILL_AGAIN_SECONDS = 5.0
+_SAMPLED_AT_MOST_EVERY_SECONDS = 1.0
+_PEAKS_SECONDS = 30.0
+_SHORT_GRACE = frozenset({"cut_off", "disk_quota"})
+_WAITING_VALUES = 5 * BATCH_VALUES
+
+
+@contextlib.contextmanager
+def opened_log(host: Host, job: Job, scratch: Scratch) -> Iterator[LogShipper]:
+    """Open the shipper of an attempt's output to its job's log; only one may be open for a job.
+
+    Raises:
+        OSError: The log cannot be opened.
+        LeaseLost: A later attempt has already written.
+    """
+    with ExitStack() as stack:
+        writer = host.logs.open_writer(job.id, job.attempt)
+        stack.callback(writer.close, sync=False)  # finish syncs once what must be durable
+        output = SourceFile(scratch.control / "log")
+        stack.callback(output.close)
+        yield LogShipper(output, writer, host.settings.logs.tail_bytes)
+
+
+class Recorder:
+    """Ships output and metrics of one attempt to the stores, while it runs and at its end."""
+
+    def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
+        self._host = host
+        self._job = job
+        self._scratch = scratch
+        self._rows: deque[dict[str, Any]] = deque()
+        self._waiting = 0  # values in the rows that are not stored yet
+        self._said: set[str] = set()
+        self._peaks: dict[str, Any] = {}
+        self._peaks_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._full = False
+        self._stack = ExitStack()
+        self._log: LogShipper | None = None
+
+    def __enter__(self) -> Self:
+        lines = SourceFile(self._scratch.control / "metrics.jsonl")
+        self._stack.callback(lines.close)
+        with self._host.database.read() as session:
+            stored = metrics.stored(session, self._job.id, self._job.attempt)
+        settings = self._host.settings.metrics
+        self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, settings, stored)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def ship(self) -> int:
+        """Ship new output and metrics; return how much. Output that cannot be stored (full disk) is tried again."""
+        # While the database is away, or slower than the job, unread metrics wait in the job's file.
+        rows = self.metrics.read() if self._waiting < _WAITING_VALUES else []
+        self._keep(rows)
+        try:
+            shipped = self._opened_log().ship()
+        except OSError:
+            if not self._full:
+                logger.warning("output_not_stored", exc_info=True, extra=self._job.log_context())
+            self._full = True
+            return len(rows)
+        self._full = False
+        return shipped + len(rows)
+
+    def add(self, row: dict[str, Any] | None, peaks: dict[str, Any]) -> None:
+        """Queue one row of metrics, and the attempt's peaks; without a row, the peaks only at intervals."""
+        with self._lock:
+            if row is not None:
+                self._rows.append(row)
+                self._waiting += len(row["values"])
+            if row is not None or time.monotonic() - self._peaks_at >= _PEAKS_SECONDS:
+                self._peaks, self._peaks_at = peaks, time.monotonic()
+
+    def flush(self) -> None:
+        """Store the metrics read so far, one batch per transaction.
+
+        Raises:
+            StoreUnavailable: The database is away; the rows stay queued.
+        """
+        while self._flush_batch():
+            pass
+
+    def _flush_batch(self) -> bool:
+        """Store one batch; return whether there were rows."""
+        with self._lock:
+            rows, values = self._batch()
+            peaks, self._peaks = self._peaks, {}
+        unsaid = {reason: text for reason, text in dict(self.metrics.left_out).items() if reason not in self._said}
+        if not rows and not peaks and not unsaid:
+            return False
+
+        def store(session: Session) -> None:
+            metrics.add(session, rows)
+            if peaks:
+                note_attempt(session, self._job, **peaks)
+            for reason, text in unsaid.items():
+                metrics.limited(session, self._job, reason, text)
+
+        try:
+            self._host.write(store)
+        except BaseException:
+            with self._lock:
+                self._rows.extendleft(reversed(rows))
+                self._peaks = self._peaks or peaks
+            raise
+        self._said |= unsaid.keys()
+        with self._lock:
+            self._waiting -= values
+        return bool(rows)
+
+    def _batch(self) -> tuple[list[dict[str, Any]], int]:
+        rows: list[dict[str, Any]] = []
+        values = 0
+        while self._rows and values < BATCH_VALUES:
+            rows.append(self._rows.popleft())
+            values += len(rows[-1]["values"])
+        return rows, values
+
+    def finish(self) -> None:
+        """Ship and store the rest, once nothing writes any more.
+
+        Raises:
+            StoreUnavailable: The database is away.
+            OSError: The log cannot be stored.
+        """
+        self.metrics.more = True
+        while self.metrics.more:
+            self._keep(self.metrics.read())
+            self.flush()
+        self._opened_log().finish()
+
+    def _keep(self, rows: list[dict[str, Any]]) -> None:
+        with self._lock:
+            self._rows += rows
+            self._waiting += sum(len(row["values"]) for row in rows)
+
+    def _opened_log(self) -> LogShipper:
+        """Open the job's log on first use: on a full disk that fails, and the job must be watched all the same."""
+        if self._log is None:
+            self._log = self._stack.enter_context(opened_log(self._host, self._job, self._scratch))
+        return self._log
+
+
+class MetricsSync(PeriodicThread):
+    """Stores a running attempt's metrics in its own thread: a database that hangs must not delay a stop."""
+
+    def __init__(self, recorder: Recorder, job: Job) -> None:
+        super().__init__("metrics", job, _FLUSH_SECONDS)
+        self._recorder = recorder
+
+    def step(self) -> float:
+        """Store new metrics, if the database is up."""
+        with contextlib.suppress(StoreUnavailable):
+            self._recorder.flush()
+        return _FLUSH_SECONDS
+
+    def end(self) -> None:
+        """Stop, and store the rest if the database is up; the collection rereads the metrics that the job wrote."""
+        super().end()
+        self.step()
+
+
+class ArtifactSync(PeriodicThread):
+    """Copies a running attempt's artifacts to the store in its own thread: a long copy must not delay the log."""
+
+    def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
+        self._every = host.settings.worker.sync_seconds
+        super().__init__("sync", job, self._every)
+        self._artifacts = host.artifacts
+        self._source = scratch.artifacts
+
+    def step(self) -> float:
+        """Sync once; the pause after it is longer for a large folder, so that it takes at most a tenth of the time."""
+        began = time.monotonic()
+        try:
+            self._artifacts.sync(self._job.id, self._job.attempt, self._source)
+        except (OSError, GradientError):
+            logger.warning("artifact_sync_failed", exc_info=True)
+        return max(self._every, _SYNC_SHARE * (time.monotonic() - began))
+
+
+class Watch:
+    """Follows one attempt from launch to exit."""
+
+    def __init__(
+        self, host: Host, job: Job, scratch: Scratch, signals: Signals, recorder: Recorder, quota: DiskQuota
+    ) -> None:
+        self._host = host
+        self._quota = quota
+        self._job = job
+        self._signals = signals
+        self._recorder = recorder
+        self._control = scratch.control
+        self._backend: Backend = host.backend(job.backend)
+        self._handle: Handle = job.handle or {}
+        self._grace = job.spec.stop_grace
+        with host.database.read() as session:
+            ran = queries.running_seconds(session, job)
+            peaks = Peaks.of(queries.attempt(session, job.id, job.attempt))
+        self._began = time.monotonic() - ran
+        limit = job.spec.time_limit
+        self._deadline = self._began + limit if limit is not None else None
+        # An earlier worker may have asked the job to end; its grace period starts anew.
+        self._ending = self._wished() if read_control(self._control, STOPPING) is not None else None
+        self._kill_at = time.monotonic() + self._grace
+        self._every = max(_SAMPLED_AT_MOST_EVERY_SECONDS, host.settings.worker.sample_seconds)
+        self._sample_at = time.monotonic() + self._every / 4  # not during its start
+        self._sampling = Sampling(peaks, self._every, ran)
+
+    def run(self) -> Exit:
+        """Watch until the job has ended.
+
+        Raises:
+            Detached: The worker must release the job, which keeps running.
+        """
+        busy = 0
+        with FileWatch(self._control) as files:
+            self._signals.wakes(files)
+            try:
+                while True:
+                    self._signals.check()
+                    ended = self._backend.poll(self._handle)
+                    shipped = self._recorder.ship()
+                    busy = busy + 1 if shipped else 0
+                    if ended is not None:
+                        self._record(time.monotonic() - self._began, self._sampling.rest())
+                        return self._explained(ended)
+                    self._sample()
+                    self._end_if_due()
+                    # Small writes are shipped together: a wake-up costs more than a line.
+                    if shipped:
+                        time.sleep(BUSY_SECONDS if busy > _BUSY_ROUNDS else CALM_SECONDS)
+                    files.wait(min(POLL_SECONDS, self._sample_at - time.monotonic()))
+            finally:
+                self._signals.wakes(None)
+
+    def _explained(self, ended: Exit) -> Exit:
+        """Return the end with its reason; the worker's own reason to end the job takes precedence."""
+        if self._ending is not None:
+            return replace(self._ending, code=ended.code)
+        if ended.reason is None and ended.code is not None:
+            return Exit(ended.code, *reason_of_exit(ended.code))
+        return ended
+
+    def _end_if_due(self) -> None:
+        """Ask the job to end on a request or at a limit; kill it when its grace period is over."""
+        now = time.monotonic()
+        if self._ending is None:
+            self._ending = self._wished()
+            if self._ending is None:
+                return
+            grace = min(self._grace, CUT_OFF_GRACE) if self._ending.reason in _SHORT_GRACE else self._grace
+            self._kill_at = now + grace
+            self._backend.stop(self._handle, grace=True)
+        elif now >= self._kill_at:
+            self._backend.stop(self._handle, grace=False)
+            self._kill_at = now + _KILL_AGAIN_SECONDS
+
+    def _wished(self) -> Exit | None:
+        """Return the reason to end the job now; None if it may keep running."""
+        if self._signals.stop_requested:
+            return Exit(None, "stopped_by_user")
+        if self._signals.cut_off:
+            return Exit(None, "cut_off", f"{self._host.settings.worker.cut_off_seconds / 60:.0f} minutes")
+        if self._quota.over is not None:
+            return Exit(None, "disk_quota", self._quota.over)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            return Exit(None, "time_limit", f"{self._job.spec.time_limit} seconds")
+        return None
+
+    def _sample(self) -> None:
+        now = time.monotonic()
+        if now < self._sample_at:
+            return
+        self._sample_at = now + self._every
+        elapsed = now - self._began
+        values = self._backend.sample(self._handle)
+        if values:
+            self._record(elapsed, self._sampling.add(elapsed, values))
+
+    def _record(self, elapsed: float, values: dict[str, float] | None) -> None:
+        row = system_row(self._job.id, self._job.attempt, elapsed, values) if values else None
+        self._recorder.add(row, self._sampling.peaks.columns())

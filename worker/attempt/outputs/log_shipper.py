@@ -1,0 +1,320 @@
+"""Copies a job's output and metrics from its host to the stores."""
+
+import ctypes
+import errno
+import json
+import math
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from core.jobs.metrics import Stored
+from core.settings.api import MetricSettings
+from core.storage.joblogs.files import LogWriter
+
+BLOCK_BYTES = 1024**2
+FREE_BYTES = 16 * 1024**2
+MAX_METRIC_LINE = 64 * 1024
+MAX_METRIC_NAMES = 200
+BATCH_VALUES = 20_000
+"""Values of metrics in one batch, read or written."""
+_BATCH_BLOCKS = 4
+_SHARES = 16
+_SPREAD = 2_654_435_761  # 2**32 over the golden ratio: its multiples are spread evenly
+_LARGEST = 10**300
+_LATEST = 2**33  # in the year 2242; a time near year 9999 leaves the calendar in other time zones
+_STEP_NAMES = frozenset({"step", "time"})
+_KEEP_SIZE = 0x01
+_PUNCH_HOLE = 0x02
+_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EPERM}
+
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+class SourceFile:
+    """A file that the job writes and the worker follows; the job may do anything with it.
+
+    Links are not followed, only a regular file is read, and a file that the job removes after it was opened is still
+    read to its end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._freed = 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read at most `size` bytes from `offset`; nothing if there is no regular file."""
+        descriptor = self._open()
+        return os.pread(descriptor, size, offset) if descriptor is not None else b""
+
+    def after_hole(self, offset: int) -> int:
+        """Return the first offset from `offset` on that has data on disk; the file's end if there is none."""
+        descriptor = self._open()
+        if descriptor is None:
+            return offset
+        try:
+            return os.lseek(descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            return max(offset, self.size) if error.errno == errno.ENXIO else offset
+
+    @property
+    def size(self) -> int:
+        """Current size in bytes."""
+        descriptor = self._open()
+        return os.fstat(descriptor).st_size if descriptor is not None else 0
+
+    def free(self, end: int, sync: Callable[[], None]) -> None:
+        """Free the disk space before `end`, in large steps; offsets stay as they are.
+
+        Args:
+            end: Data before this offset is no longer needed here.
+            sync: Makes the stored copy durable; called first.
+        """
+        if end - self._freed < FREE_BYTES or self._descriptor is None:
+            return
+        sync()
+        if _punch(self._descriptor, self._freed, end):
+            self._freed = end
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int | None:
+        if self._descriptor is None:
+            flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = None
+            for mode in (os.O_RDWR, os.O_RDONLY):  # writable if allowed, to free what is shipped
+                with suppress(OSError):
+                    descriptor = os.open(self._path, flags | mode)
+                    break
+            if descriptor is None:
+                return None
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                return None
+            self._descriptor = descriptor
+        return self._descriptor
+
+
+class LogShipper:
+    """Ships raw bytes by offset. Output beyond the log's limit is dropped from its middle, never from its end.
+
+    Args:
+        source: The file that the wrapper writes.
+        writer: The job's log.
+        tail_bytes: Bytes of the end that are kept when the limit is exceeded.
+    """
+
+    def __init__(self, source: SourceFile, writer: LogWriter, tail_bytes: int) -> None:
+        self._source = source
+        self._writer = writer
+        self._tail_bytes = tail_bytes
+
+    def ship(self) -> int:
+        """Ship new output up to the log's limit; return the number of bytes."""
+        shipped = 0
+        while (room := self._writer.room - self._tail_bytes) > 0:
+            data = self._source.read(self._writer.position, min(BLOCK_BYTES, room))
+            if not data:
+                break
+            self._writer.append(data, _now_ms())
+            shipped += len(data)
+            self._source.free(self._writer.position, self._writer.sync)
+        if room <= 0:
+            self._source.free(self._source.size - self._tail_bytes, self._writer.sync)
+        return shipped
+
+    def finish(self) -> None:
+        """Ship the rest; if the log is full, a gap marker and the end of the output."""
+        self.ship()
+        rest = self._source.size - self._writer.position
+        if rest > self._tail_bytes:
+            resume = self._source.size - self._tail_bytes
+            self._writer.append_gap(resume - self._writer.position, resume, _now_ms())
+        while data := self._source.read(self._writer.position, BLOCK_BYTES):
+            self._writer.append(data, _now_ms())
+        self._writer.sync()
+
+
+class MetricsReader:
+    """Reads the job's metrics file in batches: JSON lines, each with a step, a time and some numbers.
+
+    Malformed lines are skipped: a job must not fail for a metric. For each further sixteenth of the value limit, half
+    as many lines are taken as before, so that a long run keeps its beginning and its end. Lines are chosen by a hash of
+    their number, so that alternating kinds of lines are all kept.
+
+    Args:
+        source: The file.
+        job_id: The job that the metrics belong to.
+        attempt: The attempt.
+        settings: Limits on the values and names stored for a job.
+        stored: Metrics stored already; lines before its offset are skipped.
+    """
+
+    def __init__(
+        self, source: SourceFile, job_id: str, attempt: int, settings: MetricSettings, stored: Stored | None = None
+    ) -> None:
+        stored = stored or Stored()
+        self._source = source
+        self._key = {"job_id": job_id, "attempt": attempt, "source": "job"}
+        self._settings = settings
+        self._offset = stored.offset
+        self._values = stored.values
+        # One string object for each name, shared by all rows.
+        self._names = {name: name for name in sorted(stored.names)}
+        self._lines = 0
+        self._skipping = False
+        self.more = False
+        """True if more lines may follow the last batch."""
+        self.left_out: dict[str, str] = {}
+        """Left-out metrics: by reason, a sentence that names the limit."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return rows for the next complete lines, at most one batch."""
+        rows: list[dict[str, Any]] = []
+        values = 0
+        self.more = True
+        for _ in range(_BATCH_BLOCKS):
+            data = self._source.read(self._offset, BLOCK_BYTES)
+            end = data.rfind(b"\n")
+            if end < 0:
+                if len(data) > MAX_METRIC_LINE:  # too long for a metric: skip it in pieces
+                    self._offset = self._source.after_hole(self._offset + len(data))
+                    self._skipping = True
+                    continue
+                self.more = False
+                break
+            for line in data[: end + 1].splitlines(keepends=True):
+                row = None if self._skipping else self._row(line)
+                self._skipping = False
+                self._offset += len(line)
+                if row is not None:
+                    rows.append(row)
+                    values += len(row["values"])
+                    if values >= BATCH_VALUES:
+                        return rows
+        return rows
+
+    def _row(self, line: bytes) -> dict[str, Any] | None:
+        if line.isspace():
+            return None
+        most = self._settings.values
+        self._lines += 1
+        stride = 1 << (self._values * _SHARES // most)
+        if (self._lines * _SPREAD >> 16) % stride:
+            self._leave_out_values()
+            return None
+        found = parse_metric(line)
+        if found is None:
+            return None
+        step, at, given = found
+        values = self._named(given)
+        if not values:
+            return None
+        if self._values + len(values) > most:
+            self._leave_out_values()
+            return None
+        self._values += len(values)
+        return self._key | {"offset": self._offset, "step": step, "at": at, "values": values}
+
+    def _named(self, given: dict[str, float | None]) -> dict[str, float | None]:
+        """Return the values whose names are within the limit on names; the first names seen are kept."""
+        values: dict[str, float | None] = {}
+        for name, value in given.items():
+            if name not in self._names and len(self._names) < self._settings.names:
+                self._names[name] = name
+            if name in self._names:
+                values[self._names[name]] = value
+        if len(values) < len(given):
+            self.left_out.setdefault(
+                "metric_names_limit",
+                f"Of its metrics {self._settings.names:,} names are stored (GRADIENT_METRICS__NAMES): values of later "
+                "names are left out.",
+            )
+        return values
+
+    def _leave_out_values(self) -> None:
+        self.left_out.setdefault(
+            "metric_values_limit",
+            f"Of its metrics {self._settings.values:,} values are stored at most (GRADIENT_METRICS__VALUES): the more "
+            "there are, the more lines are left out.",
+        )
+
+
+def parse_metric(line: bytes) -> tuple[float | None, datetime, dict[str, float | None]] | None:
+    """Parse step, time and values of one line; return None if it is not a metric.
+
+    A value that is not finite is kept as None: that a loss became NaN is worth knowing, and JSON cannot express NaN.
+    """
+    if len(line) > MAX_METRIC_LINE:
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    numbers = {str(k): float(v) for k, v in found.items() if _is_number(v)}
+    names = {k: k[:100].encode(errors="replace").decode() for k in numbers if k not in _STEP_NAMES}
+    values = {name: numbers[k] if math.isfinite(numbers[k]) else None for k, name in names.items()}
+    if not values or len(values) > MAX_METRIC_NAMES:
+        return None
+    step = numbers.get("step")
+    return (step if step is not None and math.isfinite(step) else None), _time(numbers.get("time")), values
+
+
+def system_row(job_id: str, attempt: int, elapsed: float, values: dict[str, float]) -> dict[str, Any]:
+    """Build the row of one usage sample, taken `elapsed` seconds after the job's start."""
+    return {
+        "job_id": job_id,
+        "attempt": attempt,
+        "source": "system",
+        "offset": int(elapsed * 1000),
+        "step": None,
+        "at": datetime.now(UTC),
+        "values": values,
+    }
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, float):
+        return True
+    # A larger integer cannot be converted to a float.
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
+def _time(seconds: float | None) -> datetime:
+    if seconds is None or not 0 <= seconds <= _LATEST:  # also refuses NaN
+        return datetime.now(UTC)
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _punch(descriptor: int, start: int, end: int) -> bool:
+    """Free the blocks of a file from `start` to `end`; it keeps its size and offsets (Linux's FALLOC_FL_PUNCH_HOLE).
+
+    Returns:
+        Whether the file system supports it; if not, the space stays taken until the file is deleted.
+
+    Raises:
+        OSError: It is supported, but failed.
+    """
+    if _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number))

@@ -1,0 +1,181 @@
+"""The scratch directory of one attempt: create, fill, remove."""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from core.errors import ArtifactNotFound, WorkspaceInvalid
+from core.jobs.spec.job_spec import JobSpec
+from core.storage.archives import ArchiveLimits, extract
+from core.storage.artifacts.paths import resolve
+from core.storage.artifacts.store import ArtifactFile, ArtifactStore
+from core.storage.workspaces import WorkspaceStore
+from core.system.filesystem import flatten
+from worker.backends.base import RESERVED, LaunchError
+
+_COPY_BYTES = 1024**2
+_BLOCK_BYTES = 4096
+_NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
+
+
+class _TooDeep(Exception):
+    """Folders are nested too deeply to be walked."""
+
+
+class Scratch:
+    """The folders of one attempt, under one root that is named after job and attempt.
+
+    Attributes:
+        name: `<job id>-<attempt>`.
+        workspace: The folder that the job works in.
+        artifacts: The job's outputs.
+        control: The wrapper's files.
+    """
+
+    def __init__(self, attempts: Path, job_id: str, attempt: int) -> None:
+        self._job_id = job_id
+        self._attempt = attempt
+        self.name = f"{job_id}-{attempt}"
+        self.root = attempts / self.name
+        self.workspace = self.root / "workspace"
+        self.artifacts = self.root / "artifacts"
+        self.control = self.root / "control"
+
+    def make(self, store: ArtifactStore) -> None:
+        """Create the folders; existing ones stay as they are.
+
+        A later attempt gets a copy of an earlier attempt's artifacts, so that it can resume from the last checkpoint.
+        """
+        self._make_control()
+        if self.artifacts.is_dir():
+            return
+        filling = self.root / "artifacts.new"
+        shutil.rmtree(filling, ignore_errors=True)
+        filling.mkdir(mode=0o700)
+        for earlier, file in self._left_before(store):
+            target = filling / Path(*resolve(file.path))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                opened = store.open(self._job_id, earlier, file.path)
+            except ArtifactNotFound:
+                continue  # the list of files of an attempt that was never closed may be outdated
+            # A copy, not a link: this attempt may write to its files, but stored files must not change.
+            with opened.file as stored, target.open("wb") as copy:
+                shutil.copyfileobj(stored, copy, _COPY_BYTES)
+            os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
+        filling.rename(self.artifacts)
+
+    def _make_control(self) -> None:
+        """Create the control folder, all or nothing, with space reserved for what must be written even on a full disk.
+
+        Once it exists, a job may have access to it: this worker writes nothing in it any more.
+        """
+        if self.control.is_dir():
+            return
+        filling = self.root / "control.new"
+        shutil.rmtree(filling, ignore_errors=True)
+        filling.mkdir(parents=True, mode=0o700)
+        for name in RESERVED:
+            (filling / name).write_bytes(b" " * _BLOCK_BYTES)
+        filling.rename(self.control)
+
+    def _left_before(self, store: ArtifactStore) -> Iterator[tuple[int, ArtifactFile]]:
+        """Yield the artifacts of the latest earlier attempt that left any, each with that attempt's number."""
+        for earlier in range(self._attempt - 1, 0, -1):
+            found = False
+            for file in store.walk(self._job_id, earlier):
+                found = True
+                yield earlier, file
+            if found:
+                return
+
+    def fill(
+        self, spec: JobSpec, store: WorkspaceStore, limits: ArchiveLimits, fetch: Callable[[Path], str]
+    ) -> str | None:
+        """Fill the workspace, all or nothing; a repeat does nothing.
+
+        Args:
+            spec: Names the workspace.
+            store: The store of uploads.
+            limits: Limits on the size of an upload.
+            fetch: Fetches a workspace from git into an empty folder, and returns the commit.
+
+        Returns:
+            The commit that was fetched, for a workspace from git.
+
+        Raises:
+            LaunchError: The workspace cannot be filled.
+        """
+        if self.workspace.is_dir():
+            return None
+        filling = self.root / "workspace.new"
+        shutil.rmtree(filling, ignore_errors=True)
+        commit = None
+        if spec.workspace_sha256 is not None:
+            _unpack(spec.workspace_sha256, store, filling, limits)
+        elif spec.workspace is not None:
+            filling.mkdir()
+            commit = fetch(filling)
+        else:
+            filling.mkdir()
+        filling.rename(self.workspace)
+        return commit
+
+    def folder(self, path: str) -> Path:
+        """Return a folder of the workspace, with links resolved.
+
+        Raises:
+            LaunchError: The folder is missing or outside the workspace.
+        """
+        inside = self.workspace.resolve()
+        found = (inside / path).resolve()
+        if not found.is_relative_to(inside):
+            raise LaunchError("no_working_dir", f"{path} leads out of the workspace")
+        if not found.is_dir():
+            raise LaunchError("no_working_dir", f"the workspace has no folder {path}")
+        return found
+
+    def remove(self) -> None:
+        """Remove everything; a missing folder is not an error."""
+        try:
+            shutil.rmtree(self.root, onerror=_make_removable)
+        except (RecursionError, _TooDeep):
+            flatten(self.root)
+            shutil.rmtree(self.root, onerror=_make_removable)
+
+
+def scratches(attempts: Path) -> list[tuple[str, int]]:
+    """List (job id, attempt) of every scratch directory."""
+    if not attempts.is_dir():
+        return []
+    names = (_NAME.match(entry.name) for entry in attempts.iterdir())
+    return [(name[1], int(name[2])) for name in names if name]
+
+
+def _make_removable(function: object, path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
+    """Make folders writable and try once more: a job may leave folders without write permission."""
+    if isinstance(error[1], OSError) and error[1].errno in {errno.EMFILE, errno.ENAMETOOLONG}:
+        raise _TooDeep(path)
+    if not os.path.lexists(path):
+        return
+    for place in (Path(path).parent, Path(path)):
+        if not place.is_symlink():
+            place.chmod(0o700)
+    if function is os.rmdir or Path(path).is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        Path(path).unlink(missing_ok=True)
+
+
+def _unpack(sha256: str, store: WorkspaceStore, target: Path, limits: ArchiveLimits) -> None:
+    if not store.has(sha256):
+        raise LaunchError("workspace_missing", sha256)
+    try:
+        extract(store.path(sha256), target, limits)
+    except WorkspaceInvalid as error:
+        raise LaunchError("workspace_invalid", error.message) from error
+    except OSError as error:
+        raise LaunchError("disk_full", str(error)) from error

@@ -1,0 +1,64 @@
+"""Ends jobs that other workers will restart, on a host cut off from the database: a job must not run twice."""
+
+import logging
+import time
+from collections.abc import Iterable
+
+from core.db.models.jobs import Job
+from worker.attempt.control import Signals
+from worker.backends.base import Backend, Handle, LaunchError
+from worker.context import Host
+
+logger = logging.getLogger(__name__)
+
+CUT_OFF_GRACE = 30.0
+"""Longest grace period of a job on a cut-off host, in seconds; the settings leave room for it."""
+
+
+class Fence:
+    """Checked repeatedly by a thread of its own, which nothing else can block.
+
+    Attempts without retries keep running; their record is updated when the database returns. A watched job is ended by
+    its watch. A job whose attempt waits for the database, for example to record its start, has no watch and is ended
+    here.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._in_contact_at = time.monotonic()
+        self._kill_at: dict[str, float] = {}
+
+    def in_contact(self, asked_at: float) -> None:
+        """Record that the database answered a query that was sent at this time (monotonic clock)."""
+        self._in_contact_at = asked_at
+
+    def look(self, running: Iterable[tuple[Job, Signals]]) -> None:
+        """End the jobs that must be ended by now."""
+        if time.monotonic() - self._in_contact_at < self._host.settings.worker.cut_off_seconds:
+            self._kill_at.clear()
+            return
+        for job, signals in running:
+            if job.max_attempts == 1:
+                continue
+            if not signals.cut_off:
+                logger.error("job_cut_off", extra=job.log_context())
+                signals.cut_off_from_record()
+            if not signals.watched:
+                self._end(job)
+
+    def _end(self, job: Job) -> None:
+        try:
+            backend = self._host.backend(job.backend)
+            for handle in backend.list_owned():
+                if (handle["job_id"], handle["attempt"]) == (job.id, job.attempt):
+                    self._end_one(backend, handle, job)
+        except LaunchError as error:
+            logger.warning("cut_off_not_ended", extra=job.log_context() | {"error": str(error)})
+
+    def _end_one(self, backend: Backend, handle: Handle, job: Job) -> None:
+        now = time.monotonic()
+        if job.id not in self._kill_at:
+            self._kill_at[job.id] = now + min(job.spec.stop_grace, CUT_OFF_GRACE)
+            backend.stop(handle, grace=True)
+        elif now >= self._kill_at[job.id]:
+            backend.stop(handle, grace=False)

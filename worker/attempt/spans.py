@@ -1,0 +1,68 @@
+"""The spans of one attempt. Any worker can add to them: their ids are derived from the job's row.
+
+An attempt may run for hours and outlive its workers. Therefore the spans of the attempt and of the run are emitted when
+the attempt is closed, by the worker that closes it, with the times in the row. Only short steps are spans of the worker
+that executes them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from core.db.models.jobs import Job
+from core.errors import LeaseLost
+from core.jobs.reasons import REASONS
+from core.jobs.states import JobState
+from core.monitoring import tracing
+from core.monitoring.tracing import TRACE_PARENT, Ids
+from worker.attempt.control import Detached
+
+_AS_WISHED = frozenset({JobState.SUCCEEDED, JobState.CANCELLED})
+
+
+class AttemptSpans:
+    """Emits the spans of a job's current attempt.
+
+    Args:
+        job: The job; its trace parent is the submission's.
+    """
+
+    def __init__(self, job: Job) -> None:
+        submitted = tracing.continued({TRACE_PARENT: job.trace_parent or ""})
+        attempt = str(job.attempt)
+        self._whole = Ids(submitted, job.id, attempt)
+        self._run = Ids(self._whole.within, job.id, attempt, "run")
+        self._attributes: dict[str, str | int] = {
+            "gradient.job.id": job.id,
+            "gradient.attempt": job.attempt,
+            "gradient.machine_type": job.machine_type,
+        }
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Open a span for a step of the attempt: prepare, launch, tear down, collect, finish."""
+        let_go: BaseException | None = None
+        with tracing.span(name, self._whole.within, self._attributes) as entered:
+            try:
+                yield
+            except (Detached, LeaseLost) as wish:  # not a failure: another worker repeats the step
+                entered.set_attribute("gradient.let_go", True)  # noqa: FBT003 - an attribute's value
+                let_go = wish
+        if let_go is not None:
+            raise let_go
+
+    def closed(self, job: Job, reason: str) -> None:
+        """Emit the spans of the run and of the whole attempt.
+
+        Args:
+            job: The job as it was before its attempt was closed.
+            reason: Why the attempt ended.
+        """
+        attributes = self._attributes | {"gradient.reason": reason, "gradient.worker": job.worker or ""}
+        error = None if REASONS[reason].final in _AS_WISHED else reason
+        ended = job.ended_at or datetime.now(UTC)
+        if job.started_at is not None:
+            self._run.emit("run", job.started_at, ended, attributes, error)
+        if job.claimed_at is not None:
+            # The database's clock may be ahead of this host's.
+            self._whole.emit("attempt", job.claimed_at, max(ended, datetime.now(UTC)), attributes, error)

@@ -1,0 +1,133 @@
+"""Resource usage of a job: sampled often, stored rarely, with peaks and means.
+
+A sample is taken every few seconds while the job runs. Rows are stored at growing intervals, so that a job of a day
+leaves about two thousand. A row covers all samples since the previous row: averages of percentages, watts and degrees,
+maxima of everything else. Peaks and means cover all samples, and continue those of an earlier worker.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.db.models.jobs import Attempt
+
+_LONGER_EVERY_SECONDS = 600.0
+_LONGEST_GAP_SECONDS = 60.0
+_AVERAGED = ("_percent", "_watts", "_celsius")
+_OF_CARDS = re.compile(r"gpu\d+_(percent|memory_bytes)\Z")
+_TOLD: tuple[str, ...] = ("cpu_percent", "memory_bytes")
+_MEANS = ("cpu_percent", "gpu_percent")
+
+
+@dataclass
+class Peaks:
+    """Peak and mean usage of an attempt so far.
+
+    Attributes:
+        seconds: Running time that the samples cover.
+        highest: By name: cpu_percent, memory_bytes, gpu_percent, gpu_memory_bytes (the GPU with the most).
+        means: By name: cpu_percent, gpu_percent (of all its GPUs).
+    """
+
+    seconds: float = 0.0
+    highest: dict[str, float] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attempt: Attempt | None) -> "Peaks":
+        """Load the peaks from an attempt's row."""
+        if attempt is None or attempt.sampled_seconds is None:
+            return cls()
+        highest = {
+            "memory_bytes": attempt.peak_memory_bytes,
+            "cpu_percent": attempt.peak_cpu_percent,
+            "gpu_memory_bytes": attempt.peak_gpu_memory_bytes,
+            "gpu_percent": attempt.peak_gpu_percent,
+        }
+        means = {"cpu_percent": attempt.mean_cpu_percent, "gpu_percent": attempt.mean_gpu_percent}
+        return cls(
+            attempt.sampled_seconds,
+            {name: float(value) for name, value in highest.items() if value is not None},
+            {name: value for name, value in means.items() if value is not None},
+        )
+
+    def add(self, values: dict[str, float], seconds: float) -> None:
+        """Add a sample that covers this many seconds."""
+        of_cards: dict[str, list[float]] = {"percent": [], "memory_bytes": []}
+        for name, value in values.items():
+            if found := _OF_CARDS.match(name):
+                of_cards[found[1]].append(value)
+        told: dict[str, float] = {name: values[name] for name in _TOLD if name in values}
+        told |= {f"gpu_{name}": max(found) for name, found in of_cards.items() if found}
+        for name, value in told.items():
+            self.highest[name] = max(value, self.highest.get(name, value))
+        now = {name: value for name, value in told.items() if name in _MEANS}
+        if of_cards["percent"]:
+            now["gpu_percent"] = sum(of_cards["percent"]) / len(of_cards["percent"])
+        for name, value in now.items():
+            before = self.means.get(name)
+            weight = seconds / (self.seconds + seconds) if before is not None and self.seconds + seconds > 0 else 1.0
+            self.means[name] = value if before is None else before + weight * (value - before)
+        self.seconds += seconds
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of an attempt's row; empty before the first sample."""
+        if not self.highest:
+            return {}
+        return {
+            "sampled_seconds": self.seconds,
+            "peak_memory_bytes": _whole(self.highest.get("memory_bytes")),
+            "peak_cpu_percent": self.highest.get("cpu_percent"),
+            "mean_cpu_percent": self.means.get("cpu_percent"),
+            "peak_gpu_memory_bytes": _whole(self.highest.get("gpu_memory_bytes")),
+            "peak_gpu_percent": self.highest.get("gpu_percent"),
+            "mean_gpu_percent": self.means.get("gpu_percent"),
+        }
+
+
+class Sampling:
+    """The samples of one attempt.
+
+    Args:
+        peaks: Peaks so far.
+        every: Seconds between samples, and between rows at first.
+        elapsed: Seconds that the job has run.
+    """
+
+    def __init__(self, peaks: Peaks, every: float, elapsed: float) -> None:
+        self.peaks = peaks
+        self._every = every
+        self._last_at = elapsed
+        self._row_at = elapsed
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._highest: dict[str, float] = {}
+
+    def add(self, elapsed: float, values: dict[str, float]) -> dict[str, float] | None:
+        """Add a sample; return the row that is due with it, if any.
+
+        Args:
+            elapsed: Seconds that the job has run.
+            values: By name.
+        """
+        # A gap in which no worker watched says nothing about the usage in it.
+        self.peaks.add(values, min(max(0.0, elapsed - self._last_at), max(_LONGEST_GAP_SECONDS, 2 * self._every)))
+        self._last_at = elapsed
+        for name, value in values.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value, count + 1)
+            self._highest[name] = max(value, self._highest.get(name, value))
+        if elapsed < self._row_at:
+            return None
+        self._row_at = elapsed + self._every * (1 + elapsed // _LONGER_EVERY_SECONDS)
+        return self.rest()
+
+    def rest(self) -> dict[str, float] | None:
+        """Return a row of the samples since the last row; None if there are none."""
+        averaged = {name: total / count for name, (total, count) in self._sums.items() if name.endswith(_AVERAGED)}
+        row = self._highest | averaged
+        self._sums, self._highest = {}, {}
+        return row or None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,45 @@
+"""Determines how a job ended, from its wrapper's exit file and the engine's state of its container."""
+
+from pathlib import Path
+
+from core.formatting import MIB
+from worker.backends.base import Exit, Handle, read_control
+from worker.backends.docker.engine.client import ContainerState
+from worker.backends.processes import boot_id
+
+_KILLED, _REFUSED, _UNKNOWN = 137, 97, 255
+
+
+def verdict(handle: Handle, state: ContainerState | None, code: int | None) -> Exit:
+    """Return how the job ended.
+
+    The exit file takes precedence over the engine, which has been seen to be wrong after a crash.
+
+    Args:
+        handle: The attempt's handle.
+        state: Its ended container; None: it is gone.
+        code: The code in the exit file; None: there is no file.
+    """
+    if state is not None and state.oom_killed and code in {None, _KILLED}:
+        limit: int | None = handle.get("memory_bytes")
+        return Exit(_KILLED, "out_of_memory", f"{limit // MIB} MiB" if limit else "this machine's memory")
+    if code is not None:
+        return Exit(code)
+    if handle["boot_id"] != boot_id():
+        return Exit(None, "host_restarted")
+    began = read_control(Path(handle["control"]), "started") is not None
+    if state is None:
+        return Exit(None, "vanished" if began else "never_started", "its container is gone")
+    return _unwritten(state, began=began)
+
+
+def _unwritten(state: ContainerState, *, began: bool) -> Exit:
+    """Return how a container ended that left no exit file."""
+    code = state.exit_code
+    if not began:
+        return Exit(None, "never_started", state.error or f"its container ended with exit code {code}")
+    if code in {_REFUSED, _UNKNOWN}:  # started twice by an engine that crashed; or ended with its host
+        return Exit(None, "vanished", f"its container ended with exit code {code}")
+    if code == _KILLED:
+        return Exit(_KILLED, "vanished", "its container was killed")
+    return Exit(code)  # the wrapper could not write the file, for example on a full disk

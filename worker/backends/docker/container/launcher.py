@@ -1,0 +1,285 @@
+"""Starts an attempt: image, network, container; confirm; start. Waits a while for an engine that restarts."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from core.formatting import MIB
+from core.settings import Settings
+from core.system.failpoints import failpoint
+from worker.backends.base import LaunchError, LaunchSpec, Progress, read_control, write_command
+from worker.backends.docker.container.config import Options, container_config, container_name
+from worker.backends.docker.container.policy import Openings
+from worker.backends.docker.container.users import hand_over, user_of
+from worker.backends.docker.engine.client import (
+    NOT_FOUND,
+    ContainerState,
+    Engine,
+    EngineAway,
+    EngineError,
+    EngineRefused,
+)
+from worker.backends.docker.engine.registry_auth import auth_for, signed_in
+from worker.backends.docker.gpu import device_requests
+from worker.backends.docker.gpu.monitor import Cards
+from worker.backends.docker.images.build import Builds
+from worker.backends.docker.images.pull import Image, Images
+from worker.backends.docker.network import NONE, Network
+from worker.backends.ports import require_free
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_AWAY_PAUSE_SECONDS = 1.0
+_START_PAUSES = (1.0, 2.0, 4.0)
+_NO_SPACE = "no space left on device"
+_NO_QUOTAS = "storage-opt"
+_MOST_OF_MEMORY = 0.9
+"""Share of the host's memory for all jobs without a limit together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A container that was started.
+
+    Attributes:
+        container: Its id.
+        image: `repository@sha256:…` of its image, or an id.
+        memory_bytes: Its memory limit.
+    """
+
+    container: str
+    image: str
+    memory_bytes: int
+
+
+class _MadeAgain(Exception):
+    """The container could not be started, and must be created anew."""
+
+    passing = True
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class Launcher:
+    """Starts attempts on one engine."""
+
+    def __init__(self, engine: Engine, settings: Settings, cards: Cards) -> None:
+        self._engine = engine
+        self._cards = cards
+        self._openings = Openings(settings)
+        self._settings = settings.docker
+        self._worker = settings.worker
+        self._layer_mb = settings.disk.job_mb
+        self._build_network = settings.images.build_network
+        self._home = str(settings.root)
+        self.images = Images(engine, settings)
+        self._builds = Builds(engine, self.images, settings)
+        self._bind = settings.ports.bind
+        self._network = Network(engine, settings)
+        self._with_shell: set[str] = set()
+
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
+        """Start the attempt once.
+
+        Raises:
+            LaunchError: The attempt cannot be started.
+        """
+        return self._patiently(lambda: self._launch(spec, confirm, progress), progress)
+
+    def build(self, spec: LaunchSpec, progress: Progress) -> Image:
+        """Build the attempt's image, push it if it has a target, and start nothing.
+
+        Raises:
+            LaunchError: The image cannot be built or pushed.
+        """
+        return self._patiently(lambda: self._image(spec, progress, self._look_over(spec)), progress)
+
+    def _patiently(self, action: Callable[[], T], progress: Progress) -> T:
+        """Run an action, and retry it while the engine restarts."""
+        give_up = time.monotonic() + self._settings.patience_seconds
+        pauses = iter(_START_PAUSES)
+        while True:
+            try:
+                return action()
+            except EngineAway as error:
+                if time.monotonic() >= give_up:
+                    raise LaunchError("engine_away", str(error)) from error
+                progress("provisioning", "waiting for the container engine to answer")
+                time.sleep(_AWAY_PAUSE_SECONDS)
+            except (EngineRefused, _MadeAgain) as error:
+                may_pass = error.passing and device_requests.REFUSAL not in error.detail
+                pause = next(pauses, None) if may_pass else None
+                if pause is None:
+                    raise LaunchError(_reason(error.detail), error.detail) from error
+                logger.warning("launched_again", extra={"why": error.detail})
+                progress("provisioning", "the container is made anew")
+                time.sleep(pause)
+
+    def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
+        state, image = self._engine.find(container_name(spec.name)), None
+        if state is None:
+            state, image = self._create(spec, progress)
+        failpoint("created")
+        began = read_control(spec.control, "started") is not None
+        try:
+            if not began:
+                self._require_shell(state, spec)
+                self._require_working_dir(state, spec)
+                self._require_free_cards(spec)
+            # Another worker may have created it meanwhile, from an older or newer image of that name.
+            known = image.digest if image is not None and image.id == state.image else None
+            digest = known or self.images.digest(state.image, spec.container)
+            confirm()
+        except LaunchError:
+            # Only on permanent failure. After losing the lease, leave the container to the new holder, who may be
+            # starting it at this moment.
+            self._discard(state)
+            raise
+        failpoint("confirmed")
+        if not began and state.status == "created":
+            self._start(state, spec)
+        return Started(state.id, digest, spec.memory_bytes or self._usual_memory(self._engine.lasting_info()))
+
+    def _create(self, spec: LaunchSpec, progress: Progress) -> tuple[ContainerState, Image]:
+        opening = self._openings.of(spec.machine_type)
+        user = user_of(spec, opening, self._settings)
+        info = self._look_over(spec)
+        image = self._image(spec, progress, info)
+        self._look_at_ports(spec)
+        write_command(spec)
+        hand_over(spec, user)
+        options = Options(
+            image=image.id,  # not its name, which may refer to another image by now
+            home=self._home,
+            user=str(user),
+            groups=user.groups,
+            network=self._network.have(opening.network),
+            pids=opening.pids or self._settings.pids,
+            shm_bytes=self._settings.shm_mb * MIB,
+            memory_bytes=self._usual_memory(info),
+            capabilities=(*self._settings.capabilities, *opening.capabilities),
+            devices=opening.devices,
+            folders=tuple(opening.mounts.items()),
+            cdi=device_requests.cdi_names(spec.cards, info),
+            layer_mb=self._layer_mb,
+            bind=self._bind,
+            datasets_writable=self._settings.datasets_writable,
+        )
+        try:
+            return self._made(spec, options), image
+        except EngineRefused as error:
+            if error.status == NOT_FOUND:
+                raise _MadeAgain(f"its image was removed just then: {error.detail}") from error
+            raise
+
+    def _made(self, spec: LaunchSpec, options: Options) -> ContainerState:
+        """Create the container, with a quota for its own files if the engine's disk supports one."""
+        name = container_name(spec.name)
+        try:
+            return self._engine.create(name, container_config(spec, options))
+        except EngineRefused as error:
+            if not options.layer_mb or _NO_QUOTAS not in error.detail:
+                raise
+            logger.info("layers_without_quota", extra={"why": error.detail})
+            self._layer_mb = 0  # they are measured periodically instead
+            return self._engine.create(name, container_config(spec, replace(options, layer_mb=0)))
+
+    def _look_over(self, spec: LaunchSpec) -> dict[str, Any]:
+        """Return the engine's description of itself, after checking that it can hand over the GPUs, if any."""
+        if not spec.cards:
+            return self._engine.lasting_info()
+        info = self._engine.info()  # its runtimes may have changed just now
+        device_requests.require(spec.cards, info, old_toolkit=self._settings.old_toolkit)
+        return info
+
+    def _image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:
+        """Pull, find or build the container's image."""
+        if spec.build is None:
+            reference = spec.container or self._settings.default_image
+            with signed_in(spec.login, reference) as auth:
+                return self.images.have(reference, progress, policy=spec.pull_policy, auth=auth)
+        return self._builds.make(
+            spec,
+            progress,
+            network=self._build_network or self._network.have(),
+            memory_bytes=self._usual_memory(info),
+            push_auth=auth_for(spec.login, spec.build.target),
+        )
+
+    def _usual_memory(self, info: dict[str, Any]) -> int:
+        """Return the memory limit in bytes of jobs that name none: the host must survive with all slots taken."""
+        most, share = int(info["MemTotal"] * _MOST_OF_MEMORY), self._worker.default_memory_mb
+        return most // self._worker.most_slots if share is None else min(most, share * MIB or most)
+
+    def _require_free_cards(self, spec: LaunchSpec) -> None:
+        """Check the GPUs again: the claim did too, but preparing the image takes time."""
+        taken = self._cards.taken(spec.cards) if spec.cards else {}
+        if taken:
+            words = "; ".join(f"card {card}: {why}" for card, why in taken.items())
+            raise LaunchError("card_taken", words)
+
+    def _require_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
+        """Check the working folder: the engine would create a missing one as root, even in folders that jobs share."""
+        if spec.working_dir is not None and not self._engine.has_file(state.id, spec.working_dir):
+            raise LaunchError("no_working_dir", spec.working_dir)
+
+    def _look_at_ports(self, spec: LaunchSpec) -> None:
+        if spec.ports and self._settings.network == NONE:
+            raise LaunchError(
+                "launch_failed",
+                "this machine's jobs have no network (GRADIENT_DOCKER__NETWORK=none), so none of their ports can be "
+                "reached",
+            )
+        require_free(self._bind, spec.ports)
+
+    def _require_shell(self, state: ContainerState, spec: LaunchSpec) -> None:
+        """Check that the image has a shell.
+
+        With an init as first process, a missing shell would not fail the start, but end the job at once.
+        """
+        if state.image not in self._with_shell:
+            if not self._engine.has_file(state.id, "/bin/sh"):
+                if not self._engine.has_file(state.id, "/"):
+                    raise _MadeAgain("the container was gone before it was started")
+                built = f"built from {spec.build.dockerfile}" if spec.build else None
+                raise LaunchError("no_shell", built or spec.container or self._settings.default_image)
+            self._with_shell.add(state.image)
+
+    def _start(self, state: ContainerState, spec: LaunchSpec) -> None:
+        try:
+            self._engine.call(lambda api: api.start(state.id))
+        except EngineRefused as error:
+            if read_control(spec.control, "started") is not None:
+                return  # it runs, or has ended already, whatever the engine says
+            now = self._engine.find(state.id)
+            if now is None or error.status == NOT_FOUND:
+                raise _MadeAgain(f"the container was gone before it was started: {error.detail}") from error
+            if now.status != "created":
+                return  # another worker started it
+            # An engine killed while it started a container reports `created` for ever and refuses every start.
+            self._engine.remove(state.id, force=True)
+            if error.passing and device_requests.REFUSAL not in error.detail:
+                raise _MadeAgain(error.detail) from error
+            raise
+
+    def _discard(self, state: ContainerState) -> None:
+        """Remove a container that was created but not started; without force the engine keeps a running one."""
+        if state.status != "created":
+            return
+        try:
+            self._engine.remove(state.id, force=False)
+        except EngineError:
+            logger.info("not_discarded", exc_info=True)  # the sweep removes it
+
+
+def _reason(detail: str) -> str:
+    """Map the engine's error message to the reason of a failed start."""
+    if device_requests.REFUSAL in detail:
+        return "no_gpu_runtime"
+    return "disk_full" if _NO_SPACE in detail else "launch_failed"

@@ -1,0 +1,76 @@
+"""Extra privileges that this host's administrator grants to machine types, checked against the host.
+
+The worker's own file decides: nothing that a job or the service says of a machine type grants anything here.
+"""
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from core.catalogue.container_policy import Opening, overlap
+from core.catalogue.machine_types import Catalogue
+from core.errors import MachineTypeUnknown
+from core.settings import Settings
+from worker.backends.base import LaunchError
+
+
+class Openings:
+    """The extra privileges on this host.
+
+    Raises:
+        SpecInvalid: The file of machine types has a mistake.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._catalogue = Catalogue.load(override_path=settings.machines.file)
+
+    def of(self, machine_type: str) -> Opening:
+        """Return the extra privileges of a machine type; a type that this host does not know gets the default.
+
+        Raises:
+            LaunchError: They cannot be granted on this host.
+        """
+        try:
+            opening = self._catalogue.get(machine_type).docker
+        except MachineTypeUnknown:
+            return Opening()
+        wrong = "; ".join(mistakes(opening, self._settings))
+        if wrong:
+            raise LaunchError("launch_failed", f"what is opened to {machine_type} cannot be: {wrong}")
+        return opening
+
+
+def mistakes(opening: Opening, settings: Settings) -> Iterator[str]:
+    """Yield the parts of a grant that this host cannot give, each as a phrase."""
+    for device in opening.devices:
+        path = Path(device)
+        if not path.exists():
+            yield f"{device} is not there"
+        elif not stat.S_ISCHR(path.stat().st_mode):
+            yield f"{device} is no character device"
+    kept = [str(settings.root.resolve()), *_engine_socket(settings)]
+    for source in opening.mounts:
+        if not Path(source).is_dir():
+            yield f"{source} is no folder"
+            continue
+        # Links are followed here: a folder's name does not show where it is.
+        where = str(Path(source).resolve())
+        if where != source and not _harmless(where):
+            yield f"{source} leads to {where}, which runs the host"
+        elif any(overlap(where, path) for path in kept):
+            yield f"{source} holds or lies in what the service or the container engine keeps"
+
+
+def _engine_socket(settings: Settings) -> list[str]:
+    parts = urlsplit(settings.docker.url)
+    return [str(Path(parts.path).resolve())] if parts.scheme == "unix" else []
+
+
+def _harmless(source: str) -> bool:
+    try:
+        Opening(mounts={source: "/opened"})
+    except ValueError:
+        return False
+    return True

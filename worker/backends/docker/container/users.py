@@ -1,0 +1,105 @@
+"""The user that a job runs as, and the owner of the folders that it writes to."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.catalogue.container_policy import Opening
+from core.jobs.spec.container import uid_gid
+from core.settings.docker import DockerSettings
+from worker.backends.base import LaunchError, LaunchSpec
+
+_STORAGE_MODE = 0o2770  # access for the project's group, which new files belong to
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user that a container runs as.
+
+    Attributes:
+        uid: Id of the user.
+        gid: Id of the group.
+        project: `(uid, gid)` of the project's jobs that name no user; they own the project's storage.
+    """
+
+    uid: int
+    gid: int
+    project: tuple[int, int]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Supplementary groups, so that the user can write to the project's storage."""
+        _, group = self.project
+        return (str(group),) if group not in {0, self.gid} else ()
+
+    def __str__(self) -> str:
+        return f"{self.uid}:{self.gid}"
+
+
+def usual(settings: DockerSettings, project_id: str) -> tuple[int, int]:
+    """Return user and group of a project's jobs that name none.
+
+    A worker that runs as root derives the user from the project's id, in a range that nothing else on the host uses.
+    """
+    if settings.user is not None:
+        uid, _, gid = settings.user.partition(":")
+        return int(uid), int(gid)
+    if os.getuid() != 0:
+        return os.getuid(), os.getgid()
+    number = int.from_bytes(hashlib.sha256(project_id.encode()).digest()[:8], "big")
+    own = settings.first_uid + number % (settings.last_uid - settings.first_uid + 1)
+    return own, own
+
+
+def user_of(spec: LaunchSpec, opening: Opening, settings: DockerSettings) -> User:
+    """Return the user that the job runs as.
+
+    Raises:
+        LaunchError: The job asks for a user that it cannot have here.
+    """
+    project = usual(settings, spec.project_id)
+    asked = project
+    if spec.user is not None:
+        uid, _, gid = uid_gid(spec.user).partition(":")
+        asked = int(uid), int(gid)
+    if asked != project and 0 in asked and not opening.root:
+        raise LaunchError(
+            "option_refused",
+            f"root is not opened to {spec.machine_type} on this host. Leave the user out, name another, or have "
+            "the host's administrator open it (root = true)",
+        )
+    if asked[0] != os.getuid() != 0:
+        raise LaunchError(
+            "option_refused",
+            f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {asked[0]}. Leave the "
+            "user out, or have it run as root",
+        )
+    return User(*asked, project)
+
+
+def hand_over(spec: LaunchSpec, user: User) -> None:
+    """If run as root, give the attempt's folders to the job's user, and the storage to the project's."""
+    if os.getuid() != 0:
+        return
+    for path in _tree(spec.workspace, spec.artifacts, spec.control):
+        with suppress(FileNotFoundError):  # another start of the attempt writes its command
+            os.chown(path, user.uid, user.gid, follow_symlinks=False)
+    # Only the folder itself: its content belongs to the jobs.
+    if _owner(spec.storage) != user.project:
+        os.chown(spec.storage, *user.project)
+        spec.storage.chmod(_STORAGE_MODE)
+
+
+def _owner(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_uid, found.st_gid
+
+
+def _tree(*roots: Path) -> Iterator[Path]:
+    for root in roots:
+        for folder, folders, files in os.walk(root):
+            yield Path(folder)
+            yield from (Path(folder, name) for name in (*folders, *files))

@@ -1,0 +1,51 @@
+"""Registry logins for pulls and pushes, and the error message when a login was refused."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from core.catalogue.registries import Login, registry_of
+from worker.backends.base import FindLogin, LaunchError
+
+# Messages of registries and of the engine; a private image is often reported as missing.
+_UNWELCOME = re.compile(
+    r"unauthorized|authentication required|no basic auth|access.{0,20}denied|denied:|docker login|incorrect username",
+    re.IGNORECASE,
+)
+
+
+@contextmanager
+def signed_in(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
+    """Yield username and password for an image's registry in the engine's format; None: there is no login.
+
+    Raises:
+        LaunchError: The stored login cannot be read; or the error of the pull, with the login that was refused.
+    """
+    login = find(image)
+    try:
+        yield _auth(login)
+    except LaunchError as error:
+        if error.reason != "image_pull" or not _UNWELCOME.search(error.detail):
+            raise
+        raise LaunchError(error.reason, _refused(image, error.detail, login)) from None
+
+
+def auth_for(find: FindLogin, target: str | None) -> dict[str, str] | None:
+    """Return the login to push a built image, if it is pushed: an account that may only pull is not used.
+
+    Raises:
+        LaunchError: The stored login cannot be read.
+    """
+    return _auth(find(target, push=True)) if target is not None else None
+
+
+def _auth(login: Login | None) -> dict[str, str] | None:
+    return None if login is None else {"username": login.username, "password": login.password}
+
+
+def _refused(image: str, why: str, login: Login | None) -> str:
+    host = registry_of(image)
+    if login is None:
+        return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it.)"
+    # No registry is known to repeat the password; none is trusted not to.
+    return f"{why.replace(login.password, '•••')} ({host} did not take the word of {login.username!r}.)"

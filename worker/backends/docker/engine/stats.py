@@ -1,0 +1,119 @@
+"""Current usage of a container, from the engine's stats, and of its GPUs, from the driver."""
+
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from worker.backends.docker.engine.client import Engine, EngineError
+from worker.backends.docker.gpu.monitor import Cards
+
+logger = logging.getLogger(__name__)
+
+_FIRST_SECONDS = 0.5
+_NANOSECONDS = 1e9
+_SECONDS_DIGITS = 19  # 2026-11-21T07:27:29
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One reading of a container's counters.
+
+    Attributes:
+        at: Seconds since the epoch, by the engine's clock.
+        cpu_seconds: CPU time used so far.
+        values: Values that need no earlier reading.
+    """
+
+    at: float
+    cpu_seconds: float
+    values: dict[str, float]
+
+    def since(self, earlier: "Reading | None") -> dict[str, float]:
+        """Return the values, with the CPU usage since an earlier reading."""
+        if earlier is None or self.at <= earlier.at:
+            return self.values
+        used = max(0.0, self.cpu_seconds - earlier.cpu_seconds) / (self.at - earlier.at)
+        return self.values | {"cpu_percent": 100 * used}
+
+
+def read(stats: dict[str, Any]) -> Reading | None:
+    """Parse the engine's answer; None for a container that does not run."""
+    memory, cpu = stats.get("memory_stats") or {}, stats.get("cpu_stats") or {}
+    if "usage" not in memory:
+        return None
+    values = {
+        "memory_bytes": float(memory["usage"] - _cache(memory.get("stats") or {})),
+        "processes": float((stats.get("pids_stats") or {}).get("current") or 0),
+    }
+    networks = (stats.get("networks") or {}).values()
+    if networks:
+        values["network_received_bytes"] = float(sum(one["rx_bytes"] for one in networks))
+        values["network_sent_bytes"] = float(sum(one["tx_bytes"] for one in networks))
+    for entry in (stats.get("blkio_stats") or {}).get("io_service_bytes_recursive") or ():
+        name = {"read": "disk_read_bytes", "write": "disk_written_bytes"}.get(entry["op"].lower())
+        if name is not None:
+            values[name] = values.get(name, 0.0) + entry["value"]
+    return Reading(_moment(stats["read"]), cpu["cpu_usage"]["total_usage"] / _NANOSECONDS, values)
+
+
+def _cache(counters: dict[str, int]) -> int:
+    """Return the bytes of file cache that the kernel frees first, which the job does not need (cgroup 1, cgroup 2)."""
+    return counters.get("total_inactive_file", counters.get("inactive_file", 0))
+
+
+def _moment(text: str) -> float:
+    """Parse a time with nanoseconds, which `datetime` cannot represent."""
+    whole = datetime.fromisoformat(text[:_SECONDS_DIGITS] + "+00:00").timestamp()
+    fraction = text[_SECONDS_DIGITS:].rstrip("Z")
+    return whole + float(f"0{fraction}" if fraction else 0)
+
+
+class Sampler:
+    """Queries stats in other threads: the engine takes up to a second to answer, and the driver takes time, too."""
+
+    def __init__(self, engine: Engine, cards: Cards) -> None:
+        self._engine = engine
+        self._cards = cards
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="docker-stats")
+        self._lock = threading.Lock()
+        self._asked: dict[str, Future[Reading | None]] = {}
+        self._last: dict[str, Reading] = {}
+
+    def sample(self, container: str, cards: tuple[str, ...]) -> dict[str, float]:
+        """Return the answer to the previous query, and query again; empty while nothing is known.
+
+        Args:
+            container: Its name.
+            cards: Its GPUs, in the order of its own numbering.
+        """
+        with self._lock:
+            asked = self._asked.get(container)
+            if asked is None:
+                asked = self._asked[container] = self._pool.submit(self._ask, container, cards)
+        try:
+            reading = asked.result(0 if container in self._last else _FIRST_SECONDS)
+        except TimeoutError:
+            return {}
+        with self._lock:
+            self._asked[container] = self._pool.submit(self._ask, container, cards)
+            if reading is None:
+                return {}
+            earlier, self._last[container] = self._last.get(container), reading
+        return reading.since(earlier)
+
+    def forget(self, container: str) -> None:
+        """Forget a container."""
+        with self._lock:
+            self._asked.pop(container, None)
+            self._last.pop(container, None)
+
+    def _ask(self, container: str, cards: tuple[str, ...]) -> Reading | None:
+        try:
+            found = read(self._engine.call(lambda api: api.stats(container, stream=False, one_shot=True)))
+        except EngineError as error:
+            logger.info("stats_not_read", extra={"container": container, "error": str(error)})
+            return None
+        return found and replace(found, values=found.values | self._cards.sample(cards))

@@ -1,0 +1,150 @@
+"""Streams the engine's messages during pulls, builds and pushes.
+
+These may take hours and be silent for long. A separate thread sends the request and reads, so that the caller can give
+up at any time: the connection is then cut, and the engine ends the work by itself. The SDK's connections cannot be cut
+while they wait, so this module opens its own.
+"""
+
+import codecs
+import contextlib
+import http.client
+import json
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any, cast
+from urllib.parse import urlencode, urlsplit
+
+from docker.errors import StreamParseError
+from docker.utils.json_stream import json_stream
+
+from worker.backends.docker.engine.client import Engine, EngineAway, EngineRefused
+
+Message = dict[str, Any]
+_Told = Message | Exception | None
+
+_LOOK_SECONDS = 1.0
+_ERROR = 400
+_BLOCK_BYTES = 16 * 1024
+_MOST_WAITING = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A POST request to the engine.
+
+    Attributes:
+        path: After the API's version, for example `/images/create`.
+        params: The query.
+        headers: In addition to the usual ones.
+        body: The request's body, or None.
+    """
+
+    path: str
+    params: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)
+    body: IO[bytes] | None = None
+
+
+def messages(engine: Engine, work: Work, check: Callable[[], None]) -> Iterator[Message]:
+    """Send a request, and yield the engine's messages as they arrive.
+
+    Args:
+        engine: The engine.
+        work: The request.
+        check: Called about once a second; raises to abort the work.
+
+    Raises:
+        EngineAway: The engine does not answer, or disconnected during the work.
+        EngineRefused: The engine refused the request.
+    """
+    version = engine.call(lambda api: api.api_version)
+    connection = _connection(engine.url)
+    told: queue.Queue[_Told] = queue.Queue(_MOST_WAITING)
+    given_up = threading.Event()
+    arguments = (connection, f"/v{version}", work, told, given_up)
+    reader = threading.Thread(target=_read, args=arguments, name="engine-messages", daemon=True)
+    reader.start()
+    try:
+        while True:
+            check()
+            with contextlib.suppress(queue.Empty):
+                piece = told.get(timeout=_LOOK_SECONDS)
+                if piece is None:
+                    return
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+    finally:
+        given_up.set()
+        _cut(connection)
+        reader.join()
+        connection.close()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(self._path)
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.scheme in {"unix", "http+unix"}:
+        return _UnixConnection(parts.path)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "localhost", parts.port)
+
+
+def _read(
+    connection: http.client.HTTPConnection,
+    prefix: str,
+    work: Work,
+    told: "queue.Queue[_Told]",
+    given_up: threading.Event,
+) -> None:
+    end: Exception | None = None
+    try:
+        connection.connect()
+        if given_up.is_set():  # aborted before there was a connection to cut
+            return
+        connection.request(
+            "POST", f"{prefix}{work.path}?{urlencode(work.params)}", body=work.body, headers=work.headers
+        )
+        response = connection.getresponse()
+        if response.status >= _ERROR:
+            end = _refusal(response)
+        else:
+            blocks = iter(lambda: response.read1(_BLOCK_BYTES), b"")
+            for message in json_stream(codecs.iterdecode(blocks, "utf-8", "replace")):
+                _put(told, cast("Message", message), given_up)
+    except (OSError, http.client.HTTPException, StreamParseError, ValueError) as error:
+        end = EngineAway(f"it went away while it worked: {error}")
+    _put(told, end, given_up)
+
+
+def _refusal(response: http.client.HTTPResponse) -> EngineRefused:
+    text = response.read().decode(errors="replace").strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(text)["message"])
+    return EngineRefused(response.status, text or response.reason)
+
+
+def _put(told: "queue.Queue[_Told]", piece: _Told, given_up: threading.Event) -> None:
+    """Put a message unless the caller is gone: the reader must not wait for ever at a full queue."""
+    while not given_up.is_set():
+        with contextlib.suppress(queue.Full):
+            told.put(piece, timeout=_LOOK_SECONDS)
+            return
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    """Wake a reader that waits for the engine."""
+    with contextlib.suppress(OSError, AttributeError):  # not connected yet, or no longer
+        connection.sock.shutdown(socket.SHUT_RDWR)

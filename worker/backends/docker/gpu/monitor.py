@@ -1,0 +1,144 @@
+"""The NVIDIA GPUs of this host: their properties, their current use, and whether they are free.
+
+A driver can hang, for example after a GPU fell off the bus, and must not hang anything else: it is queried in a thread
+of its own, one query at a time, and callers wait only some seconds for the answer. For samples it is queried at most
+once a second; whether a GPU is free is always queried anew.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import psutil
+
+from core.formatting import MIB
+from core.settings.docker import DockerSettings
+from worker.backends.docker.gpu import nvml
+from worker.backends.docker.gpu.nvml import Seen
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 1.0
+_PAUSE_SHARE = 5
+_PATIENCE_SECONDS = 5.0
+_NAMED = 3
+
+
+class DriverSilent(Exception):
+    """The driver does not answer."""
+
+
+class Cards:
+    """The GPUs of this host; usable from any thread."""
+
+    def __init__(self, settings: DockerSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._asked: Future[tuple[Seen, ...]] | None = None
+        self._asked_at = self._again_at = 0.0
+
+    def look(self, *, anew: bool = False) -> tuple[Seen, ...]:
+        """Return the GPUs and their use, at most about a second old, or queried anew on demand.
+
+        Raises:
+            DriverSilent: The driver did not answer in time.
+        """
+        with self._lock:
+            if self._asked is None or (self._asked.done() and (anew or time.monotonic() >= self._again_at)):
+                self._asked, self._asked_at = Future(), time.monotonic()
+                threading.Thread(target=self._ask, args=(self._asked,), name="nvidia", daemon=True).start()
+            # Only the first callers wait for a driver that hangs.
+            asked, patience = self._asked, self._asked_at + _PATIENCE_SECONDS - time.monotonic()
+        try:
+            return asked.result(max(0.0, patience))
+        except TimeoutError:
+            raise DriverSilent(f"the driver has not answered for {_PATIENCE_SECONDS:.0f} seconds") from None
+
+    def _ask(self, answer: Future[tuple[Seen, ...]]) -> None:
+        began = time.monotonic()
+        try:
+            found = nvml.look()
+        except BaseException as error:  # noqa: BLE001 - it belongs to who asked
+            answer.set_exception(error)
+            return
+        now = time.monotonic()
+        self._again_at = now + max(_PAUSE_SECONDS, _PAUSE_SHARE * (now - began))
+        answer.set_result(found)
+
+    def indices(self) -> tuple[str, ...]:
+        """Return the indices of the GPUs, in the driver's order; empty without a driver, or with a silent one."""
+        try:
+            return tuple(one.card.index for one in self.look())
+        except DriverSilent as error:
+            logger.warning("cards_not_counted", extra={"error": str(error)})
+            return ()
+
+    def taken(self, names: Iterable[str]) -> dict[str, str]:
+        """Return which of these GPUs something uses, and what.
+
+        With a silent driver, all of them; without a driver that reports any, none.
+
+        Args:
+            names: Indices or UUIDs; must not include GPUs that our jobs hold.
+        """
+        try:
+            seen = self.look(anew=True)
+        except DriverSilent as error:
+            return dict.fromkeys(names, str(error))
+        if not seen:
+            return {}
+        found = {name: self._used(one for one in seen if one.called(name)) for name in names}
+        return {name: words for name, words in found.items() if words is not None}
+
+    def facts(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the properties of these GPUs, to be stored; only the name of a GPU that no driver reports."""
+        seen = self._seen()
+        return [next((one.card.facts() for one in seen if one.called(name)), {"index": name}) for name in names]
+
+    def sample(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the current use of these GPUs, numbered from 0 as their job numbers them."""
+        values: dict[str, float | None] = {}
+        seen = self._seen() if names else ()
+        for number, name in enumerate(names):
+            for use in (one.use for one in seen if one.called(name)):
+                values[f"gpu{number}_percent"] = use.percent
+                values[f"gpu{number}_memory_bytes"] = float(use.memory)
+                values[f"gpu{number}_watts"] = use.watts
+                values[f"gpu{number}_celsius"] = use.celsius
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _seen(self) -> tuple[Seen, ...]:
+        try:
+            return self.look()
+        except DriverSilent:
+            return ()
+
+    def _used(self, found: Iterable[Seen]) -> str | None:
+        """Return the reason that a GPU is not free; None if it is."""
+        one = next(iter(found), None)
+        if one is None:
+            return "the driver does not list it"
+        use, limits = one.use, self._settings
+        if use.memory <= limits.card_memory_mb * MIB and (use.percent or 0.0) <= limits.card_percent:
+            return None
+        what = f"{use.memory / MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")
+        return f"{what}, by {_named(use.pids)}"
+
+
+def _named(pids: Sequence[int]) -> str:
+    """Describe processes: `process 4711 (python)`."""
+    if not pids:
+        return "no process that the driver names"
+    named = [f"{pid}{_program(pid)}" for pid in pids[:_NAMED]]
+    more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
+    return f"process{'es' * (len(pids) > 1)} {', '.join(named)}{more}"
+
+
+def _program(pid: int) -> str:
+    try:
+        return f" ({psutil.Process(pid).name()})"
+    except psutil.Error:  # ended meanwhile, or hidden from us
+        return ""

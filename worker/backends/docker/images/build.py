@@ -1,0 +1,317 @@
+"""Builds images from a workspace's Dockerfile with the engine's own builder, and pushes them where the job says.
+
+The builder's output goes to the job's log. A built image is named `gradient-jobs/<job>:<attempt>`; it stays for a while
+as a cache for the next build and is then removed like any other image that a job brought.
+"""
+
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, cast
+
+from docker.auth import encode_header
+from docker.utils import parse_repository_tag
+from docker.utils.build import tar
+
+from core.catalogue.images import canonical
+from core.formatting import MIB
+from core.settings import Settings
+from worker.backends.base import LaunchError, LaunchSpec, Progress
+from worker.backends.docker.engine.client import Engine, EngineAway, EngineError, EngineRefused
+from worker.backends.docker.engine.stream import Message, Work, messages
+from worker.backends.docker.images.pull import Auth, Image, Images, Layers, Pace, auth_header, disk_percent
+from worker.backends.docker.images.usage_journal import Ledger
+
+logger = logging.getLogger(__name__)
+
+BUILT = "gradient-jobs"
+"""Repositories of built images begin with this."""
+
+_STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
+_LAYER = re.compile(r" ---> ([0-9a-f]{12,64})\n\Z")
+_FETCHED = re.compile(r"Status: Downloaded newer image for (\S+)\Z")
+_LONGEST_STEP = 100
+_CPU_PERIOD = 100_000
+_READABLE, _SEARCHABLE = 0o444, 0o555
+
+
+def built_name(spec: LaunchSpec) -> str:
+    """Return the name of the image that an attempt builds."""
+    return f"{BUILT}/{spec.job_id}:{spec.attempt}"
+
+
+class Builds:
+    """Builds and pushes on one engine."""
+
+    def __init__(self, engine: Engine, images: Images, settings: Settings) -> None:
+        self._engine = engine
+        self._images = images
+        self._settings = settings
+
+    def make(
+        self,
+        spec: LaunchSpec,
+        progress: Progress,
+        *,
+        network: str,
+        memory_bytes: int,
+        auth: Auth | None = None,
+        push_auth: Auth | None = None,
+    ) -> Image:
+        """Build the attempt's image if it is not built yet, and push it if it has a target.
+
+        Args:
+            spec: The attempt.
+            progress: Called with the current step.
+            network: The network that its steps run on.
+            memory_bytes: Memory limit of a step.
+            auth: Credentials for the registry of its base image.
+            push_auth: Credentials for the registry of its target.
+
+        Raises:
+            LaunchError: The image cannot be built or pushed.
+            EngineAway: The engine does not answer.
+        """
+        build, name = spec.build, built_name(spec)
+        if build is None:
+            raise LaunchError("image_build", "nothing is to be built")
+        if not self._settings.images.builds:
+            raise LaunchError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
+        ledger = self._images.ledger()
+        if self._images.find(name) is None:
+            self._build(spec, progress, ledger, self._params(spec, build.dockerfile, network, memory_bytes), auth)
+        image = self._images.find(name)
+        if image is None:
+            raise LaunchError("image_build", "it was built and is not there")
+        with ledger.open() as page:
+            page.bring(image.id, name, built=True)
+        if build.target is None:
+            return image
+        return Image(image.id, self._push(build.target, image, progress, ledger, push_auth))
+
+    def _params(self, spec: LaunchSpec, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
+        images = self._settings.images
+        usual = images.build_memory_mb * MIB if images.build_memory_mb else memory_bytes
+        return build_params(
+            built_name(spec),
+            dockerfile,
+            network=network,
+            memory_bytes=spec.memory_bytes or usual,
+            cpus=spec.cpus or images.build_cpus,
+            shm_bytes=spec.shared_mem_bytes or self._settings.docker.shm_mb * MIB,
+            cgroup=images.build_cgroup,
+        )
+
+    def _build(
+        self, spec: LaunchSpec, progress: Progress, ledger: Ledger, params: dict[str, Any], auth: Auth | None
+    ) -> None:
+        seconds = self._settings.images.build_seconds
+        late = LaunchError("image_build", f"it was not built within {seconds:.0f} seconds")
+        pace = Pace("building", progress, seconds, late)
+        transcript = _Transcript(spec.control / "log", pace)
+        try:
+            with _context(spec.workspace, params["dockerfile"]) as context:
+                work = Work("/build", params, _build_headers(auth), context)
+                watch = self._disk_watch(pace)
+                for message in messages(self._engine, work, watch):
+                    transcript.note(message)
+                    if "error" in message:
+                        raise LaunchError("image_build", str(message["error"]).strip())
+        except EngineRefused as error:
+            raise LaunchError("image_build", error.detail) from error
+        finally:
+            transcript.close()
+            self._keep(ledger, transcript)
+
+    def _disk_watch(self, pace: Pace) -> Callable[[], None]:
+        """Return a check of the pace and of the engine's disk, which nothing else keeps a step from filling."""
+        most, folder = self._settings.images.build_disk_percent, str(self._engine.lasting_info().get("DockerRootDir"))
+
+        def check() -> None:
+            pace.check()
+            full = disk_percent(folder)
+            if full is not None and most < full and most < 100:  # noqa: PLR2004 - percent
+                raise LaunchError(
+                    "image_build",
+                    f"the engine's disk is {full:.0f} % full, and a build ends at {most:.0f} % "
+                    "(GRADIENT_IMAGES__BUILD_DISK_PERCENT)",
+                )
+
+        return check
+
+    def _keep(self, ledger: Ledger, transcript: "_Transcript") -> None:
+        """Record the images of a build, so that they are removed later: pulled images, and the last layer."""
+        try:
+            for reference in transcript.fetched:
+                fetched = self._images.find(reference)
+                with ledger.open() as page:
+                    if fetched is not None:
+                        page.bring(fetched.id, canonical(reference))
+            layer = self._images.find(transcript.layer) if transcript.made and transcript.layer else None
+            if layer is not None:
+                with ledger.open() as page:
+                    page.bring(layer.id, None, built=True)
+        except (EngineAway, LaunchError):
+            logger.warning("build_not_noted", exc_info=True)
+
+    def _push(self, target: str, image: Image, progress: Progress, ledger: Ledger, auth: Auth | None) -> str:
+        """Push under the target's name, which the image has only until then; return the digest from the registry."""
+        self._images.check_registry(target, "image_push")
+        name = canonical(target)
+        repository, tag = parse_repository_tag(name)
+        seconds = self._settings.docker.pull_seconds
+        late = LaunchError("image_push", f"{target}: not pushed within {seconds:.0f} seconds")
+        pace = Pace("pushing", progress, seconds, late)
+        pace.words = target
+        with ledger.naming(name):
+            there = self._images.find(name)
+            if there is not None and there.id != image.id:
+                raise LaunchError("image_push", f"{target} is the name of another image on this machine")
+            try:
+                self._engine.call(lambda api: api.tag(image.id, repository, tag, force=False))
+                return self._watch_push(repository, tag or "latest", pace, auth)
+            except EngineRefused as error:
+                raise LaunchError("image_push", f"{target}: {error.detail}") from error
+            finally:
+                if there is None:
+                    self._untag(name)
+
+    def _watch_push(self, repository: str, tag: str, pace: Pace, auth: Auth | None) -> str:
+        # The engine requires this header even without credentials. Jobs must not push with the credentials of the
+        # worker's user.
+        header = {"X-Registry-Auth": "e30="} | (auth_header(self._engine, repository, auth) if auth else {})
+        work = Work(f"/images/{repository}/push", {"tag": tag}, header)
+        layers, digest = Layers(), ""
+        for message in messages(self._engine, work, pace.check):
+            if "error" in message:
+                raise LaunchError("image_push", f"{repository}:{tag}: {message['error']}")
+            layers.note(message)
+            pace.words = f"{repository}:{tag}: {layers}"
+            digest = (message.get("aux") or {}).get("Digest") or digest
+        if not digest:
+            raise LaunchError("image_push", f"{repository}:{tag}: the registry gave it no digest")
+        return f"{repository}@{digest}"
+
+    def _untag(self, name: str) -> None:
+        try:
+            self._engine.call(lambda api: api.remove_image(name))
+        except EngineError:
+            logger.warning("push_target_not_untagged", exc_info=True, extra={"image": name})
+
+
+class _Transcript:
+    """Writes a build's output to the job's log and reports its steps."""
+
+    def __init__(self, log: Path, pace: Pace) -> None:
+        # The job has not started, but an earlier try of this attempt may have left anything at this path.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._log = os.fdopen(os.open(log, flags, 0o600), "ab", buffering=0)
+        self._pace = pace
+        pace.words = "sending the workspace to the engine"
+        self.fetched: list[str] = []
+        self.layer: str | None = None
+        """The last intermediate image."""
+        self.made = False
+        """True if it ran a step; else the last image is the base image."""
+
+    def note(self, message: Message) -> None:
+        """Process one message."""
+        text = message.get("stream") or (f"{message['error']}\n" if "error" in message else "")
+        if text:
+            self._log.write(text.encode())
+        step, layer = _STEP.match(text), _LAYER.match(text)
+        if step:
+            self._pace.words = f"step {step[1]} of {step[2]}: {step[3][:_LONGEST_STEP]}"
+            self.made = self.made or not step[3].startswith(("FROM", "ARG"))
+        if layer:
+            self.layer = layer[1]
+        fetched = _FETCHED.match(str(message.get("status", "")))
+        if fetched:
+            self.fetched.append(fetched[1])
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+
+def build_params(
+    name: str,
+    dockerfile: str,
+    *,
+    network: str,
+    memory_bytes: int,
+    cpus: float | None,
+    shm_bytes: int,
+    cgroup: str | None,
+) -> dict[str, Any]:
+    """Parameters of `POST /build` (Engine API 1.41), as close to a job's container as the engine's builder allows.
+
+    It cannot drop capabilities, set a user, limit processes or forbid new privileges.
+    """
+    return {
+        "t": name,
+        "dockerfile": dockerfile,
+        "rm": True,
+        "forcerm": True,  # also what a failed step leaves
+        "networkmode": network,
+        "memory": memory_bytes,
+        "memswap": memory_bytes,
+        "shmsize": shm_bytes,
+        "ulimits": json.dumps([{"Name": "core", "Soft": 0, "Hard": 0}]),
+        **({"cpuperiod": _CPU_PERIOD, "cpuquota": round(cpus * _CPU_PERIOD)} if cpus else {}),
+        **({"cgroupparent": cgroup} if cgroup else {}),
+    }
+
+
+def _build_headers(auth: Auth | None) -> dict[str, str]:
+    header = {"Content-Type": "application/x-tar"}
+    if auth is not None and "serveraddress" in auth:
+        header["X-Registry-Config"] = encode_header({auth["serveraddress"]: auth}).decode("ascii")
+    return header
+
+
+def _context(workspace: Path, dockerfile: str) -> IO[bytes]:
+    """Return the workspace as the builder gets it, without what its .dockerignore excludes.
+
+    Raises:
+        LaunchError: There is no such Dockerfile in the workspace.
+    """
+    _require_file(workspace, dockerfile)
+    _make_readable(workspace)
+    return cast("IO[bytes]", tar(workspace, exclude=_ignored(workspace), dockerfile=(dockerfile, None)))
+
+
+def _make_readable(workspace: Path) -> None:
+    """Make everything that goes into the image readable for all: its files belong to root, and no job runs as root."""
+    for folder, folders, files in os.walk(workspace):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                continue
+            wanted = mode | (_SEARCHABLE if mode & stat.S_IXUSR else _READABLE)
+            if wanted != mode:
+                path.chmod(stat.S_IMODE(wanted))
+
+
+def _require_file(workspace: Path, dockerfile: str) -> None:
+    path = workspace / dockerfile
+    try:
+        inside = path.resolve(strict=True).is_relative_to(workspace.resolve())
+        regular = stat.S_ISREG(path.lstat().st_mode)
+    except (OSError, RuntimeError):
+        raise LaunchError("image_build", f"{dockerfile} is not in the workspace") from None
+    if not inside or not regular:
+        raise LaunchError("image_build", f"{dockerfile} is no file of the workspace itself")
+
+
+def _ignored(workspace: Path) -> list[str]:
+    path = workspace / ".dockerignore"
+    if path.is_symlink() or not path.is_file():
+        return []
+    lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

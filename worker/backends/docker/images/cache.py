@@ -1,0 +1,142 @@
+"""The images that jobs brought to this host: lists them, finds unused ones, and removes those that are due."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from core.settings import Settings
+from worker.backends.base import Unused
+from worker.backends.docker.engine.client import Engine, EngineRefused
+from worker.backends.docker.images.build import BUILT
+from worker.backends.docker.images.pull import Images, disk_percent
+from worker.backends.docker.images.usage_journal import Entry, Page
+
+logger = logging.getLogger(__name__)
+
+_NAMELESS = "<none>"
+_PULL_FORGOTTEN_SECONDS = 86_400.0
+
+
+class Shelf:
+    """The images of one engine.
+
+    Args:
+        engine: The engine.
+        images: Its images.
+        settings: Retention of images.
+        measure: Returns the used percentage of a folder's disk.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        images: Images,
+        settings: Settings,
+        measure: Callable[[str], float | None] = disk_percent,
+    ) -> None:
+        self._engine = engine
+        self._images = images
+        self._settings = settings.images
+        self._measure = measure
+
+    def references(self) -> tuple[str, ...]:
+        """List names and digests of all images on this host, the most recently used first.
+
+        Raises:
+            EngineAway: The engine does not answer.
+            EngineRefused: The engine refuses to list them.
+        """
+        with self._images.ledger().open() as page:
+            used = {image: entry.used_at for image, entry in page.images.items()}
+        listed = sorted(self._listed().values(), key=lambda one: -used.get(one["Id"], 0.0))
+        return tuple(name for one in listed for name in _names(one) if not name.startswith(f"{BUILT}/"))
+
+    def prune(self, *, everything: bool, dry_run: bool) -> list[Unused]:
+        """See `ImageKeeper.prune_images`.
+
+        Raises:
+            EngineAway: The engine does not answer.
+            EngineRefused: The engine refuses to list its images.
+        """
+        ledger = self._images.ledger()
+        with ledger.open() as page:
+            self._settle(page)
+            candidates = self._unused(page)
+        gone = []
+        for image_id, unused in candidates:
+            if not everything and not self._due(unused):
+                continue
+            if dry_run:
+                gone.append(unused)
+                continue
+            with ledger.open() as page:  # locked meanwhile: a job sees the whole image, or none
+                if image_id in page.images and self._idle(page.images[image_id]) and self._remove(page, image_id):
+                    gone.append(unused)
+        return gone
+
+    def _settle(self, page: Page) -> None:
+        """Record images of pulls whose worker died, and forget images that somebody else removed."""
+        for reference, pull in list(page.pulls.items()):
+            found = self._images.find(reference)
+            if found is not None and found.id != pull.before:
+                page.settle(reference, found.id)
+            elif time.time() - pull.at > _PULL_FORGOTTEN_SECONDS:
+                del page.pulls[reference]
+        here = self._listed()
+        for image_id in page.images.keys() - here.keys():
+            del page.images[image_id]
+        for image_id in page.private.keys() - here.keys():
+            del page.private[image_id]
+
+    def _unused(self, page: Page) -> list[tuple[str, Unused]]:
+        """Return the images that may be removed, the longest unused first."""
+        listed = self._listed()
+        running = {one["ImageID"] for one in self._engine.call(lambda api: api.containers(all=True))}
+        found = [
+            (
+                image_id,
+                Unused((entry.references or [image_id])[0], listed[image_id]["Size"], entry.used_at, entry.built),
+            )
+            for image_id, entry in page.images.items()
+            if image_id in listed and image_id not in running and self._idle(entry)
+        ]
+        return sorted(found, key=lambda one: one[1].used_at)
+
+    def _idle(self, entry: Entry) -> bool:
+        return time.time() - entry.used_at >= self._settings.idle_seconds
+
+    def _due(self, unused: Unused) -> bool:
+        if unused.built and time.time() - unused.used_at >= self._settings.built_seconds:
+            return True
+        full = self._measure(str(self._engine.lasting_info().get("DockerRootDir") or ""))
+        return full is not None and full > self._settings.keep_below_percent
+
+    def _remove(self, page: Page, image_id: str) -> bool:
+        """Remove our names from an image, which deletes it unless it has others; return whether it is gone."""
+        entry = page.images[image_id]
+        listed = self._listed().get(image_id)
+        if listed is None:
+            del page.images[image_id]
+            return False
+        names = [name for name in entry.references if name in _names(listed)]
+        # An image whose tag has moved to a newer one has at most its digest left, and is removed by its id.
+        untagged = not any("@" not in name for name in _names(listed))
+        try:
+            for name in names or ([image_id] if untagged else []):
+                # Never by force: an image in use by a container or another image stays.
+                self._engine.call(lambda api, name=name: api.remove_image(name))  # type: ignore[misc]
+        except EngineRefused as error:
+            logger.info("image_not_removed", extra={"image": entry.references or image_id, "why": error.detail})
+            return False
+        del page.images[image_id]
+        logger.info("image_removed", extra={"image": entry.references or image_id})
+        return image_id not in self._listed()
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        return {one["Id"]: one for one in self._engine.call(lambda api: api.images())}
+
+
+def _names(listed: dict[str, Any]) -> list[str]:
+    names = [*(listed.get("RepoTags") or []), *(listed.get("RepoDigests") or [])]
+    return [name for name in names if _NAMELESS not in name]

@@ -1,0 +1,294 @@
+"""Provides images on this host before containers are created from them."""
+
+import contextlib
+import hashlib
+import shutil
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from docker import auth as registry_auth
+from docker.utils import parse_repository_tag
+
+from core.catalogue.images import canonical, is_image_id
+from core.errors import SpecInvalid
+from core.settings import Settings
+from core.system.egress import Egress
+from worker.backends.base import LaunchError, Progress
+from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine.stream import Work, messages
+from worker.backends.docker.images.usage_journal import Ledger, Pull
+
+Auth = dict[str, str]
+"""Credentials for one registry in the engine's format: `username` and `password`, or `identitytoken`."""
+
+POLICIES = {"Always": "always", "IfNotPresent": "missing", "Never": "never"}
+"""The settings' names of a job's pull policies."""
+
+_TOLD_EVERY_SECONDS = 2.0
+_NAMED_PAUSE_SECONDS = 1.0
+_DONE = frozenset({"Pull complete", "Already exists"})
+_MEGA = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image on this host.
+
+    Attributes:
+        id: The engine's id.
+        digest: `repository@sha256:…` as in its registry; its id if it has no digest.
+    """
+
+    id: str
+    digest: str
+
+
+def disk_percent(folder: str) -> float | None:
+    """Return the used percentage of a folder's disk; None if the folder is not on this machine."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return 100 * usage.used / (usage.used + usage.free)
+
+
+class Layers:
+    """Progress of a pull, from the engine's messages about single layers."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, tuple[int, int]] = {}
+        self._done: set[str] = set()
+        self._trouble = ""
+
+    def note(self, message: dict[str, Any]) -> None:
+        """Process one message."""
+        layer, status = message.get("id"), message.get("status", "")
+        if layer is None or status.startswith("Pulling from"):
+            return
+        known = self._bytes.setdefault(layer, (0, 0))
+        self._trouble = f", {status[0].lower()}{status[1:]}" if status.startswith("Retrying") else ""
+        detail = message.get("progressDetail") or {}
+        if status == "Downloading" and detail.get("total"):
+            self._bytes[layer] = (detail["current"], detail["total"])
+        elif status in {"Download complete", *_DONE}:
+            self._bytes[layer] = (known[1], known[1])
+        if status in _DONE:
+            self._done.add(layer)
+
+    def __str__(self) -> str:
+        now, total = (sum(column) for column in zip(*self._bytes.values(), strict=True)) if self._bytes else (0, 0)
+        count = f"{len(self._done)} of {len(self._bytes)} layers"
+        return f"{count}, {now / _MEGA:.1f} of {total / _MEGA:.1f} MB{self._trouble}"
+
+
+class Pace:
+    """Reports progress at intervals, and enforces a time limit.
+
+    Args:
+        phase: The phase to report.
+        progress: Called with the phase and the text.
+        seconds: The time limit.
+        late: Raised when the time limit is exceeded.
+    """
+
+    def __init__(self, phase: str, progress: Progress, seconds: float, late: LaunchError) -> None:
+        self._phase = phase
+        self._progress = progress
+        self._deadline = time.monotonic() + seconds
+        self._late = late
+        self._tell_at = 0.0
+        self.words = ""
+
+    def check(self) -> None:
+        """Report the progress if due, even without any: the callee may want to abort. Raises after the time limit."""
+        current = time.monotonic()
+        if current >= self._deadline:
+            raise self._late
+        if current >= self._tell_at:
+            self._tell_at = current + _TOLD_EVERY_SECONDS
+            self._progress(self._phase, self.words)
+
+
+class Images:
+    """The images of one host."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._folder = settings.root / "images"
+        self._settings = settings.docker
+        self._egress = Egress(settings.egress)
+
+    def check_registry(self, reference: str, reason: str) -> None:
+        """Raise if users may not make the engine connect to the registry of this image.
+
+        Raises:
+            LaunchError: The registry is refused; has this reason.
+        """
+        try:
+            self._egress.resolve_image(reference, "container")
+        except SpecInvalid as error:
+            raise LaunchError(reason, f"{reference}: {error.message}") from error
+
+    def ledger(self) -> Ledger:
+        """Return the ledger of the current engine."""
+        return Ledger(self._folder, str(self._engine.lasting_info().get("ID") or ""))
+
+    def have(self, reference: str, progress: Progress, *, policy: str | None = None, auth: Auth | None = None) -> Image:
+        """Ensure that the image is on this host, pulling it if the policy says so.
+
+        Args:
+            reference: The image; an id is only looked up on this host.
+            progress: Called with the progress of a pull.
+            policy: Always, IfNotPresent or Never; None: the setting.
+            auth: Credentials for its registry; None: those of the worker's own `docker login`.
+
+        Raises:
+            LaunchError: The image is missing or cannot be pulled.
+            EngineAway: The engine does not answer.
+        """
+        pull = "never" if is_image_id(reference) else POLICIES[policy] if policy else self._settings.pull
+        ledger = self.ledger()
+        while ledger.is_named(canonical(reference)):
+            progress("provisioning", f"{reference} is being pushed from this machine")
+            time.sleep(_NAMED_PAUSE_SECONDS)
+        found = self.find(reference)
+        if pull == "always" or (found is None and pull != "never"):
+            self.check_registry(reference, "image_pull")
+            self._pull(reference, progress, ledger, found, auth)
+            found = self.find(reference)
+        found = self._used(reference, found, ledger)
+        if found is None:
+            raise LaunchError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
+        self._require_right(reference, found, ledger, auth)
+        return found
+
+    def find(self, reference: str, name: str | None = None) -> Image | None:
+        """Find the image of this name or id on this host.
+
+        Args:
+            reference: Its name or id.
+            name: The name that the job uses, if it is another one.
+
+        Raises:
+            LaunchError: The engine does not accept the name.
+            EngineAway: The engine does not answer.
+        """
+        try:
+            inspected = self._engine.call(lambda api: api.inspect_image(reference))
+        except EngineRefused as error:
+            if error.status == NOT_FOUND:
+                return None
+            if error.passing:
+                raise
+            raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
+        return Image(str(inspected["Id"]), _digest(name or reference, inspected))
+
+    def digest(self, image_id: str, reference: str | None) -> str:
+        """Return the digest of a container's image; its id if the image itself is gone already."""
+        found = self.find(image_id, reference)
+        return found.digest if found else image_id
+
+    def _used(self, reference: str, found: Image | None, ledger: Ledger) -> Image | None:
+        """Record a use of the image; finds it again, because it may have been removed until the record was written."""
+        if found is None:
+            return None
+        with ledger.open() as page:
+            if found.id not in page.images:
+                return found
+            page.images[found.id].used_at = time.time()
+        return self.find(reference)
+
+    def _require_right(self, reference: str, found: Image, ledger: Ledger, auth: Auth | None) -> None:
+        """Ask the registry, if it gave the image to certain accounts only and this job's is not one of them.
+
+        A pull proves nothing: an engine that has the image does not ask for a reference by digest.
+
+        Raises:
+            LaunchError: The registry refuses the image to this job.
+        """
+        with ledger.open() as page:
+            given = page.private.get(found.id)
+        if given is None or (mark := _mark(auth)) in given:
+            return
+        try:
+            self._engine.call(lambda api: api.inspect_distribution(found.digest, auth_config=auth))
+        except EngineRefused as error:
+            raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
+        with ledger.open() as page:
+            page.given(found.id, mark)
+
+    def _pull(
+        self, reference: str, progress: Progress, ledger: Ledger, before: Image | None, auth: Auth | None
+    ) -> None:
+        name = canonical(reference)
+        late = f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
+        pace = Pace("pulling", progress, self._settings.pull_seconds, LaunchError("image_pull", late))
+        pace.words = reference
+        with ledger.open() as page:
+            page.pulls.setdefault(name, Pull(time.time(), before.id if before else None))
+        mark, here = _mark(auth), self._ids() if auth else frozenset()
+        try:
+            self._watch_pull(reference, pace, auth)
+        except EngineRefused as error:
+            raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
+        finally:
+            with contextlib.suppress(EngineAway, LaunchError):  # then the next pull or prune settles it
+                found = self.find(reference)
+                with ledger.open() as page:
+                    page.settle(name, found.id if found else None)
+                    if mark is not None and found is not None and found.id not in here:
+                        page.given(found.id, mark)
+        progress("provisioning", f"{reference} is here")
+
+    def _ids(self) -> frozenset[str]:
+        """Return the ids of all images on this host: each is open to all jobs, or its accounts are already recorded."""
+        return frozenset(one["Id"] for one in self._engine.call(lambda api: api.images(all=True)))
+
+    def _watch_pull(self, reference: str, pace: Pace, auth: Auth | None) -> None:
+        layers = Layers()
+        repository, tag = parse_repository_tag(reference)
+        params = {"fromImage": repository, "tag": tag or "latest"}  # without a tag, all of them would be pulled
+
+        work = Work("/images/create", params, auth_header(self._engine, repository, auth))
+        for message in messages(self._engine, work, pace.check):
+            if "error" in message:
+                raise LaunchError("image_pull", f"{reference}: {message['error']}")
+            layers.note(message)
+            pace.words = f"{reference}: {layers}"
+
+
+def _mark(auth: Auth | None) -> str | None:
+    """Return a hash that identifies an account without revealing its password."""
+    if auth is None:
+        return None
+    salt = f"gradient-jobs {auth.get('serveraddress', '')} {auth.get('username', '')}".encode()
+    password = (auth.get("password") or auth.get("identitytoken") or "").encode()
+    return hashlib.scrypt(password, salt=salt, n=2**14, r=8, p=1, dklen=16).hex()
+
+
+def auth_header(engine: Engine, repository: str, auth: Auth | None) -> dict[str, str]:
+    """Build the header with the credentials for a repository's registry; empty if there are none."""
+    if auth is None:
+        registry, _ = registry_auth.resolve_repository_name(repository)
+        header = engine.call(lambda api: registry_auth.get_config_header(api, registry))
+    else:
+        header = registry_auth.encode_header(auth)
+    return {"X-Registry-Auth": header.decode("ascii")} if header else {}
+
+
+def _digest(reference: str, inspected: dict[str, Any]) -> str:
+    """Return the registry's digest of the image, preferring the one of its own repository."""
+    digests: list[str] = inspected.get("RepoDigests") or []
+    repository, _ = parse_repository_tag(canonical(reference))
+    own = [digest for digest in digests if digest.partition("@")[0] == repository]
+    return (own or digests or [str(inspected["Id"])])[0]
+
+
+def _why_missing(reference: str, pull: str, policy: str | None) -> str:
+    if is_image_id(reference):
+        return "no image of this id is on this machine, and no registry knows one by it"
+    if pull == "never":
+        whose = "its imagePullPolicy is Never" if policy else "its settings say never to pull"
+        return f"it is not on this machine, and {whose}"
+    return "it was pulled and is not there"

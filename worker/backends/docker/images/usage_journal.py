@@ -1,0 +1,153 @@
+"""Records the images that this service brought to this host, and when a job last used each of them.
+
+An engine remembers neither. There is one ledger file for each engine, named by the engine's id; workers of one host
+share it under a lock. Images that are not in it were brought by somebody else, and are never removed.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from core.system.filesystem import write_atomically
+
+logger = logging.getLogger(__name__)
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9-]")
+
+
+@dataclass(slots=True)
+class Entry:
+    """An image that this service brought.
+
+    Attributes:
+        used_at: Time of the last use by a job, Unix seconds.
+        built: Whether it was built here, not pulled.
+        references: The names that this service gave it; it may have others.
+    """
+
+    used_at: float
+    built: bool = False
+    references: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Pull:
+    """A pull in progress: its image counts as brought by this service even if the worker dies meanwhile.
+
+    Attributes:
+        at: Start time, Unix seconds.
+        before: Id of the image that had the name until then, or None.
+    """
+
+    at: float
+    before: str | None
+
+
+@dataclass(slots=True)
+class Page:
+    """The ledger's content: images by id, pulls by reference, accounts by image id."""
+
+    images: dict[str, Entry] = field(default_factory=dict)
+    pulls: dict[str, Pull] = field(default_factory=dict)
+    private: dict[str, list[str]] = field(default_factory=dict)
+    """Private images: by image id, hashes of the accounts that a registry gave the image to."""
+
+    def bring(self, image_id: str, reference: str | None, *, built: bool = False) -> None:
+        """Record that this service brought an image and uses it now."""
+        entry = self.images.setdefault(image_id, Entry(time.time(), built))
+        entry.used_at = time.time()
+        if reference is not None and reference not in entry.references:
+            entry.references.append(reference)
+
+    def given(self, image_id: str, mark: str | None) -> None:
+        """Record that a registry gave an image to an account; None: to an anonymous client, so any job may run it."""
+        if mark is None:
+            self.private.pop(image_id, None)
+        elif mark not in self.private.setdefault(image_id, []):
+            self.private[image_id].append(mark)
+
+    def settle(self, reference: str, now_id: str | None) -> None:
+        """End a pull, possibly one of a worker that died: record the image that it brought."""
+        pull = self.pulls.pop(reference, None)
+        if pull is not None and now_id not in {None, pull.before}:
+            self.bring(str(now_id), reference)
+
+
+class Ledger:
+    """The ledger of one engine.
+
+    Args:
+        folder: The folder of ledgers.
+        engine_id: The engine's id.
+    """
+
+    def __init__(self, folder: Path, engine_id: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = folder
+        self._path = folder / f"{_UNSAFE.sub('', engine_id) or 'engine'}.json"
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Page]:
+        """Open the ledger exclusively; changes are saved at the end."""
+        with self._locked(self._path.with_suffix(".lock"), fcntl.LOCK_EX):
+            page = self._read()
+            before = asdict(page)
+            yield page
+            if asdict(page) != before:
+                self._write(page)
+
+    @contextlib.contextmanager
+    def naming(self, reference: str) -> Iterator[None]:
+        """Hold a name that an image has only during a push: no job may take it for the registry's image."""
+        with self._locked(self._name_lock(reference), fcntl.LOCK_EX):
+            yield
+
+    def is_named(self, reference: str) -> bool:
+        """Return whether the name is being held now."""
+        path = self._name_lock(reference)
+        if not path.exists():
+            return False
+        try:
+            with self._locked(path, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                return False
+        except BlockingIOError:
+            return True
+
+    def _name_lock(self, reference: str) -> Path:
+        return self._folder / f"name-{hashlib.sha256(reference.encode()).hexdigest()[:32]}.lock"
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path, how: int) -> Iterator[None]:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, how)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _read(self) -> Page:
+        try:
+            kept: dict[str, Any] = json.loads(self._path.read_bytes())
+            return Page(
+                {image: Entry(**entry) for image, entry in kept["images"].items()},
+                {reference: Pull(**pull) for reference, pull in kept["pulls"].items()},
+                {image: list(marks) for image, marks in kept.get("private", {}).items()},
+            )
+        except FileNotFoundError:
+            return Page()
+        except (ValueError, KeyError, TypeError, AttributeError):
+            # Then no image is known to be this service's, and none is removed.
+            logger.warning("image_ledger_unreadable", extra={"path": str(self._path)})
+            return Page()
+
+    def _write(self, page: Page) -> None:
+        write_atomically(self._path, json.dumps(asdict(page)).encode(), durable=False)

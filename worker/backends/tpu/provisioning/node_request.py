@@ -1,0 +1,68 @@
+"""Describes the node of a job, and checks that a job can reach it."""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from core.catalogue.machine_types import MachineType
+from core.settings.cloud import TpuSettings
+from worker.backends.base import LaunchError, LaunchSpec
+from worker.backends.tpu.api import Node, Wish
+
+LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
+"""Labels of created resources: the installation, the job and the attempt."""
+
+_STARTUP = Path(__file__).with_name("startup.sh")
+_CONNECT_SECONDS = 5.0
+_RUNTIMES = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
+_OLDER_RUNTIME = "tpu-ubuntu2204-base"
+
+
+def wish_for(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, installation: str) -> Wish:
+    """Describe the node for an attempt.
+
+    Its id is that of the attempt, so that it is created once, and found again.
+
+    Raises:
+        LaunchError: The machine type is not a TPU.
+    """
+    if machine.tpu_type is None:
+        raise LaunchError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
+    return Wish(
+        id=f"gj-{spec.name}",
+        accelerator_type=machine.tpu_type,
+        runtime=runtime_of(machine, settings),
+        labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
+        startup=lambda _zone: _STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
+    )
+
+
+def runtime_of(machine: MachineType, settings: TpuSettings) -> str:
+    """Return the runtime version of nodes of this machine type."""
+    generation = (machine.tpu_type or "").partition("-")[0]
+    return settings.runtimes.get(machine.name) or _RUNTIMES.get(generation, _OLDER_RUNTIME)
+
+
+def reachable(node: Node, settings: TpuSettings, say: Callable[[str], None]) -> None:
+    """Wait until the device's ports accept connections: TensorFlow would wait for a closed one for ever.
+
+    Raises:
+        LaunchError: A port stays closed.
+    """
+    until = time.monotonic() + settings.probe_seconds
+    for address, port in node.endpoints:
+        while (why := _refusal(address, port)) is not None:
+            if time.monotonic() >= until:
+                raise LaunchError("tpu_unreachable", f"grpc://{address}:{port}: {why}")
+            say(f"{node.zone}/{node.id} is {node.state}; waiting for grpc://{address}:{port} to answer")
+            time.sleep(settings.poll_seconds)
+
+
+def _refusal(address: str, port: int) -> str | None:
+    """Return the reason that a port does not accept connections; None if it does."""
+    try:
+        with socket.create_connection((address, port), timeout=_CONNECT_SECONDS):
+            return None
+    except OSError as error:
+        return str(error)

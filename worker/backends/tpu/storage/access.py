@@ -1,0 +1,103 @@
+"""Access to the bucket for jobs and TPUs.
+
+A job's container gets a short-lived token for its own prefix, the TPU's account the jobs' part of the bucket.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import google.auth.credentials
+from google.api_core.exceptions import PreconditionFailed
+from google.auth import downscoped
+from google.auth.exceptions import GoogleAuthError
+from google.auth.transport.requests import Request
+from google.cloud import storage
+from requests import Session
+
+from worker.backends.tpu.storage.errors import BucketRefused, asking
+
+JOBS = "jobs/"
+_OBJECTS, _NAMES = "roles/storage.objectUser", "roles/storage.legacyBucketReader"
+_POLICY_VERSION = 3  # the first with conditions
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Token:
+    """A short-lived access token that is limited to one prefix."""
+
+    text: str
+    expires_at: float
+    """Unix time."""
+
+
+def limited_token(
+    credentials: google.auth.credentials.Credentials, session: Session, bucket: str, prefix: str
+) -> Token:
+    """Create a token that reads, writes and lists below one prefix of one bucket, and nothing else.
+
+    Raises:
+        BucketRefused: Google creates no such token from our credentials.
+    """
+    resource = f"projects/_/buckets/{bucket}/objects/{prefix}"
+    # A listing's resource is the bucket: its prefix is an attribute of the request.
+    within = (
+        f"resource.name.startsWith('{resource}') || "
+        f"api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('{prefix}')"
+    )
+    rule = downscoped.AccessBoundaryRule(
+        available_resource=f"//storage.googleapis.com/projects/_/buckets/{bucket}",
+        available_permissions=[f"inRole:{_OBJECTS}"],
+        availability_condition=downscoped.AvailabilityCondition(within),
+    )
+    limited = downscoped.Credentials(
+        source_credentials=credentials, credential_access_boundary=downscoped.CredentialAccessBoundary([rule])
+    )
+    try:
+        limited.refresh(Request(session))
+    except GoogleAuthError as error:
+        raise BucketRefused(
+            "bucket_refused", f"Google made no token limited to gs://{bucket}/{prefix} of the worker's own: {error}"
+        ) from error
+    return Token(str(limited.token), limited.expiry.timestamp() if limited.expiry else 0.0)
+
+
+def admit(bucket: storage.Bucket, account: str) -> bool:
+    """Grant a service account what it needs for the jobs' part of the bucket, and no more.
+
+    Returns:
+        Whether the grant is new: Google can take up to two minutes to apply it.
+
+    Raises:
+        BucketRefused: The worker may not read or change the bucket's policy.
+    """
+    member = f"serviceAccount:{account}"
+    resource = f"projects/_/buckets/{bucket.name}/objects/{JOBS}"
+    condition = {"title": "gradient-jobs", "expression": f'resource.name.startsWith("{resource}")'}
+    wanted = [{"role": _OBJECTS, "members": {member}, "condition": condition}, {"role": _NAMES, "members": {member}}]
+    with asking(bucket.name, f"giving {account} access ({_OBJECTS} below {JOBS}, and {_NAMES})"):
+        for _ in range(_TRIES):
+            policy = bucket.get_iam_policy(requested_policy_version=_POLICY_VERSION)
+            missing = [one for one in wanted if not _granted(policy.bindings, one, member)]
+            if not missing:
+                return False
+            policy.version = _POLICY_VERSION
+            policy.bindings += missing
+            try:
+                bucket.set_iam_policy(policy)
+            except PreconditionFailed:
+                continue  # changed by somebody else meanwhile: try again
+            return True
+    raise BucketRefused("bucket_refused", f"The policy of gs://{bucket.name} is changed by others all the time.")
+
+
+def _granted(bindings: Iterable[Mapping[str, Any]], wanted: Mapping[str, Any], member: str) -> bool:
+    return any(
+        one["role"] == wanted["role"] and member in one["members"] and _expression(one) == _expression(wanted)
+        for one in bindings
+    )
+
+
+def _expression(binding: Mapping[str, Any]) -> object:
+    return (binding.get("condition") or {}).get("expression")

@@ -1,0 +1,83 @@
+"""Checks as the TPU's own account that it can use the bucket, before anything costs money."""
+
+import secrets
+import time
+from dataclasses import dataclass
+
+import google.auth.credentials
+from google.api_core.exceptions import Forbidden
+from google.auth import impersonated_credentials
+from google.auth.exceptions import GoogleAuthError
+from google.auth.transport.requests import Request
+from google.cloud import storage
+from requests import Session
+
+from core.storage.gcs.client import SCOPES
+from worker.backends.tpu.storage.access import JOBS
+from worker.backends.tpu.storage.errors import BucketRefused, asking
+
+_LIFETIME_SECONDS = 300
+_PAUSE_SECONDS = 2.0
+_CONTENT = b"gradient-jobs"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Result of a check.
+
+    Attributes:
+        proved: Whether the account wrote, read and removed an object.
+        statement: The result as a sentence.
+    """
+
+    proved: bool
+    statement: str
+
+
+def act_as(
+    credentials: google.auth.credentials.Credentials, session: Session, account: str
+) -> google.auth.credentials.Credentials | None:
+    """Return credentials of another account; None if the worker may not act as it."""
+    other = impersonated_credentials.Credentials(
+        source_credentials=credentials, target_principal=account, target_scopes=SCOPES, lifetime=_LIFETIME_SECONDS
+    )
+    try:
+        other.refresh(Request(session))
+    except GoogleAuthError:
+        return None
+    return other
+
+
+def try_bucket(bucket: storage.Bucket, account: str, *, until: float) -> Trial:
+    """Write, read and remove an object as the account.
+
+    Args:
+        bucket: Opened by a client that acts as the account.
+        account: Its name.
+        until: Monotonic time until which a refusal may be due to a grant that is not applied yet.
+
+    Raises:
+        BucketRefused: The account may not use the bucket.
+    """
+    blob = bucket.blob(f"{JOBS}.probe-{secrets.token_hex(8)}")
+    while True:
+        try:
+            with asking(bucket.name, f"a write, read and removal as {account}"):
+                _round(blob)
+        except BucketRefused as error:
+            # Only a "forbidden" can turn into a permission in a moment.
+            if not isinstance(error.__cause__, Forbidden) or time.monotonic() >= until:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return Trial(proved=True, statement=f"{account} wrote, read and removed an object in gs://{bucket.name}.")
+
+
+def _round(blob: storage.Blob) -> None:
+    blob.upload_from_string(_CONTENT, checksum="crc32c")
+    try:
+        read = blob.download_as_bytes()
+    finally:
+        blob.delete()
+    if read != _CONTENT:
+        raise BucketRefused("bucket_refused", f"gs://{blob.bucket.name} gave back other bytes than were written.")

@@ -1,0 +1,220 @@
+"""Downloads the objects below a prefix into a folder, repeatedly; only new or changed ones are fetched."""
+
+import errno
+import json
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.api_core.exceptions import NotFound, PreconditionFailed
+from google.cloud import storage
+
+from core.errors import StoreUnavailable
+from core.storage.artifacts.paths import NOT_A_FOLDER, open_beneath, opened_folder
+from core.storage.artifacts.scan import Skipped
+from core.system.filesystem import OPEN_FOLDER, write_atomically
+from worker.backends.tpu.storage.errors import asking
+from worker.backends.tpu.storage.object_names import Plan, plan
+
+_NO_FOLDER = "the job made something else of it, which is not followed; nothing was brought from the bucket"
+_BLOCKED = "something else of that name is in the artifacts folder"
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """Result of mirroring a prefix to a folder.
+
+    Attributes:
+        files: Objects that are files in the folder now.
+        bytes: Their total size.
+        skipped: Objects that could not be downloaded, and why.
+        moving: Objects that were replaced or removed while they were fetched; the next run may find them stable.
+    """
+
+    files: int
+    bytes: int
+    skipped: tuple[Skipped, ...]
+    moving: int
+
+
+class Mirror:
+    """One prefix and the folder it is downloaded to.
+
+    A file is fetched to a separate folder, verified by crc32c and then renamed into place. The job can write to the
+    target folder too: no link in it is followed, nor the folder itself if it is a link.
+
+    Args:
+        bucket: The source.
+        prefix: Ends with a slash.
+        into: The target folder; created if missing.
+        aside: A private folder on the same file system, which the job cannot write to.
+        parallel: Files fetched at once.
+    """
+
+    def __init__(self, bucket: storage.Bucket, prefix: str, into: Path, aside: Path, parallel: int) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._into = into
+        self._parallel = parallel
+        self._arriving = aside / "arriving"
+        self._record = aside / "brought.json"
+
+    def run(self) -> Mirrored:
+        """Download new or changed objects, and remove files whose object is gone.
+
+        Raises:
+            BucketRefused: There is no bucket, or the worker may not read it.
+            StoreUnavailable: The bucket does not answer; the next call resumes.
+            OSError: The folder cannot be written, e.g. the disk is full.
+        """
+        with asking(self._bucket.name, "listing"):
+            found = plan(self._bucket.list_blobs(prefix=self._prefix), self._prefix)
+        self._arriving.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in self._arriving.iterdir():
+            left.unlink(missing_ok=True)  # partial files of a killed run
+        try:
+            self._into.mkdir(mode=0o700, exist_ok=True)
+            opened = os.open(self._into, OPEN_FOLDER)
+        except OSError as error:
+            if error.errno not in {*NOT_A_FOLDER, errno.EEXIST}:
+                raise
+            return Mirrored(0, 0, (*found.skipped, Skipped(self._into.name, _NO_FOLDER)), 0)
+        try:
+            with opened_folder(self._arriving) as arriving:
+                return self._pass(found, opened, arriving)
+        finally:
+            os.close(opened)
+
+    def _pass(self, found: Plan, folder: int, arriving: int) -> Mirrored:
+        known = self._known()
+        placing = _Placing(folder, arriving)
+        for path in known.keys() - found.wanted.keys():
+            placing.remove(path)
+        kept = {path: blob for path, blob in found.wanted.items() if placing.holds(path, known.get(path), blob)}
+        due = [(path, blob) for path, blob in found.wanted.items() if path not in kept]
+        skipped, moving, failure = list(found.skipped), 0, None
+        with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
+            fetched = pool.map(lambda one: _outcome(lambda: self._fetch(one[1], arriving)), due)
+            for (path, blob), outcome in zip(due, fetched, strict=True):
+                if isinstance(outcome, Exception):
+                    failure = outcome
+                elif outcome is None:
+                    moving += 1
+                elif (why := placing.place(outcome, path)) is not None:
+                    skipped.append(Skipped(path, why))
+                else:
+                    kept[path] = blob
+        self._remember({path: blob.generation for path, blob in kept.items()})
+        if failure is not None:
+            raise failure
+        return Mirrored(len(kept), sum(blob.size for blob in kept.values()), tuple(sorted(skipped)), moving)
+
+    def _fetch(self, blob: storage.Blob, arriving: int) -> str | None:
+        """Fetch one object under a random name; return None if it is no longer the listed generation."""
+        name = secrets.token_hex(16)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=arriving), "wb") as file:
+            try:
+                with asking(self._bucket.name, f"reading {blob.name!r}"):
+                    try:
+                        blob.download_to_file(
+                            file, if_generation_match=blob.generation, raw_download=True, checksum="crc32c"
+                        )
+                    except (NotFound, PreconditionFailed):
+                        return None
+            except BaseException:
+                os.unlink(name, dir_fd=arriving)
+                raise
+            file.flush()
+            written = int(blob.updated.timestamp() * 1e9)
+            os.utime(file.fileno(), ns=(written, written))
+        return name
+
+    def _known(self) -> dict[str, int]:
+        """Return the generations of the objects downloaded earlier, by path."""
+        with suppress(FileNotFoundError, ValueError):
+            known: dict[str, int] = json.loads(self._record.read_text())
+            return known
+        return {}
+
+    def _remember(self, known: dict[str, int]) -> None:
+        write_atomically(self._record, json.dumps(known).encode(), durable=False)
+
+
+def _outcome(fetch: Callable[[], str | None]) -> str | Exception | None:
+    """Run a fetch and return its result or error: one failure must not prevent placing the others."""
+    try:
+        return fetch()
+    except (StoreUnavailable, OSError) as error:
+        return error
+
+
+class _Placing:
+    """Moves fetched files to their paths in a folder that the job writes to as well."""
+
+    def __init__(self, folder: int, arriving: int) -> None:
+        self._folder = folder
+        self._arriving = arriving
+        self._placed: dict[int, str] = {}
+
+    def holds(self, path: str, generation: int | None, blob: storage.Blob) -> bool:
+        """Return whether a file is the downloaded copy of this object."""
+        status = self._status(path)
+        if generation != blob.generation or status is None or status.st_size != blob.size:
+            return False
+        self._placed[status.st_ino] = path
+        return True
+
+    def place(self, name: str, path: str) -> str | None:
+        """Rename a fetched file to its path; return the reason if that is impossible."""
+        *parents, last = path.split("/")
+        try:
+            folder = open_beneath(self._folder, parents, create=True)
+        except OSError as error:
+            if error.errno not in NOT_A_FOLDER:
+                raise
+            return self._give_up(name)
+        try:
+            there = self._status(path)
+            if there is not None and (other := self._placed.get(there.st_ino)) not in {None, path}:
+                # If the file system treats two names as one, neither may overwrite the other.
+                os.unlink(name, dir_fd=self._arriving)
+                return f"this file system takes its name for that of {other!r}"
+            os.rename(name, last, src_dir_fd=self._arriving, dst_dir_fd=folder)
+            self._placed[os.stat(last, dir_fd=folder, follow_symlinks=False).st_ino] = path
+        except (IsADirectoryError, NotADirectoryError):
+            return self._give_up(name)
+        finally:
+            os.close(folder)
+        return None
+
+    def remove(self, path: str) -> None:
+        """Remove a file that was downloaded earlier, unless something else is there now."""
+        *parents, last = path.split("/")
+        with suppress(OSError):
+            folder = open_beneath(self._folder, parents)
+            try:
+                os.unlink(last, dir_fd=folder)
+            finally:
+                os.close(folder)
+
+    def _give_up(self, name: str) -> str:
+        os.unlink(name, dir_fd=self._arriving)
+        return _BLOCKED
+
+    def _status(self, path: str) -> os.stat_result | None:
+        *parents, last = path.split("/")
+        try:
+            folder = open_beneath(self._folder, parents)
+        except OSError:
+            return None
+        try:
+            return os.stat(last, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return None
+        finally:
+            os.close(folder)

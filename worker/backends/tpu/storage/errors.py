@@ -1,0 +1,38 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from google.api_core.exceptions import Forbidden, NotFound, Unauthorized
+
+from core.errors import GradientError
+from core.storage.gcs.client import answering
+
+
+class BucketRefused(GradientError):
+    """The bucket cannot be used as it is; trying again does not help.
+
+    Attributes:
+        reason: `bucket_missing`, `bucket_refused` or `bucket_region`.
+        detail: The problem and its solution.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@contextmanager
+def asking(bucket: str, what: str) -> Iterator[None]:
+    """Convert Google's errors into permanent and temporary ones.
+
+    Raises:
+        BucketRefused: There is no such bucket, or the worker may not do this.
+        StoreUnavailable: Cloud Storage does not answer, or not as it should.
+    """
+    with answering(f"{what} in gs://{bucket}"):
+        try:
+            yield
+        except NotFound as error:
+            raise BucketRefused("bucket_missing", f"gs://{bucket} does not exist ({what}).") from error
+        except (Forbidden, Unauthorized) as error:
+            raise BucketRefused("bucket_refused", f"gs://{bucket}: {what} is not allowed: {error.message}") from error

@@ -1,0 +1,250 @@
+"""A TPU job's files in Cloud Storage: created before the TPU, downloaded after it is deleted."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.errors import GradientError, StoreUnavailable
+from core.settings import Settings
+from core.storage.artifacts.paths import OPEN_FILE, open_beneath, opened_folder
+from core.storage.artifacts.scan import Skipped
+from worker.attempt.outputs.missing_artifacts import note_lost
+from worker.backends.base import DATASETS, LaunchError, LaunchSpec, Progress
+
+if TYPE_CHECKING:
+    from worker.backends.tpu.storage import BucketPaths, JobBucket
+
+logger = logging.getLogger(__name__)
+
+STAGE = "TPU_STAGE"
+"""The job's variable that names a data set to copy to the bucket: `/storage/…`, or a path in the workspace."""
+
+_THREADS = 4
+
+
+OpenBucket = Callable[[str], "JobBucket"]
+"""Opens the bucket for jobs whose TPU is in this region (`us-central1`)."""
+
+
+def buckets_of(settings: Settings) -> OpenBucket | None:
+    """Return the function that opens a region's bucket, or None.
+
+    None without TPUs, or where TPUs are simulated and Cloud Storage is not.
+    """
+    if settings.tpu.backend is None or (settings.tpu.simulator is not None and settings.gcs.endpoint is None):
+        return None
+    # Loaded only where there are TPUs: Google's library takes a second, and need not be installed elsewhere.
+    return partial(import_module("worker.backends.tpu.storage").open_bucket, settings)
+
+
+def region_of(zone: str) -> str:
+    """Return the region of a zone: `us-central1` for `us-central1-b`."""
+    return zone.rpartition("-")[0]
+
+
+class Places:
+    """The bucket folders of an attempt being started, in each region that is searched for a TPU."""
+
+    def __init__(self, opened: OpenBucket | None, spec: LaunchSpec, settings: Settings, progress: Progress) -> None:
+        self._open = opened
+        self._spec = spec
+        # A job on its VM has a token of its own: the VM's account has no access to the bucket.
+        self._account = None if settings.tpu.on_vm(spec.machine_type) else settings.tpu.service_account
+        self._progress = progress
+        self._paths: dict[str, BucketPaths] = {}
+
+    def have(self, zone: str) -> None:
+        """Prepare the job's folders in the bucket of a zone's region, and check that the TPU has access.
+
+        Raises:
+            LaunchError: They cannot be prepared.
+        """
+        region = region_of(zone)
+        if self._open is None or region in self._paths:
+            return
+        self._progress("provisioning", f"preparing the bucket in {region}")
+        with _data_set(self._spec) as source:
+            self._paths[region] = self._prepared(self._open, region, source)
+
+    def _prepared(self, opened: OpenBucket, region: str, source: int | None) -> "BucketPaths":
+        bucket: JobBucket | None = None
+        try:
+            bucket = opened(region)
+            paths = bucket.prepare(self._spec.job_id)
+            proved = bucket.probe(self._account)
+            logger.info("bucket_probed", extra={"region": region, "found": proved.statement})
+            if self._spec.attempt > 1:
+                self._progress("provisioning", f"copying what the attempt before left to the bucket in {region}")
+                bucket.resume(self._spec.job_id, self._spec.artifacts)
+            if source is not None:
+                name = self._spec.env[STAGE].rstrip("/").rpartition("/")[2]
+                self._progress("provisioning", f"copying {name} to the bucket in {region}")
+                bucket.stage(self._spec.job_id, name, source)
+        except StoreUnavailable as error:
+            raise LaunchError("tpu_api_away", error.message) from error
+        except GradientError as error:
+            if bucket is not None:
+                _removed(bucket, self._spec.job_id)
+            raise LaunchError(getattr(error, "reason", "bucket_refused"), error.message) from error
+        return paths
+
+    def folders(self, zone: str) -> dict[str, str]:
+        """Return the variables with the job's folders, for a TPU in this zone."""
+        paths = self._paths.get(region_of(zone))
+        return {} if paths is None else {"TPU_MODEL_DIR": paths.model_dir, "TPU_DATA_DIR": paths.data_dir}
+
+    def environment(self, zone: str) -> dict[str, str]:
+        """Add the credentials of a job that runs beside its TPU and has no account of its own to the folders."""
+        paths = self._paths.get(region_of(zone))
+        return self.folders(zone) | (paths.credentials or {} if paths is not None else {})
+
+
+class Homecoming:
+    """Downloads jobs' outputs from buckets to their artifacts, while they run and at their end."""
+
+    def __init__(self, opened: OpenBucket | None, settings: Settings) -> None:
+        self._open = opened
+        self._seconds = settings.worker.sync_seconds
+        self._keeps = settings.bucket.keep
+        self._sweep_seconds = settings.tpu.stray_seconds
+        self._sweep_at = 0.0
+        self._patience = settings.tpu.patience_seconds
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bucket-mirror")
+        self._lock = threading.Lock()
+        self._under_way: dict[str, tuple[float, Future[None] | None]] = {}
+        self._refused_since: dict[str, float] = {}
+
+    def mirror(self, job_id: str, zone: str, artifacts: Path) -> None:
+        """Download what is new at intervals, in another thread."""
+        if self._open is None:
+            return
+        current = time.monotonic()
+        with self._lock:
+            last, running = self._under_way.get(job_id, (current, None))
+            if current - last >= self._seconds and (running is None or running.done()):
+                last, running = current, self._pool.submit(self._mirror, self._open, job_id, zone, artifacts)
+            self._under_way[job_id] = last, running
+
+    def complete(self, job_id: str, zones: list[str], artifacts: Path) -> None:
+        """Download all that is missing, then remove the job's prefixes.
+
+        Args:
+            job_id: The job.
+            zones: Zones searched for a TPU; if it had one, it was in the last of them.
+            artifacts: Folder for its outputs; a missing one is not created again.
+
+        Raises:
+            LaunchError: A retry may succeed in a moment.
+        """
+        with self._lock:
+            _, running = self._under_way.pop(job_id, (0.0, None))
+        if self._open is None or not zones:
+            return
+        if running is not None:
+            running.result()
+        try:
+            _bring(list(map(self._open, dict.fromkeys(map(region_of, zones)))), job_id, artifacts)
+        except (GradientError, OSError) as error:
+            since = self._refused_since.setdefault(job_id, time.monotonic())
+            passing = isinstance(error, StoreUnavailable | OSError)
+            if passing and time.monotonic() - since < self._patience:
+                raise LaunchError("tpu_api_away", f"outputs are still in the bucket: {error}") from error
+            logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
+            if artifacts.is_dir():
+                note_lost(artifacts, "", [Skipped(".", f"not all of it could be brought from the bucket: {error}")])
+        self._refused_since.pop(job_id, None)
+
+    def remove_strays(self, zones: Iterable[str], over: Callable[[str], bool]) -> int:
+        """Remove the rest of jobs that are over, for example after a crash between the last download and the removal.
+
+        Args:
+            zones: Zones searched for TPUs.
+            over: Whether a job of this service has ended; False for jobs of other services that share the bucket.
+        """
+        if self._open is None or self._keeps or time.monotonic() < self._sweep_at:
+            return 0
+        self._sweep_at = time.monotonic() + self._sweep_seconds
+        count = 0
+        for region in dict.fromkeys(map(region_of, zones)):
+            try:
+                bucket = self._open(region)
+                for job_id in filter(over, bucket.jobs()):
+                    bucket.remove(job_id)
+                    count += 1
+            except StoreUnavailable:
+                logger.warning("bucket_not_swept", exc_info=True, extra={"region": region})
+            except GradientError:
+                logger.debug("no_bucket_to_sweep", exc_info=True, extra={"region": region})
+        return count
+
+    def _mirror(self, opened: OpenBucket, job_id: str, zone: str, artifacts: Path) -> None:
+        try:
+            opened(region_of(zone)).mirror(job_id, artifacts)
+        except (GradientError, OSError):
+            logger.warning("bucket_not_mirrored", exc_info=True, extra={"job_id": job_id})
+        except Exception:  # an error in a pool's thread would be lost otherwise
+            logger.exception("bucket_mirror_failed", extra={"job_id": job_id})
+
+
+def _bring(buckets: "Sequence[JobBucket]", job_id: str, artifacts: Path) -> None:
+    """Complete the artifacts, record what is missing from them, and only then remove the prefixes."""
+    if artifacts.is_dir():
+        skipped = [one for bucket in buckets for one in bucket.complete(job_id, artifacts).skipped]
+        if skipped:  # a repeat finds the prefixes removed, and must not clear the record
+            note_lost(artifacts, "", skipped)
+    for bucket in buckets:
+        bucket.remove(job_id)
+
+
+@contextmanager
+def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
+    """Open the data set that the job wants in the bucket, until it is copied; None: it wants none.
+
+    Other jobs write to the shared storage: the descriptor ensures that what is copied is what was opened beneath it.
+
+    Raises:
+        LaunchError: The data set is missing, outside of the job's folders, or behind a link.
+    """
+    named = spec.env.get(STAGE)
+    if not named:
+        yield None
+        return
+    shared = named.startswith("/storage/")
+    data_set = named.startswith(f"{DATASETS}/")
+    root = (spec.datasets if data_set else spec.storage if shared else spec.workspace).resolve()
+    within = named.removeprefix(f"{DATASETS}/" if data_set else "/storage/")
+    *parents, last = [part for part in within.split("/") if part not in {"", "."}] or [".."]
+    try:
+        if ".." in (*parents, last) or within.startswith("/"):
+            raise FileNotFoundError(named)
+        with opened_folder(root) as folder:
+            parent = open_beneath(folder, parents)
+        try:
+            source = os.open(last, OPEN_FILE, dir_fd=parent)
+        finally:
+            os.close(parent)
+    except (OSError, ValueError) as error:
+        where = "the shared storage" if shared else "the workspace"
+        raise LaunchError(
+            "data_missing", f"{STAGE}={named}: there is no such file or folder in {where}; links are not followed"
+        ) from error
+    try:
+        yield source
+    finally:
+        os.close(source)
+
+
+def _removed(bucket: "JobBucket", job_id: str) -> None:
+    """Remove the job's folders from a bucket that turned out to be unusable."""
+    try:
+        bucket.remove(job_id)
+    except GradientError:
+        logger.info("bucket_not_emptied", exc_info=True)  # it could not be used in the first place

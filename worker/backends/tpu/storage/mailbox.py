@@ -1,0 +1,68 @@
+"""A part of a job's prefix through which a worker and a remote machine exchange messages."""
+
+from pathlib import Path
+
+from google.api_core.exceptions import NotFound
+from google.cloud import storage
+
+from core.storage.gcs.uploader import remove_all
+from worker.backends.tpu.storage.errors import asking
+
+_CALL_SECONDS = 30.0
+
+
+class Relay:
+    """Objects below a prefix. Every method raises BucketRefused and StoreUnavailable.
+
+    Args:
+        bucket: Opened by a client that acts as the worker.
+        prefix: Ends with a slash.
+        parallel: Objects removed in parallel.
+    """
+
+    def __init__(self, bucket: storage.Bucket, prefix: str, parallel: int) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._parallel = parallel
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return str(self._bucket.name)
+
+    @property
+    def prefix(self) -> str:
+        """The common prefix of its objects' names."""
+        return self._prefix
+
+    def put(self, name: str, content: bytes | Path) -> None:
+        """Write an object from bytes or from a file, replacing any earlier one."""
+        blob = self._bucket.blob(self._prefix + name)
+        with asking(self.bucket, f"writing {name}"):
+            if isinstance(content, Path):
+                blob.upload_from_filename(str(content), checksum="crc32c")
+            else:
+                blob.upload_from_string(content, checksum="crc32c", timeout=_CALL_SECONDS)
+
+    def get(self, name: str, most: int = 1 << 16) -> bytes | None:
+        """Return at most `most` bytes of an object; None if there is no such object."""
+        blob = self._bucket.blob(self._prefix + name)
+        with asking(self.bucket, f"reading {name}"):
+            try:
+                content: bytes = blob.download_as_bytes(end=most - 1, timeout=_CALL_SECONDS)
+            except NotFound:
+                return None
+        return content
+
+    def names(self, folder: str, start: str) -> list[str]:
+        """List the names in a folder from `start` on, in order."""
+        whole = f"{self._prefix}{folder}/"
+        with asking(self.bucket, f"listing {folder}"):
+            found = self._bucket.list_blobs(prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS)
+            return [blob.name.removeprefix(whole) for blob in found]
+
+    def clear(self) -> None:
+        """Remove all objects below the prefix."""
+        with asking(self.bucket, "emptying"):
+            found = list(self._bucket.list_blobs(prefix=self._prefix, timeout=_CALL_SECONDS))
+        remove_all(found, self._parallel)

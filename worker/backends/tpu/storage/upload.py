@@ -1,0 +1,122 @@
+"""Copies a data set from this machine to the bucket, for the TPU to read."""
+
+import base64
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from google.cloud import storage
+from google_crc32c import Checksum
+
+from core.storage.artifacts.paths import OPEN_FILE, open_beneath, present
+from core.storage.artifacts.scan import Skipped, Skips, survey
+from core.storage.gcs.transfer import Changed, send
+from worker.backends.tpu.storage.errors import BucketRefused, asking
+
+_BLOCK = 1 << 20
+
+
+class Staged(NamedTuple):
+    """Result of a copy: files, bytes, and what was left out and why."""
+
+    files: int
+    bytes: int
+    skipped: tuple[Skipped, ...]
+
+
+def copy_in(bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int) -> Staged:
+    """Copy a file, or every regular file below a folder; objects that are there already are not sent again.
+
+    Args:
+        bucket: The bucket.
+        prefix: Prefix of the objects' names.
+        name: The data set's name.
+        source: Descriptor of the file or folder; stays open.
+        parallel: Files sent in parallel.
+        max_bytes: Limit on the total size.
+
+    Raises:
+        BucketRefused: The data set is too large, cannot be read, or changes while it is read.
+        StoreUnavailable: The bucket does not answer; the next call resumes.
+    """
+    try:
+        whole = stat.S_ISDIR(os.fstat(source).st_mode)
+        sizes, skipped = _folder(source) if whole else _file(source, name)
+        if sum(sizes.values()) > max_bytes:
+            raise BucketRefused(
+                "bucket_refused",
+                f"The data set {name!r} holds {sum(sizes.values()):,} bytes; GRADIENT_BUCKET__STAGE_BYTES "
+                f"allows {max_bytes:,}.",
+            )
+        _Staging(bucket, prefix, source, whole=whole).copy(list(sizes), parallel)
+    except OSError as error:
+        raise BucketRefused("bucket_refused", f"The data set {name!r} cannot be read: {error}") from error
+    return Staged(len(sizes), sum(sizes.values()), skipped)
+
+
+def _folder(opened: int) -> tuple[dict[str, int], tuple[Skipped, ...]]:
+    skips = Skips()
+    return {path: seen.size for path, seen in survey(opened, skips).files.items()}, skips.entries()
+
+
+def _file(opened: int, name: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
+    status = os.fstat(opened)
+    if not stat.S_ISREG(status.st_mode):
+        raise BucketRefused("bucket_refused", f"The data set {name!r} is neither a file nor a folder.")
+    return {name: status.st_size}, ()
+
+
+class _Staging:
+    def __init__(self, bucket: storage.Bucket, prefix: str, source: int, *, whole: bool) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._source = source
+        self._whole = whole
+        with asking(bucket.name, "listing"):
+            self._there = {blob.name: (blob.size, blob.crc32c) for blob in bucket.list_blobs(prefix=prefix)}
+
+    def copy(self, paths: list[str], parallel: int) -> None:
+        with ThreadPoolExecutor(parallel, thread_name_prefix="stage") as pool:
+            for _ in pool.map(self._copy, paths):
+                pass
+
+    def _opened(self, path: str) -> int:
+        if not self._whole:
+            return os.dup(self._source)
+        *parents, last = path.split("/")
+        parent = open_beneath(self._source, parents)
+        try:
+            return os.open(last, OPEN_FILE, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+    def _copy(self, path: str) -> None:
+        with os.fdopen(self._opened(path), "rb") as file:
+            name = self._prefix + present(path)
+            if name in self._there and self._there[name] == _measure(file.fileno()):
+                return
+            file.seek(0)
+            try:
+                send(self._bucket.blob(name), file)
+            except Changed as error:
+                raise BucketRefused(
+                    "bucket_refused", f"{path!r} of the data set changed while it was copied."
+                ) from error
+
+
+def _measure(descriptor: int) -> tuple[int, str]:
+    """Return size and crc32c of a file, in the form that Cloud Storage reports them."""
+    checksum, size = Checksum(), 0
+    for block in _blocks(descriptor):
+        checksum.update(block)
+        size += len(block)
+    return size, base64.b64encode(checksum.digest()).decode()
+
+
+def _blocks(descriptor: int) -> Iterator[bytes]:
+    at = 0
+    while block := os.pread(descriptor, _BLOCK, at):
+        at += len(block)
+        yield block

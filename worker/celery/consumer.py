@@ -1,0 +1,53 @@
+"""Celery's consumer, restricted to this service's own messages.
+
+Celery trusts every message that its broker delivers. A message whose body is not a list of three ends the thread that
+unpacks it and is never acknowledged; after two of them the worker waits for those for ever and receives nothing more. A
+message of an unknown task without an id ends the worker, returns to the queue, and ends the next worker.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery.worker import consumer
+
+from core.notify.broker import PING, RING
+
+logger = logging.getLogger(__name__)
+
+_UNUSED_HEADERS = ("chord", "compression", "eta", "expires", "group", "shadow", "stamped_headers", "timelimit")
+
+
+class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery ships no types
+    """Handles wake-ups and pings; logs and rejects every other message."""
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:  # noqa: ANN401 - celery's hook
+        """Return the callback for each message."""
+        handle = super().create_task_handler(*args, **kwargs)
+
+        def handle_ours(message: Any) -> None:  # noqa: ANN401 - celery's hook
+            if _is_ours(message):
+                handle(message)
+            else:
+                logger.warning("message_refused")  # its content is not logged
+                message.reject_log_error(logger, self.connection_errors)
+
+        return handle_ours
+
+
+def _is_ours(message: Any) -> bool:  # noqa: ANN401 - celery's
+    try:
+        headers = message.headers
+        args, kwargs, embedded = message.decode()
+        return (
+            headers["task"] in {RING, PING}
+            and isinstance(headers["id"], str)
+            # Reject Celery's ways to delay, repeat or chain a task.
+            and all(headers.get(name) in (None, [None, None]) for name in _UNUSED_HEADERS)
+            and not headers.get("retries")
+            and isinstance(args, list)
+            and kwargs == {}
+            and not any(embedded.values())
+        )
+    except Exception:  # noqa: BLE001 - whatever an unreadable message makes of us
+        return False

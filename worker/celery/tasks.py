@@ -1,0 +1,46 @@
+"""The Celery tasks. Each is short; none waits for a job or queries the database.
+
+Messages may be lost, duplicated, late, or forged by anybody who reaches the broker: all they can do is make this host
+look for work once more.
+"""
+
+import logging
+from collections.abc import Callable
+
+from celery import Celery
+from celery.exceptions import Reject
+
+from core.monitoring.logging import bind
+from core.notify.broker import PING, RING
+from core.notify.local_notifier import Bell
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_ID = 64
+
+
+def register(app: Celery, bell: Bell, heard: Callable[[], None] = lambda: None) -> None:
+    """Register the tasks of this host with the app.
+
+    Args:
+        app: The Celery app.
+        bell: Rung by each wake-up message.
+        heard: Called for each ping.
+    """
+
+    def ring(job_id: object, request_id: object = None) -> None:
+        if not _is_id(job_id) or not (request_id is None or _is_id(request_id)):
+            raise Reject("a ring carries a job's id and a request's, or null", requeue=False)
+        bind(job_id=job_id, request_id=request_id)
+        logger.debug("rang")
+        bell.ring()
+
+    def ping() -> None:
+        heard()
+
+    app.task(ring, name=RING, shared=False)  # not with every app of this process
+    app.task(ping, name=PING, shared=False)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_ID

@@ -1,0 +1,323 @@
+"""Runs our own programs on users' input, isolated from everything else.
+
+Such a program sees the system's programs read-only, one writable folder, and no network except one tunnel. It has no
+capabilities, and none of the worker's files, sockets and environment. bubblewrap creates the sandbox; it works as root,
+and as any user allowed to create namespaces. Where it does not work, the program runs as the worker's user, with the
+same limits, the same empty environment and the same tunnel.
+"""
+
+import errno
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import NamedTuple
+
+from worker.sandbox.tunnel import Tunnel
+
+FOLDER = "/workspace"
+"""Path of the folder inside the sandbox."""
+
+_NOBODY = 65534
+_PORT = 1080
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+_ENTRY = Path(__file__).with_name("entry.py")
+_CHECK_SECONDS = 0.5
+_MEASURE_SHARE = 20
+"""The folder is measured again after this multiple of the time that measuring took: a large one less often."""
+_START_SECONDS = 30.0
+_KEPT_BYTES = 64 * 1024
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
+_CONFIGURATION = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives", "/etc/ld.so.cache")
+
+
+class SandboxError(Exception):
+    """The program was ended for exceeding a limit, or could not be started."""
+
+
+class FolderFull(SandboxError):
+    """The program wrote more than its folder may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Resource limits of a program.
+
+    Attributes:
+        seconds: Total run time.
+        memory_bytes: Memory of each of its processes.
+        folder_bytes: Disk space of its folder.
+        folder_files: Files and folders in its folder.
+    """
+
+    seconds: float
+    memory_bytes: int
+    folder_bytes: int
+    folder_files: int
+
+
+class Done(NamedTuple):
+    """Exit code of a finished program, and the end of its output."""
+
+    code: int
+    output: str
+
+
+class Sandbox:
+    """Runs programs in a sandbox.
+
+    Args:
+        mode: `auto`, `require` or `off`, as in the setting `worker.sandbox`.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self.problem = "GRADIENT_WORKER__SANDBOX=off" if mode == "off" else unavailable()
+        """Reason that there is no sandbox; None if there is one."""
+        self._required = mode == "require"
+
+    def run(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        limits: Limits,
+        *,
+        env: Mapping[str, str] | None = None,
+        tunnel: Tunnel | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Done:
+        """Run a program in a folder, and kill all processes that it leaves.
+
+        Args:
+            command: The program's absolute path, and its arguments. Every user of this machine can see them.
+            folder: The only folder that it may write; its files belong to the worker's user again at the end.
+            limits: The program is ended when it exceeds one.
+            env: Its environment, besides PATH, and ALL_PROXY where there is a tunnel.
+            tunnel: Its only network; None: no network (without a sandbox, the host's).
+            check: Called periodically; an exception it raises ends the program.
+
+        Raises:
+            SandboxError: A limit was exceeded, or the program could not be started.
+        """
+        if self.problem and self._required:
+            raise SandboxError(f"there is no sandbox, and GRADIENT_WORKER__SANDBOX=require: {self.problem}")
+        given = {"PATH": _PATH, "HOME": "/nonexistent", "LC_ALL": "C"} | dict(env or {})
+        if self.problem:
+            return self._plain(command, folder, limits, given, tunnel, check)
+        return self._contained(command, folder, limits, given, tunnel, check)
+
+    def _plain(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        limits: Limits,
+        env: dict[str, str],
+        tunnel: Tunnel | None,
+        check: Callable[[], None],
+    ) -> Done:
+        if tunnel is not None:
+            listener = socket.create_server(("127.0.0.1", 0))
+            env["ALL_PROXY"] = f"socks5h://127.0.0.1:{listener.getsockname()[1]}"
+            tunnel.serve(listener)
+        words = [*_entry(str(_ENTRY), -1, -1, ".", limits), *command]
+        with _started(words, env, folder) as process:
+            return _wait(process, folder, limits, check)
+
+    def _contained(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        limits: Limits,
+        env: dict[str, str],
+        tunnel: Tunnel | None,
+        check: Callable[[], None],
+    ) -> Done:
+        ours, theirs = socket.socketpair()
+        out = theirs.fileno() if tunnel is not None else -1
+        uid = _NOBODY if os.geteuid() == 0 else -1
+        if tunnel is not None:
+            env["ALL_PROXY"] = f"socks5h://127.0.0.1:{_PORT}"
+        words = [*_bubblewrap(folder), *_entry("/run/entry.py", out, uid, FOLDER, limits), *command]
+        _give(folder, uid)
+        try:
+            with ours, _started(words, env, folder, (theirs.fileno(),)) as process:
+                theirs.close()
+                if tunnel is not None:
+                    tunnel.serve(_received(ours, process))
+                return _wait(process, folder, limits, check)
+        finally:
+            theirs.close()
+            _give(folder, os.geteuid() if uid >= 0 else -1)
+
+
+@cache
+def unavailable() -> str | None:
+    """Return the reason that the sandbox does not work here; None if it works."""
+    words = [*_bubblewrap(None), "/usr/bin/env", "true"]
+    try:
+        done = subprocess.run(  # noqa: S603 - words of ours
+            words,
+            env={"PATH": _PATH},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_START_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "bubblewrap is not installed (apt-get install bubblewrap)"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not work: {error}"
+    return None if done.returncode == 0 else f"bubblewrap does not work: {' '.join(done.stderr.split())[:300]}"
+
+
+def _bubblewrap(folder: Path | None) -> list[str]:
+    """Return the bubblewrap part of a sandboxed command."""
+    words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    if os.geteuid() == 0:
+        # The entry program drops them, together with root, once its limits are set and its listening socket is made.
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        words += ["--unshare-user"]
+    for name in _SYSTEM:
+        path = Path(name)
+        if path.is_symlink():
+            words += ["--symlink", str(path.readlink()), name]
+        elif path.is_dir():
+            words += ["--ro-bind", name, name]
+    prefix = os.path.realpath(sys.base_prefix)
+    readable = [*_CONFIGURATION, *([] if prefix.startswith("/usr") else [prefix])]
+    for name in filter(os.path.exists, readable):
+        for parent in reversed(Path(name).parents[:-1]):
+            words += ["--perms", "0755", "--dir", str(parent)]
+        words += ["--ro-bind", name, name]
+    words += ["--perms", "0755", "--dir", "/run", "--ro-bind", str(_ENTRY), "/run/entry.py"]
+    # No /proc: git needs none, and the kernel mounts none where parts of the host's are covered, as systemd does.
+    words += ["--dev", "/dev"]
+    if folder is not None:
+        words += ["--bind", str(folder), FOLDER]
+    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--"]
+
+
+def _entry(program: str, out: int, uid: int, folder: str, limits: Limits) -> list[str]:
+    most = f"CORE=0,FSIZE={limits.folder_bytes},DATA={limits.memory_bytes},CPU={int(limits.seconds) + 1}"
+    python = os.path.realpath(sys.executable)
+    return [python, "-I", "-S", program, str(out), str(_PORT), str(uid), folder, most]
+
+
+def _started(
+    words: Sequence[str], env: Mapping[str, str], folder: Path, passed: tuple[int, ...] = ()
+) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(  # noqa: S603 - the callers' commands
+            words,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=passed,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SandboxError(f"it could not be started: {error}") from error
+
+
+def _received(ours: socket.socket, process: "subprocess.Popen[bytes]") -> socket.socket:
+    """Receive the listening socket that was created inside the sandbox."""
+    ours.settimeout(_START_SECONDS)
+    try:
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    except OSError:
+        descriptors = []
+    if descriptors:
+        return socket.socket(fileno=descriptors[0])
+    _kill(process)
+    said = os.read(_output(process), _KEPT_BYTES).decode(errors="replace")
+    raise SandboxError(f"it could not be started: {' '.join(said.split())[:300]}")
+
+
+def _output(process: "subprocess.Popen[bytes]") -> int:
+    if process.stdout is None:
+        raise SandboxError("it has no output")
+    return process.stdout.fileno()
+
+
+def _wait(process: "subprocess.Popen[bytes]", folder: Path, limits: Limits, check: Callable[[], None]) -> Done:
+    """Read the output until the program ends; only the last part is kept, since the output may be endless."""
+    pipe, kept = _output(process), b""
+    began = time.monotonic()
+    measure_at = began + _CHECK_SECONDS
+    try:
+        while True:
+            check()
+            if wait([pipe], _CHECK_SECONDS):
+                block = os.read(pipe, _KEPT_BYTES)
+                if not block:
+                    break
+                kept = (kept + block)[-_KEPT_BYTES:]
+            now = time.monotonic()
+            if now - began > limits.seconds:
+                raise SandboxError(f"it was not done within {limits.seconds:g} seconds")
+            if now >= measure_at:
+                _check_size(folder, limits)
+                measure_at = time.monotonic() + _MEASURE_SHARE * (time.monotonic() - now)
+        code = process.wait(_START_SECONDS)
+    finally:
+        _kill(process)
+        while os.read(pipe, _KEPT_BYTES):  # whatever has it open is being killed
+            pass
+    _check_size(folder, limits)
+    return Done(code, kept.decode(errors="replace"))
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process with its whole session; in a sandbox, everything ends with the first process."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _check_size(folder: Path, limits: Limits) -> None:
+    size = 0
+    for number, (_, status) in enumerate(_below(folder), 1):  # an empty file takes no bytes, but an inode
+        if number > limits.folder_files:
+            raise SandboxError(f"it is more than {limits.folder_files:,} files and folders, which is the limit")
+        size += status.st_blocks * 512
+    if size > limits.folder_bytes:
+        raise FolderFull(f"it takes more than {limits.folder_bytes:,} bytes of disk")
+
+
+def _give(folder: Path, uid: int) -> None:
+    """Change the owner of a folder with everything in it, and clear setuid bits; -1: do nothing."""
+    if uid < 0:
+        return
+    for path, status in _below(folder):
+        os.chown(path, uid, uid, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) and status.st_mode & (stat.S_ISUID | stat.S_ISGID):
+            path.chmod(status.st_mode & 0o777)
+    os.chown(folder, uid, uid)
+
+
+def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Walk everything in a folder without following links; skip what disappears meanwhile."""
+    for inner, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(inner, name)
+            try:
+                yield path, path.lstat()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                raise SandboxError("a path in it is longer than this system takes") from None
