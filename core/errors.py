@@ -132,6 +132,22 @@ class LimitReached(GradientError):
         super().__init__(f"{message} Try again in {self.retry_after} second{'s' * (self.retry_after != 1)}.")
 
 
+class ExtraMissing(GradientError):
+    """A library is not installed, because an optional part of this package was not asked for.
+
+    Args:
+        part: The part that needs it, with its verb: "The backend 'tpu' needs".
+        error: The failed import.
+        extra: The extra of the package that installs it.
+    """
+
+    def __init__(self, part: str, error: ModuleNotFoundError, extra: str) -> None:
+        super().__init__(
+            f"{part} {error.name}, which is not installed. Run `pip install 'gradient-jobs[{extra}]'`, or change the "
+            "settings that ask for it."
+        )
+
+
 class DatabaseOutdated(GradientError):
     """The database's schema is older than the one this release needs."""
 

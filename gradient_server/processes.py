@@ -21,13 +21,13 @@ from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.system.filesystem import keep_private
 from core.system.hosts import canonical_host
+from gradient_server import simulator
 from gradient_server.local_key import ensure_local_key
 from gradient_server.port_addresses import are_ports_at_dashboard
 from gradient_server.readiness import wait_until_ready
 from gradient_server.schema_upgrade import prepare_schema
 
 if TYPE_CHECKING:
-    from gradient_server.simulator.cloud import World
     from worker.context import Host
     from worker.supervisor import Supervisor
 
@@ -62,7 +62,7 @@ def up(settings: Settings, name: str | None) -> int:
 
 def up_with_tpus(settings: Settings, name: str | None) -> int:
     """Run API and worker with a simulated cloud for TPU jobs, which ends with the process."""
-    world: World = import_module("gradient_server.simulator.cloud").World().start()
+    world = simulator.load()().start()
     try:
         return up(world.settings(settings), name)
     finally:

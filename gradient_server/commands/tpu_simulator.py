@@ -5,13 +5,17 @@ import shlex
 import signal
 import sys
 import threading
+from typing import TYPE_CHECKING
 
-from gradient_server.simulator.cloud import World
+from gradient_server import simulator
+
+if TYPE_CHECKING:
+    from gradient_server.simulator.cloud import World
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the simulation until SIGTERM or Ctrl-C, and return the exit code."""
-    world = World(
+    world = simulator.load()(
         port=parsed.port,
         storage_port=parsed.storage_port,
         device_port=parsed.device_port,
@@ -29,7 +33,7 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _announce(world: World) -> None:
+def _announce(world: "World") -> None:
     settings = "\n".join(f"  export {name}={shlex.quote(value)}" for name, value in world.environment().items())
     device = (
         f"a TensorFlow server with 8 devices at port {world.device.port}; it does whatever anybody asks who reaches "

@@ -1,0 +1,22 @@
+"""Google's TPU API and Cloud Storage, simulated on one machine, to try TPU jobs without a TPU."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from core.errors import ExtraMissing
+
+if TYPE_CHECKING:
+    from gradient_server.simulator.cloud import World
+
+
+def load() -> "type[World]":
+    """Import the simulator, which needs Google's libraries.
+
+    Raises:
+        ExtraMissing: They are not installed.
+    """
+    try:
+        world: type[World] = import_module("gradient_server.simulator.cloud").World
+    except ModuleNotFoundError as error:
+        raise ExtraMissing("The TPU simulator needs", error, "simulator") from error
+    return world

@@ -6,20 +6,10 @@ A class is imported when a worker first needs it, so that a missing extra affect
 from importlib import import_module
 
 from core.catalogue.backends import BACKENDS
-from core.errors import GradientError
+from core.errors import ExtraMissing
 from core.settings import Settings
 from worker.backends.base import Backend
 from worker.backends.tpu.resource_log import Ledger
-
-
-class LibraryMissing(GradientError):
-    """A backend that the settings ask for cannot be loaded."""
-
-    def __init__(self, backend: str, error: ModuleNotFoundError) -> None:
-        super().__init__(
-            f"The backend {backend!r} needs {error.name}, which is not installed. "
-            f"Run `pip install 'gradient-jobs[{BACKENDS[backend].extra}]'`, or take its settings back."
-        )
 
 
 def make_backend(name: str, settings: Settings, ledger: Ledger | None = None) -> Backend:
@@ -32,13 +22,13 @@ def make_backend(name: str, settings: Settings, ledger: Ledger | None = None) ->
 
     Raises:
         KeyError: There is no such backend.
-        LibraryMissing: A library that it needs is not installed.
+        ExtraMissing: A library that it needs is not installed.
     """
     backend = BACKENDS[name]
     module, _, attribute = backend.path.partition(":")
     try:
         made = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise LibraryMissing(name, error) from error
+        raise ExtraMissing(f"The backend {name!r} needs", error, BACKENDS[name].extra) from error
     created: Backend = made(settings, ledger) if backend.capabilities.billed else made(settings)
     return created

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from core.errors import StoreUnavailable
+from core.errors import ExtraMissing
 from core.formatting import MIB
 from core.settings import Settings
 from core.storage.artifacts.store import ArtifactLimits, ArtifactStore, DirectoryStore
@@ -12,7 +12,8 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
     """Open the artifact store that the settings name: a folder on this machine, or a bucket.
 
     Raises:
-        StoreUnavailable: Google's libraries, or credentials, are missing.
+        ExtraMissing: Google's libraries are not installed.
+        StoreUnavailable: Credentials are missing.
     """
     directory = DirectoryStore(
         settings.root / "artifacts",
@@ -24,9 +25,6 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
         # Loaded only where it is used: Google's libraries take a second, and need not be installed elsewhere.
         module = import_module("core.storage.gcs.artifacts")
     except ModuleNotFoundError as error:
-        raise StoreUnavailable(
-            f"GRADIENT_ARTIFACTS__URL names a bucket, but {error.name} is not installed: pip install "
-            "'gradient-jobs[tpu]'"
-        ) from error
+        raise ExtraMissing("GRADIENT_ARTIFACTS__URL names a bucket, which needs", error, "tpu") from error
     store: ArtifactStore = module.BucketStore.of(settings, directory)
     return store

@@ -3,10 +3,13 @@
 import importlib.util
 import json
 import socket
+import sys
 
 import pytest
 
+from core.errors import ExtraMissing
 from core.settings import Settings
+from gradient_server import simulator
 from gradient_server.simulator.cloud import PortTaken, World
 
 
@@ -40,3 +43,11 @@ def test_a_port_that_is_taken_is_told(world, which):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortTaken, match="--storage-port"):
         World(**{which: taken.getsockname()[1]})
     assert world.tpus.port
+
+
+def test_without_googles_libraries_the_simulator_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("gradient_server.simulator.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(ExtraMissing, match=r"gradient-jobs\[simulator\]"):
+        simulator.load()

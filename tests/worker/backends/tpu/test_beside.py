@@ -9,9 +9,10 @@ from support.fake_clouds import NOTHING, MemoryLedger, tpu_settings
 
 from core.catalogue.backends import offered
 from core.catalogue.machine_types import Catalogue
+from core.errors import ExtraMissing
 from core.settings import Settings
 from core.settings.cloud import TpuSettings
-from worker.backends import LibraryMissing, make_backend
+from worker.backends import make_backend
 from worker.backends.tpu.provisioning.node_request import wish_for
 
 
@@ -82,5 +83,5 @@ def test_without_googles_library_it_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("worker.backends.tpu.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(LibraryMissing, match=r"gradient-jobs\[tpu\]"):
+    with pytest.raises(ExtraMissing, match=r"gradient-jobs\[tpu\]"):
         make_backend("tpu", Settings())
