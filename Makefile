@@ -16,7 +16,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # One test process more than CPUs, as many tests wait for others, but not so many that servers and jobs starve each other.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
 
-.PHONY: help demo demo-docker images images-offline up test check audit fmt migration bench faults chaos soak clean
+.PHONY: help demo demo-docker images images-offline up test unit check audit fmt migration bench faults chaos soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ up: $(RUN) ## run the service on this machine: http://127.0.0.1:8780
 test: $(ALL) ## run every test; installs PostgreSQL, Chromium and git for them where it may
 	@.ci/test-needs
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+unit: $(ALL) ## run the tests that start no process and no server (a minute)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m unit
 
 check: $(ALL) ## check format, lint, types, imports and the rules of this repository
 	@$(BIN)/ruff format --check --quiet .

@@ -77,6 +77,11 @@ NEEDS = {
 
 NOT_INSTALLABLE = {"docker_server", "small_disk"}
 """Requirements that need rights on the machine: a missing one is reported everywhere, and is never an error."""
+_LEVELS = dict.fromkeys(("chaos", "deploy", "e2e", "original", "soak"), "e2e")
+_LEVELS |= dict.fromkeys(("bench", "images", "migrations"), "integration")
+"""Levels of the tests of a whole folder."""
+_PROCESSES = {"cli", "deployment", "gcs_simulator", "live", "make_deployment", "proxy", "service", "fuzzed"}
+"""Fixtures that start servers or processes, besides those in `NEEDS`."""
 _PARAMETERS = {"postgres": "postgresql", "docker_server": "docker"}
 """Test parameters that stand for a fixture, by fixture."""
 
@@ -100,12 +105,23 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests whose requirements are missing; they are reported as not run, never as passed."""
+    """Mark each test with its level, and deselect tests whose requirements are missing: not run is not passed."""
+    for item in items:
+        item.add_marker(_level(item))
     missing = _missing()
     wanting = {item: words for item in items for fixture, words in missing.items() if _wants(item, fixture)}
     items[:] = [item for item in items if item not in wanting]
     config.hook.pytest_deselected(items=list(wanting))
     _not_run.update({item.nodeid: words for item, words in wanting.items()})
+
+
+def _level(item: pytest.Item) -> str:
+    """Return the marker of a test's level, unless its file has one: by its folder, and by what it starts."""
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    for level in ("faults", "e2e", "integration"):
+        if item.get_closest_marker(level) or _LEVELS.get(folder) == level:
+            return level
+    return "integration" if any(_wants(item, fixture) for fixture in [*NEEDS, *_PROCESSES]) else "unit"
 
 
 def _wants(item: pytest.Item, fixture: str) -> bool:

@@ -16,6 +16,8 @@ from core.jobs.reasons import REASONS
 from core.settings import Settings
 from core.system.failpoints import FAILPOINTS
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("core", "service", "worker", "gradient_cli", "gradient_server", "migrations", "images")
 SOURCES = (*PACKAGES, "tests", "bench", "examples", ".ci")

@@ -7,6 +7,8 @@ import pytest
 
 from gradient_cli.main import command_paths
 
+pytestmark = pytest.mark.integration
+
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SLOW = {"http.client", "ssl", "socket", "tarfile", "pathspec", "pathlib", "typing", "dataclasses", "shutil", "urllib"}
 

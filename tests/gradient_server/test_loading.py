@@ -7,6 +7,8 @@ import sys
 import pytest
 from support.deployment import wait_until
 
+pytestmark = pytest.mark.integration
+
 READY = "is ready"
 
 

@@ -21,6 +21,8 @@ from core.storage.retention import DAY_SECONDS
 from gradient_server.commands import prune
 from worker.context import Host
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = str(Path(sys.executable).parent / "gradient-server")
 
 

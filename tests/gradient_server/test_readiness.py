@@ -6,6 +6,8 @@ import pytest
 from support.deployment import Deployment, wait_until
 from support.postgres import PostgresServer
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def server(tmp_path):

@@ -12,6 +12,8 @@ from core.settings.api import ApiSettings
 from gradient_server import processes
 from gradient_server.processes import HttpInsecure
 
+pytestmark = pytest.mark.integration
+
 SIGNALLED_AT_ONCE = """
 import os, signal, sys
 from core.settings import Settings

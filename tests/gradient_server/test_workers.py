@@ -6,6 +6,8 @@ import subprocess
 import pytest
 from support.deployment import SERVER, wait_until
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def server(deployment):

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from core.jobs.spec.job_spec import JobSpec
 from gradient_cli.workspace import spec as flags
 from service.schemas.jobs import JobView, ResolvedJob, SubmitJob
+
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("core", "service", "gradient_cli")

@@ -15,6 +15,8 @@ from core.settings.worker import MachineSettings
 from worker.context import Host
 from worker.supervisor import Supervisor
 
+pytestmark = pytest.mark.integration
+
 TOY = BackendType(path="support.toy_backend:ToyBackend", capabilities=ToyBackend.capabilities, offered=lambda _: True)
 
 

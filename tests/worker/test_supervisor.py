@@ -18,6 +18,8 @@ from worker.context import Host
 from worker.maintenance.jobs import Sweep
 from worker.supervisor import Supervisor
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def attempts(monkeypatch):

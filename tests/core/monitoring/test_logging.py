@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = """
 import logging, sys
 from core.monitoring.logging import configure

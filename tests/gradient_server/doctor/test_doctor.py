@@ -33,6 +33,8 @@ from gradient_server.commands import doctor
 from gradient_server.local_key import ensure_local_key
 from gradient_server.main import main
 
+pytestmark = pytest.mark.integration
+
 OK, WARNING, PROBLEM = Status.OK, Status.WARNING, Status.PROBLEM
 
 

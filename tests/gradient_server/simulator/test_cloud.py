@@ -12,6 +12,8 @@ from core.settings import Settings
 from gradient_server import simulator
 from gradient_server.simulator.cloud import PortTaken, World
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def world(monkeypatch):

@@ -16,7 +16,7 @@ from core.storage.artifacts.store import DirectoryStore
 from gradient_server.simulator.tpu.device import DeviceNotStarted, DeviceServer
 from worker.backends.tpu.storage import open_bucket
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 TPU_TEST = Path(__file__).parents[3] / "examples" / "tpu-test" / "main.py"
 JOB = "jtpu"

@@ -16,6 +16,8 @@ from support.fuzzing import CHECKS, Fuzzed, examples
 
 from core.db.database import Database
 
+pytestmark = pytest.mark.integration
+
 DESCRIPTION = Path(__file__).with_name("openapi.json")  # the application's own: test_openapi.py
 ANOTHER_PROTOCOL = "^/(original|_s3)/"  # it takes whatever it is sent: tests/service/fuzz/test_fuzz_original.py
 API = schemathesis.openapi.from_path(DESCRIPTION).exclude(path_regex=ANOTHER_PROTOCOL)

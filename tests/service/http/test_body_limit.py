@@ -18,6 +18,8 @@ from support.live_service import a_job, a_zip
 
 from service.http.body_limit import SMALL_BYTES
 
+pytestmark = pytest.mark.integration
+
 MIB = 1024**2
 BOUNDARY = "edge"
 PART = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{{}}"{{}}\r\n\r\n'

@@ -20,6 +20,8 @@ from service.http.connections import Connections, affordable
 from service.http.scopes import client_name
 from service.main import create_app
 
+pytestmark = pytest.mark.integration
+
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 HALF = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 

@@ -24,6 +24,8 @@ from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.backends.base import CONTROL, RESERVED
 from worker.context import Host
 
+pytestmark = pytest.mark.integration
+
 NAMES = (*RESERVED, "start.lock", "log", "metrics.jsonl", "stopping", "out_of_memory", "preempted", "room")
 KINDS = {
     "link": 'ln -s "{victim}" "$it"',

@@ -27,6 +27,8 @@ from worker.attempt.pipeline import run_attempt
 from worker.context import Host
 from worker.supervisor import Supervisor
 
+pytestmark = pytest.mark.integration
+
 MIB = 1024**2
 
 

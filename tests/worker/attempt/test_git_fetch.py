@@ -12,6 +12,8 @@ from core.settings import Settings
 from worker.attempt.git_fetch import Fetcher
 from worker.backends.base import LaunchError
 
+pytestmark = pytest.mark.integration
+
 PASSWORD = "s3cret-in-the-mine"
 ENCODED = base64.b64encode(f"me:{PASSWORD}".encode())
 

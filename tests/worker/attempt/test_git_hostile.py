@@ -15,6 +15,8 @@ from worker.attempt import git_fetch
 from worker.attempt.git_fetch import Fetcher
 from worker.backends.base import LaunchError
 
+pytestmark = pytest.mark.integration
+
 OPEN = {"schemes": ["https", "http"], "allowed": ["127.0.0.1"]}
 
 

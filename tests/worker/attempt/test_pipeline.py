@@ -26,6 +26,8 @@ from worker.backends import mock
 from worker.backends.base import read_control
 from worker.context import Host
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def database(sqlite_database: Database):

@@ -17,6 +17,8 @@ from core.catalogue.backends import BACKENDS
 from worker.attempt.scratch import Scratch
 from worker.backends.base import CONTROL, STORAGE, WRAPPER, LaunchError
 
+pytestmark = pytest.mark.integration
+
 
 # The simulator's is the TPU backend under another name; here that one talks to the simulator anyhow.
 @pytest.fixture(params=[name for name, backend in BACKENDS.items() if backend.selectable])

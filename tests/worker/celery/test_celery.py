@@ -13,6 +13,8 @@ from core.notify.local_notifier import Bell
 from core.notify.messages import Ring
 from worker.celery import tasks
 
+pytestmark = pytest.mark.integration
+
 
 def test_the_ring_task_touches_the_bell(tmp_path):
     bell = Bell(tmp_path / "bell")

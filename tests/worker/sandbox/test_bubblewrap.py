@@ -14,6 +14,8 @@ from support.deployment import wait_until
 from worker.sandbox import bubblewrap
 from worker.sandbox.bubblewrap import Limits, Sandbox, SandboxError
 
+pytestmark = pytest.mark.integration
+
 PYTHON = "/usr/bin/python3"  # one that every user may start
 LIMITS = Limits(60, 1024**3, 1024**3, 1000)
 CANARY = "canary-7f3a"

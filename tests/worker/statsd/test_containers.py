@@ -8,6 +8,8 @@ import pytest
 from support.deployment import SERVER, Deployment, wait_until
 from support.docker_server import SHELL, busybox, layer, shell_links
 
+pytestmark = pytest.mark.integration
+
 PORT = 8125
 BASH = "gradient-test:bash"
 SEND = """

@@ -7,6 +7,8 @@ import psutil
 import pytest
 from support.deployment import Deployment, wait_until
 
+pytestmark = pytest.mark.integration
+
 SEND = """
 import os, socket, sys, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -6,6 +6,8 @@ import pytest
 
 from worker.backends.base import STOPPING, WRAPPER, note_control, read_exit_code
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_stop_that_was_asked_for_before_the_command_began_ends_it(tmp_path, shell):

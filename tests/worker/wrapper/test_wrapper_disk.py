@@ -10,6 +10,8 @@ from core.storage.artifacts.store import DirectoryStore
 from worker.attempt.scratch import Scratch
 from worker.backends.base import WRAPPER, read_control, read_exit_code
 
+pytestmark = pytest.mark.integration
+
 SIZE = 64 * 1024
 FILL = "dd if=/dev/zero of={}/filler bs=4096 2>/dev/null"
 

@@ -12,6 +12,8 @@ from gradient_server.simulator.tpu.api import DENIED, Health, NodeState
 from gradient_server.simulator.tpu.faults import HANG, Fault
 from worker.backends.base import LaunchError
 
+pytestmark = pytest.mark.integration
+
 
 def running(place, command="echo up; sleep 600", **options):
     spec = place.spec(command, **options)
