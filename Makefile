@@ -27,7 +27,7 @@ demo: $(RUN) ## submit a real training to a server of its own, follow it, check 
 demo-docker: $(RUN) ## the same in a container, on this machine's Docker engine
 	@$(BIN)/python examples/demo_docker.py
 
-images: ## build the trainer's images, for CPU and for NVIDIA cards; needs Docker and a registry
+images: ## build the trainer's images, for CPU and for NVIDIA GPUs; needs Docker and a registry
 	@docker build --tag gradient/trainer:$(VERSION) images/trainer
 	@docker build --tag gradient/trainer:$(VERSION)-gpu --build-arg VARIANT=gpu images/trainer
 

@@ -182,17 +182,17 @@ def count(number: int, noun: str) -> str:
 
 
 def describe_gpus(job: Mapping[str, Any]) -> str:
-    """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), cards 0 and 3 there`."""
+    """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), GPUs 0 and 3 there`."""
     number = job.get("gpuCount")
     if not number:
         return ""
     name, memory, driver, cuda = (job.get(f"gpu{what}") for what in ("Name", "Mem", "Driver", "Cuda"))
-    indexes = " and ".join(str(card.get("index")) for card in job.get("gpus") or [])
+    indexes = " and ".join(str(gpu.get("index")) for gpu in job.get("gpus") or [])
     parts = [
         f"{number} x {name}" if name else f"{number} of unknown model",
         f"{size(memory)}{' each' * (number > 1)}" if memory else "",
         f"driver {driver}" + (f" (CUDA {cuda})" if cuda else "") if driver else "",
-        f"card{'s' * (number > 1)} {indexes} there" if indexes else "",
+        f"gpu{'s' * (number > 1)} {indexes} there" if indexes else "",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -207,14 +207,14 @@ def describe_tpu(job: Mapping[str, Any]) -> str:
 
 
 def describe_usage(job: Mapping[str, Any]) -> str:
-    """Describe the peak usage: `memory 1.2 GB; CPU 180%, 95% on average; card 100%, 71% on average, …`."""
+    """Describe the peak usage: `memory 1.2 GB; CPU 180%, 95% on average; GPU 100%, 71% on average, …`."""
     usage = job.get("usage") or {}
     memory, gpu_memory = usage.get("peakMemoryBytes"), usage.get("peakGpuMemoryBytes")
     gpu = [_percent(usage, "Gpu"), f"{size(gpu_memory)} of its memory" if gpu_memory is not None else ""]
     parts = {
         "memory": size(memory) if memory is not None else "",
         "CPU": _percent(usage, "Cpu"),
-        "card": ", ".join(part for part in gpu if part),
+        "gpu": ", ".join(part for part in gpu if part),
     }
     return "; ".join(f"{what} {words}" for what, words in parts.items() if words)
 

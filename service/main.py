@@ -12,10 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
-from core.errors import SecretUnreadable, StoreUnavailable
-from core.security import credentials
+from core.errors import StoreUnavailable
 from core.security.api_keys import KeyRing
-from core.security.encryption import Vault
 from core.security.sessions import Sessions
 from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
@@ -140,28 +138,12 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     stores: OpenStores = app.state.stores
     noting = asyncio.create_task(_note_use(stores))
-    sealing = asyncio.create_task(run_in_threadpool(_seal_git_logins, stores))
     try:
         yield
     finally:
         noting.cancel()
-        sealing.cancel()
         stores.streams.close()
         await run_in_threadpool(_note, stores)
-
-
-def _seal_git_logins(stores: OpenStores) -> None:
-    """Encrypt the git logins that earlier releases stored in plain text."""
-    vault, after = Vault(stores.settings), ""
-    try:
-        while True:
-            with stores.database.write() as session:
-                last = credentials.seal_git_logins(session, vault, after)
-            if last is None:
-                return
-            after = last
-    except (StoreUnavailable, SecretUnreadable):
-        logger.warning("git_logins_not_sealed", exc_info=True)
 
 
 async def _note_use(stores: OpenStores) -> None:

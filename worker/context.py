@@ -104,7 +104,7 @@ class Host(Stores):
             host=self.host,
             backends=tuple(ready),
             machine_types=None if asked.machine_types is None else tuple(one.name for one in self.takes()),
-            cards=self._cards(ready) if asked.cards is None else tuple(asked.cards),
+            gpus=self._gpus(ready) if asked.gpus is None else tuple(asked.gpus),
             image_wait_seconds=self.settings.images.wait_seconds if self.image_keepers() else 0.0,
             cpus=asked.cpus or os.cpu_count() or 1,
             memory_mb=asked.memory_mb or memory_mb,
@@ -133,22 +133,22 @@ class Host(Stores):
             logger.warning("backend_not_ready" if why else "backend_ready", extra={"backend": name, "why": why})
         return why is None
 
-    def _cards(self, ready: list[str]) -> tuple[str, ...] | None:
+    def _gpus(self, ready: list[str]) -> tuple[str, ...] | None:
         """Return the GPUs that the backends find; None if no backend counts GPUs, as on simulated machines."""
-        found = [cards for cards in (self.backend(name).cards() for name in ready) if cards is not None]
+        found = [gpus for gpus in (self.backend(name).gpus() for name in ready) if gpus is not None]
         return tuple(dict.fromkeys(chain.from_iterable(found))) if found else None
 
-    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
+    def taken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
         """Return which of these GPUs something uses now, and what; for GPUs that no job of ours holds.
 
         Args:
-            cards: GPUs that are free according to the database.
+            gpus: GPUs that are free according to the database.
         """
         found: dict[str, str] = {}
         for name in self.offered:
             backend = self.backend(name)
-            if backend.cards() is not None:
-                found |= backend.taken_cards(cards)
+            if backend.gpus() is not None:
+                found |= backend.taken_gpus(gpus)
         return found
 
     def image_keepers(self) -> list[ImageKeeper]:

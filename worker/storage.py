@@ -45,11 +45,3 @@ class Storage:
             with contextlib.suppress(FileExistsError):
                 inside.symlink_to(Path(os.pardir, os.pardir, DATASETS))
         return folder
-
-    def unclaimed(self) -> list[str]:
-        """List entries beside the projects' folders, which no job sees: an earlier release shared them."""
-        if not self._root.is_dir():
-            return []
-        return sorted(
-            entry.name for entry in self._root.iterdir() if entry.name not in {DATASETS, _PROJECTS, "lost+found"}
-        )

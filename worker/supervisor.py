@@ -142,7 +142,7 @@ class Supervisor:
             self._offer = offer
             self._registered = False
         elif self._taken:
-            self._offer_without_taken_cards()  # the processes that used them may have ended
+            self._offer_without_taken_gpus()  # the processes that used them may have ended
 
     def _pause(self) -> float:
         poll = self._worker.poll_seconds
@@ -176,8 +176,8 @@ class Supervisor:
     def _claim(self) -> bool:
         if not self._anything_waits(self._offer) or self._short_of_disk():
             return False
-        offer = self._offer_without_taken_cards()
-        if offer.cards != self._offer.cards and not self._anything_waits(offer):
+        offer = self._offer_without_taken_gpus()
+        if offer.gpus != self._offer.gpus and not self._anything_waits(offer):
             return False
         job = self._host.write(lambda session: claims.claim(session, offer))
         if job is not None:
@@ -197,21 +197,21 @@ class Supervisor:
         with self._host.database.read() as session:
             return claims.anything_waits(session, offer)
 
-    def _offer_without_taken_cards(self) -> claims.Offer:
+    def _offer_without_taken_gpus(self) -> claims.Offer:
         """Return the offer without GPUs that something else uses; called when a job is waiting."""
-        if not self._offer.cards:
+        if not self._offer.gpus:
             return self._offer
         with self._host.database.read() as session:
-            free = claims.free_cards(session, self._offer)
-        taken = self._host.taken_cards(free) if free else {}
+            free = claims.free_gpus(session, self._offer)
+        taken = self._host.taken_gpus(free) if free else {}
         changed = taken.keys() != self._taken.keys()
         if changed:
-            logger.warning("cards_taken" if taken else "cards_free", extra={"taken": taken})
+            logger.warning("gpus_taken" if taken else "gpus_free", extra={"taken": taken})
         # A GPU's usage changes all the time, and not every change is worth a write.
         if changed or (taken != self._taken and time.monotonic() >= self._told_at + _TOLD_AGAIN_SECONDS):
-            self._host.write(lambda session: workers.note_taken_cards(session, self._host.name, taken))
+            self._host.write(lambda session: workers.note_taken_gpus(session, self._host.name, taken))
             self._taken, self._told_at = taken, time.monotonic()
-        return replace(self._offer, cards=tuple(card for card in self._offer.cards if card not in taken))
+        return replace(self._offer, gpus=tuple(gpu for gpu in self._offer.gpus if gpu not in taken))
 
     def _begin(self, job: Job) -> None:
         signals = Signals(stop_requested=job.stop_requested_at is not None)

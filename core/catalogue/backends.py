@@ -69,7 +69,7 @@ BACKENDS: dict[str, BackendType] = {
 
 
 def capabilities_of(backend: str) -> Capabilities:
-    """Return what a backend can do; nothing for one that only an earlier release had."""
+    """Return what a backend can do; nothing for one that is no longer in the list."""
     return BACKENDS[backend].capabilities if backend in BACKENDS else Capabilities()
 
 

@@ -96,7 +96,7 @@ class Opening(BaseModel):
             if not path.startswith("/dev/"):
                 raise ValueError(f"{path!r} is no device: those lie in /dev")
             if path.startswith("/dev/nvidia"):
-                raise ValueError(f"{path!r}: cards are handed over by the service, each to one job")
+                raise ValueError(f"{path!r}: GPUs are handed over by the service, each to one job")
             if _DISKS.match(path):
                 raise ValueError(f"{path!r} is a disk or the machine's memory: whoever has it has the host")
         return paths

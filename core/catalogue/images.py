@@ -70,7 +70,7 @@ class ShortName(Entry):
     """One short name."""
 
     image: str = Field(min_length=1, description="what it stands for")
-    gpu_image: str | None = Field(None, description="the same for machine types with NVIDIA cards, if it differs")
+    gpu_image: str | None = Field(None, description="the same for machine types with NVIDIA GPUs, if it differs")
     summary: str = Field(min_length=1, description="what is in it, in a line")
 
 

@@ -54,7 +54,7 @@ class MachineType(Entry):
         return name
 
     @property
-    def cards(self) -> int:
+    def gpus(self) -> int:
         """GPUs that a job gets exclusively on its host; TPUs do not count."""
         return self.count if self.kind == "gpu" else 0
 

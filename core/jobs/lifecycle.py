@@ -91,11 +91,11 @@ def _row(submission: Submission) -> dict[str, Any]:
         "price_per_hour": submission.machine.price_per_hour,
         "priority": spec.priority,
         "max_attempts": spec.max_attempts,
-        "cards": submission.machine.cards,
+        "gpus": submission.machine.gpus,
         "cpus": spec.cpus,
         "memory_mb": spec.memory_mb,
         "image": submission.image,
-        "any_ports": any_ports(spec),
+        "dynamic_ports": any_ports(spec),
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
@@ -197,7 +197,7 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
 def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
     """Record that the command runs: `starting → running`, with the handle by which it is found again.
 
-    The image, GPUs and TPU in the handle (`image`, `cards`, `tpu`) are stored with the attempt.
+    The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt.
 
     Raises:
         LeaseLost: The job is no longer ours.
@@ -218,7 +218,7 @@ def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         moved,
         started_at=moved.started_at,
         image_digest=moved.image_digest,
-        cards=handle.get("cards"),
+        gpus=handle.get("gpus"),
         tpu=handle.get("tpu"),
     )
     record(session, moved, "started", from_state=source, to_state=moved.state)

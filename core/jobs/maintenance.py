@@ -6,20 +6,20 @@ from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import HeldCard, Job, Outbox, Repair, Turn
+from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, RepairCount
 from core.jobs.states import OWNED, JobState
 from core.jobs.transitions import insert_once, ring
 
 
 def take_turn(session: Session, name: str, holder: str, seconds: float) -> bool:
     """Take or renew the lease on a task for `seconds`; False if another holder has it."""
-    first = insert_once(session.get_bind().dialect.name, Turn)
+    first = insert_once(session.get_bind().dialect.name, LeaderLease)
     session.execute(first.values(name=name, holder=holder, until=now()))
     mine = (
-        update(Turn)
-        .where(Turn.name == name, or_(Turn.holder == holder, Turn.until < now()))
+        update(LeaderLease)
+        .where(LeaderLease.name == name, or_(LeaderLease.holder == holder, LeaderLease.until < now()))
         .values(holder=holder, until=now(seconds))
-        .returning(Turn.name)
+        .returning(LeaderLease.name)
     )
     return session.scalar(mine, execution_options={"synchronize_session": False}) is not None
 
@@ -28,10 +28,10 @@ def note(session: Session, worker: str, repaired: Mapping[str, int]) -> None:
     """Add to the count of each kind of repair."""
     for kind, number in repaired.items():
         if number:
-            first = insert_once(session.get_bind().dialect.name, Repair)
+            first = insert_once(session.get_bind().dialect.name, RepairCount)
             session.execute(first.values(kind=kind, total=0, last_at=now(), last_worker=worker))
-            counted = update(Repair).where(Repair.kind == kind)
-            session.execute(counted.values(total=Repair.total + number, last_at=now(), last_worker=worker))
+            counted = update(RepairCount).where(RepairCount.kind == kind)
+            session.execute(counted.values(total=RepairCount.total + number, last_at=now(), last_worker=worker))
 
 
 def ring_again(session: Session, *, seconds: float) -> int:
@@ -52,8 +52,8 @@ def ring_again(session: Session, *, seconds: float) -> int:
     return len(jobs)
 
 
-def free_cards(session: Session) -> int:
+def free_gpus(session: Session) -> int:
     """Free the GPUs of jobs that no worker holds; transitions free them, so there are some only after a failure."""
-    held = exists().where(Job.id == HeldCard.job_id, Job.attempt == HeldCard.attempt, Job.state.in_(OWNED))
-    freed = delete(HeldCard).where(~held).returning(HeldCard.card)
+    held = exists().where(Job.id == GpuAllocation.job_id, Job.attempt == GpuAllocation.attempt, Job.state.in_(OWNED))
+    freed = delete(GpuAllocation).where(~held).returning(GpuAllocation.gpu)
     return len(session.execute(freed, execution_options={"synchronize_session": False}).all())

@@ -78,7 +78,7 @@ _ALL = (
         "Its project runs {detail}. It goes on when one of them has ended, or an administrator has raised the limit.",
     ),
     Reason(
-        "waiting_for_cards",
+        "waiting_for_gpus",
         None,
         Fault.NOBODY,
         "It needs {detail}. It starts when enough of them have ended.",
@@ -236,15 +236,15 @@ _ALL = (
         "no_gpu_runtime",
         S.FAILED,
         Fault.MACHINE,
-        "The machine's Docker cannot give cards to containers. Its operator installs the NVIDIA Container Toolkit "
+        "The machine's Docker cannot give GPUs to containers. Its operator installs the NVIDIA Container Toolkit "
         "(nvidia-ctk runtime configure --runtime=docker, then restart Docker): {detail}",
         retry=True,
     ),
     Reason(
-        "card_taken",
+        "gpu_taken",
         S.FAILED,
         Fault.MACHINE,
-        "A card that it was given is in use by something that is no job, and was not handed over: {detail}",
+        "A GPU that it was given is in use by something that is no job, and was not handed over: {detail}",
         retry=True,
         unlimited=True,
     ),

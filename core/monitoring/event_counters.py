@@ -32,7 +32,7 @@ _HAPPENED = (
         Event.to_state,
         Job.backend,
         Job.machine_type,
-        Attempt.due_at,
+        Attempt.eligible_at,
         Attempt.claimed_at,
         Attempt.log_bytes,
         Attempt.artifact_bytes,
@@ -110,6 +110,5 @@ def _summed(rows: Iterable[Row[*tuple[Any, ...]]]) -> Happened:
 
 
 def _waited(row: Row[*tuple[Any, ...]]) -> Iterator[tuple[Pool, float]]:
-    # The previous release does not record due_at.
-    if row.due_at is not None and row.claimed_at is not None:
-        yield (row.backend, row.machine_type), max(0.0, (row.claimed_at - row.due_at).total_seconds())
+    if row.eligible_at is not None and row.claimed_at is not None:
+        yield (row.backend, row.machine_type), max(0.0, (row.claimed_at - row.eligible_at).total_seconds())

@@ -12,7 +12,7 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import HeldCard, Job, Outbox, Repair, Worker
+from core.db.models.jobs import GpuAllocation, Job, Outbox, RepairCount, Worker
 from core.jobs.queries import WORKER_SILENT_SECONDS
 from core.jobs.states import TERMINAL, JobState
 
@@ -38,8 +38,8 @@ _JOBS = (
 )
 _WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_FORGOTTEN_SECONDS)).order_by(Worker.name)
 _OUTBOX = select(now().label("at"), func.count(Outbox.id).label("messages"), func.min(Outbox.created_at).label("since"))
-_CARDS = select(HeldCard.host, func.count().label("cards")).group_by(HeldCard.host)
-_REPAIRS = select(Repair).order_by(Repair.kind)
+_GPUS = select(GpuAllocation.host, func.count().label("gpus")).group_by(GpuAllocation.host)
+_REPAIRS = select(RepairCount).order_by(RepairCount.kind)
 
 Pool = tuple[str, str]
 """Backend and machine type; jobs of one pool wait for the same machines."""
@@ -53,7 +53,7 @@ class Presence:
         slots: Jobs it runs at once, at most.
         held: Jobs it holds now.
         machine_types: Machine types it takes; None: all that its backends run.
-        cards: GPUs of its host; None: not counted.
+        gpus: GPUs of its host; None: not counted.
         seen: Seconds since its last heartbeat.
         heard: Seconds since the last message through the broker reached it; None: none ever did.
         drained: Seconds since an administrator drained it; None: it is not drained.
@@ -65,7 +65,7 @@ class Presence:
     slots: int
     held: int
     machine_types: tuple[str, ...] | None = None
-    cards: int | None = None
+    gpus: int | None = None
     seen: float = field(default=0.0, compare=False)
     heard: float | None = field(default=None, compare=False)
     drained: float | None = field(default=None, compare=False)
@@ -108,7 +108,7 @@ class Census:
             time it is due.
         workers: Workers with recent heartbeats.
         missed: Workers without, that had one in the last day.
-        cards: Number of GPUs held by jobs, by host.
+        gpus: Number of GPUs held by jobs, by host.
         repairs: Repairs by the sweep.
         outbox: Messages not sent yet.
         oldest_message: Age of the oldest of them, in seconds; 0 if there is none.
@@ -119,7 +119,7 @@ class Census:
     oldest_queued: dict[Pool, float] = field(default_factory=dict)
     workers: list[Presence] = field(default_factory=list)
     missed: list[Presence] = field(default_factory=list)
-    cards: Counter[str] = field(default_factory=Counter)
+    gpus: Counter[str] = field(default_factory=Counter)
     repairs: list[Repaired] = field(default_factory=list)
     outbox: int = 0
     oldest_message: float = 0.0
@@ -161,7 +161,7 @@ def take(session: Session) -> Census:
     for worker in session.scalars(_WORKERS):
         one = _presence(worker, held[worker.name], outbox.at)
         (census.missed if one.silent else census.workers).append(one)
-    census.cards = Counter({row.host: row.cards for row in session.execute(_CARDS)})
+    census.gpus = Counter({row.host: row.gpus for row in session.execute(_GPUS)})
     census.repairs = [
         Repaired(row.kind, row.total, _age(outbox.at, row.last_at), row.last_worker)
         for row in session.scalars(_REPAIRS)
@@ -177,7 +177,7 @@ def _presence(worker: Worker, held: int, at: datetime) -> Presence:
         slots=worker.slots,
         held=held,
         machine_types=None if worker.machine_types is None else tuple(worker.machine_types),
-        cards=None if worker.cards is None else len(worker.cards),
+        gpus=None if worker.gpus is None else len(worker.gpus),
         seen=_age(at, worker.seen_at),
         heard=None if worker.heard_at is None else _age(at, worker.heard_at),
         drained=None if worker.drained_at is None else _age(at, worker.drained_at),

@@ -15,7 +15,7 @@ from core.db.database import now
 from core.db.models.credentials import GitLogin, JobLogin, ProjectRegistry, Registry, Secret
 from core.db.models.jobs import Job
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
-from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label, split_login
+from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label
 from core.jobs.transitions import insert_once
 from core.security.encryption import Vault
 
@@ -26,7 +26,6 @@ MAX_SECRET_BYTES = 64 * 1024
 MAX_PASSWORD_BYTES = 16 * 1024
 """Some registries issue tokens of several kilobytes as passwords."""
 MAX_USERNAME = 255
-_BATCH = 100
 
 
 def put_secret(session: Session, vault: Vault, project_id: str, name: str, value: str) -> tuple[Secret, bool]:
@@ -242,33 +241,6 @@ def copy_git_login(session: Session, vault: Vault, original: Job, job_id: str, l
     login = login or git_login(session, vault, original)
     if login:
         keep_git_login(session, vault, job_id, login)
-
-
-def seal_git_logins(session: Session, vault: Vault, after: str = "") -> str | None:
-    """Move passwords from the git addresses of a batch of jobs, made by an earlier release, to encrypted storage.
-
-    Args:
-        session: Writes.
-        vault: Encrypts.
-        after: Id of the last job of the previous batch.
-
-    Returns:
-        The `after` for the next batch; None: there are no more.
-
-    Raises:
-        SecretUnreadable: There is no key to encrypt with.
-    """
-    address = Job.spec_text("workspace")
-    query = select(Job).where(address.like("%://%@%"), Job.id > after).order_by(Job.id).limit(_BATCH)
-    found = session.scalars(query.with_for_update()).all()
-    for job in found:
-        workspace, login = split_login(job.spec.workspace or "")
-        if login is not None:
-            job.spec_json = {**job.spec_json, "workspace": workspace}
-        if login is not None and job.deleted_at is None:
-            keep_git_login(session, vault, job.id, login)
-    session.flush()
-    return found[-1].id if found else None
 
 
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:

@@ -42,11 +42,11 @@ class DockerSettings(BaseModel):
     )
     pids: int = Field(default=4096, description="most processes and threads of one job")
     shm_mb: int = Field(default=1024, description="MiB of shared memory (/dev/shm) of one job")
-    card_memory_mb: int = Field(
-        default=512, ge=0, description="MiB of a card's memory that others may use before no job gets it"
+    gpu_memory_mb: int = Field(
+        default=512, ge=0, description="MiB of a GPU's memory that others may use before no job gets it"
     )
-    card_percent: float = Field(
-        default=20.0, ge=0, le=100, description="percent of a card's time that others may use before no job gets it"
+    gpu_percent: float = Field(
+        default=20.0, ge=0, le=100, description="percent of a GPU's time that others may use before no job gets it"
     )
     old_toolkit: bool = Field(
         default=False,

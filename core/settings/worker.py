@@ -70,9 +70,9 @@ class WorkerSettings(BaseModel):
     machine_types: list[str] | None = Field(
         default=None, description="machine types this host takes, as a JSON list; default: all that its backends run"
     )
-    cards: list[str] | None = Field(
+    gpus: list[str] | None = Field(
         default=None,
-        description="accelerator cards of this host, as a JSON list of their indices; default: as the backend finds "
+        description="GPUs of this host, as a JSON list of their indices; default: as the backend finds "
         "them; simulated machines count none",
     )
     cpus: float | None = Field(default=None, description="CPUs that jobs may ask for on this host; default: all")

@@ -126,7 +126,7 @@ def remove_artifacts(stores: Stores, job: Job, meant: Callable[[str], bool] | No
         return
     with stores.database.write() as session:
         retention.expire(session, Kind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])
-    # Committed. If this process dies here, the next pruning finds the files by `removals`.
+    # Committed. If this process dies here, the next pruning finds the files by `pending_deletions`.
     stores.artifacts.remove(job.id)
     with stores.database.write() as session:
         retention.done(session, [(job.id, Kind.ARTIFACTS)])
@@ -199,7 +199,7 @@ class _Run:
     def _expire_batch(self, page: Sequence[Due], kind: Kind, policy: Policy, left: dict[str, int]) -> set[str]:
         with self._stores.database.write() as session:
             marked = retention.expire(session, kind, [job.id for job in page], policy.sentence, left=left)
-        # Committed. If this process dies from here on, the next run finds the files by `removals`.
+        # Committed. If this process dies from here on, the next run finds the files by `pending_deletions`.
         self._remove_files([(job_id, kind) for job_id in marked])
         return set(marked)
 

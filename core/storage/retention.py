@@ -1,7 +1,7 @@
 """Retention policies: the policy of a project, the jobs due by it, and the database side of a deletion.
 
 The database is updated before files are deleted, so that no page names a deleted file. Pending deletions are in
-`removals` until their files are deleted, so that a crash in between leaves no files forever.
+`pending_deletions` until their files are deleted, so that a crash in between leaves no files forever.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ from sqlalchemy import delete, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
-from core.db.models.jobs import Event, Job, Project, Removal
+from core.db.models.jobs import Event, Job, PendingDeletion, Project
 from core.jobs.states import TERMINAL, JobState
 from core.jobs.transitions import insert_once, record
 from core.settings.retention import RetentionSettings
@@ -141,7 +141,7 @@ def expire(session: Session, kind: Kind, jobs: Collection[str], why: str, *, lef
     for job in told:
         record(session, job, EVENT, reason=_REASONS[kind], detail=detail)
     if marked:
-        removals = insert_once(session.get_bind().dialect.name, Removal).values(at=now())
+        removals = insert_once(session.get_bind().dialect.name, PendingDeletion).values(at=now())
         session.execute(removals, [{"job_id": job.id, "what": kind.value} for job in marked])
     return [job.id for job in marked]
 
@@ -154,8 +154,10 @@ def _set(session: Session, jobs: Sequence[Job], values: dict[str, object]) -> No
 
 def unfinished(session: Session, *, after: tuple[str, str] = ("", ""), limit: int) -> list[tuple[str, Kind]]:
     """Return pending deletions, whose files may still exist, in order of job."""
-    query = select(Removal.job_id, Removal.what).where(tuple_(Removal.job_id, Removal.what) > tuple_(*after))
-    rows = session.execute(query.order_by(Removal.job_id, Removal.what).limit(limit))
+    query = select(PendingDeletion.job_id, PendingDeletion.what).where(
+        tuple_(PendingDeletion.job_id, PendingDeletion.what) > tuple_(*after)
+    )
+    rows = session.execute(query.order_by(PendingDeletion.job_id, PendingDeletion.what).limit(limit))
     return [(row.job_id, Kind(row.what)) for row in rows]
 
 
@@ -164,7 +166,9 @@ def done(session: Session, removals: Sequence[tuple[str, Kind]]) -> None:
     for kind in Kind:
         jobs = [job_id for job_id, what in removals if what is kind]
         if jobs:
-            session.execute(delete(Removal).where(Removal.what == kind.value, Removal.job_id.in_(jobs)))
+            session.execute(
+                delete(PendingDeletion).where(PendingDeletion.what == kind.value, PendingDeletion.job_id.in_(jobs))
+            )
 
 
 def removed(session: Session, jobs: Collection[Job]) -> dict[str, list[Removed]]:

@@ -37,7 +37,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield walls(settings, info)
     yield firewall(settings)
     found = nvml.look()
-    yield cards(found, info)
+    yield gpus(found, info)
     if found:
         yield from toolkit()
 
@@ -121,7 +121,7 @@ def firewall(settings: Settings) -> Finding:
     return ok("firewall", "The worker sets it with the first job: for IPv4, and for IPv6 where this host has it.")
 
 
-def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
+def gpus(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
     """Check that containers can use this machine's GPUs.
 
     Args:
@@ -129,16 +129,16 @@ def cards(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
         info: The engine's own description (`docker info`).
     """
     if not found:
-        return ok("cards", "No NVIDIA card is here: CPU types run, GPU types do not.")
-    first, indices = found[0].card, [one.card.index for one in found]
-    models = ", ".join(dict.fromkeys(one.card.name for one in found))
-    count = f"{len(found)} NVIDIA card{'s' * (len(found) != 1)} ({models}; driver {first.driver})"
+        return ok("gpus", "No NVIDIA GPU is here: CPU types run, GPU types do not.")
+    first, indices = found[0].gpu, [one.gpu.index for one in found]
+    models = ", ".join(dict.fromkeys(one.gpu.name for one in found))
+    count = f"{len(found)} NVIDIA GPU{'s' * (len(found) != 1)} ({models}; driver {first.driver})"
     if device_requests.cdi_names(indices, info):
-        return ok("cards", f"{count}, and Docker hands them to jobs by their CDI names.")
+        return ok("gpus", f"{count}, and Docker hands them to jobs by their CDI names.")
     if device_requests.can_hand_over(indices, info):
-        return ok("cards", f"{count}, and Docker can hand them to jobs.")
+        return ok("gpus", f"{count}, and Docker can hand them to jobs.")
     return problem(
-        "cards",
+        "gpus",
         f"{count}, but Docker cannot hand any to a job.",
         "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker`, restart Docker.",
     )

@@ -17,7 +17,6 @@ from core.system.inotify import FileWatch
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.port_addresses import are_ports_at_dashboard
 from worker.sandbox.bubblewrap import unavailable
-from worker.storage import Storage
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -37,7 +36,6 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield home(settings.root)
     yield disk(settings.root, settings.disk.min_free_mb * MIB)
     yield folders(settings.root)
-    yield from shared_before(settings.root)
     yield from same_file_system(settings.root)
     yield ports(settings)
     yield bell(settings.root)
@@ -124,18 +122,6 @@ def folders(root: Path) -> Finding:
     return ok(
         "storage", f"{len(there)} of {len(_FOLDERS)} folders are there and writable; others are made when needed."
     )
-
-
-def shared_before(root: Path) -> Iterator[Finding]:
-    """Report shared files of an earlier release that no job sees now; nothing if there are none."""
-    left = Storage(root / "storage").unclaimed()
-    if left:
-        names = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")  # noqa: PLR2004 - a line
-        yield warning(
-            "shared",
-            f"No job sees {names} in {root / 'storage'}: every project has a folder of its own now.",
-            "Move what a project needs into storage/projects/ID, what all need into storage/datasets.",
-        )
 
 
 def same_file_system(root: Path) -> Iterator[Finding]:

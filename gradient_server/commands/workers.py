@@ -42,12 +42,12 @@ def _list(database: Database, *, as_json: bool) -> int:
     elif not rows:
         print("No worker has reported yet. `gradient-server worker` starts one.")
     else:
-        print(f"{'NAME':24} {'STATE':9} {'JOBS':>7} {'CARDS':>5}  TAKES")
+        print(f"{'NAME':24} {'STATE':9} {'JOBS':>7} {'GPUS':>5}  TAKES")
         for row in rows:
             places = f"{row['jobs']}/{row['slots']}"
-            cards = "-" if row["cards"] is None else str(len(row["cards"]))
+            gpus = "-" if row["gpus"] is None else str(len(row["gpus"]))
             takes = ", ".join(row["machineTypes"] or ["all types"]) + f" ({', '.join(row['backends'])})"
-            print(f"{row['name']:24} {row['state']:9} {places:>7} {cards:>5}  {takes}")
+            print(f"{row['name']:24} {row['state']:9} {places:>7} {gpus:>5}  {takes}")
     return 0
 
 
@@ -63,7 +63,7 @@ def _rows(session: Session) -> list[dict[str, Any]]:
             "slots": worker.slots,
             "backends": worker.backends,
             "machineTypes": worker.machine_types,
-            "cards": worker.cards,
+            "gpus": worker.gpus,
             "cpus": worker.cpus,
             "memoryMb": worker.memory_mb,
             "seenAt": iso_time(worker.seen_at),

@@ -29,12 +29,19 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
     )
     op.create_table(
-        "held_images",
+        "host_images",
         sa.Column("host", sa.String(length=255), nullable=False),
         sa.Column("reference", sa.String(length=512), nullable=False),
-        sa.PrimaryKeyConstraint("host", "reference", name=op.f("pk_held_images")),
+        sa.PrimaryKeyConstraint("host", "reference", name=op.f("pk_host_images")),
     )
-    op.create_index("ix_held_images_reference", "held_images", ["reference"])
+    op.create_index("ix_host_images_reference", "host_images", ["reference"])
+    op.create_table(
+        "leader_leases",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("holder", sa.String(length=255), nullable=False),
+        sa.Column("until", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_leader_leases")),
+    )
     op.create_table(
         "one_time_tokens",
         sa.Column("sha256", sa.LargeBinary(length=32), nullable=False),
@@ -91,12 +98,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("host", name=op.f("pk_registries")),
     )
     op.create_table(
-        "repairs",
+        "repair_counts",
         sa.Column("kind", sa.String(length=64), nullable=False),
         sa.Column("total", sa.BigInteger(), nullable=False),
         sa.Column("last_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("last_worker", sa.String(length=255), nullable=False),
-        sa.PrimaryKeyConstraint("kind", name=op.f("pk_repairs")),
+        sa.PrimaryKeyConstraint("kind", name=op.f("pk_repair_counts")),
     )
     op.create_table(
         "schema_info",
@@ -112,13 +119,6 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("project_id", "name", name=op.f("pk_secrets")),
-    )
-    op.create_table(
-        "turns",
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("holder", sa.String(length=255), nullable=False),
-        sa.Column("until", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("name", name=op.f("pk_turns")),
     )
     op.create_table(
         "users",
@@ -137,13 +137,13 @@ def upgrade() -> None:
         sa.Column("backends", sa.JSON(), nullable=False),
         sa.Column("slots", sa.Integer(), nullable=False),
         sa.Column("machine_types", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("cards", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("gpus", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("cpus", sa.Double(), nullable=True),
         sa.Column("memory_mb", sa.Integer(), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("heard_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("taken_cards", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("taken_gpus", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("low_disk", sa.Text(), nullable=True),
         sa.Column("drained_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_workers")),
@@ -165,11 +165,11 @@ def upgrade() -> None:
         sa.Column("price_per_hour", sa.Double(), nullable=False),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("max_attempts", sa.Integer(), nullable=False),
-        sa.Column("cards", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("gpus", sa.Integer(), server_default="0", nullable=False),
         sa.Column("cpus", sa.Double(), nullable=True),
         sa.Column("memory_mb", sa.Integer(), nullable=True),
         sa.Column("image", sa.String(length=512), nullable=True),
-        sa.Column("any_ports", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("dynamic_ports", sa.Integer(), server_default="0", nullable=False),
         sa.Column("request_id", sa.String(length=64), nullable=True),
         sa.Column("trace_parent", sa.String(length=64), nullable=True),
         sa.Column(
@@ -278,7 +278,7 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("worker", sa.String(length=255), nullable=False),
         sa.Column("host", sa.String(length=255), nullable=False),
-        sa.Column("due_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("eligible_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("claimed_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
@@ -288,7 +288,7 @@ def upgrade() -> None:
         sa.Column("reason_detail", sa.Text(), nullable=True),
         sa.Column("log_bytes", sa.BigInteger(), nullable=True),
         sa.Column("artifact_bytes", sa.BigInteger(), nullable=True),
-        sa.Column("cards", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("gpus", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("tpu", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("sampled_seconds", sa.Double(), nullable=True),
         sa.Column("peak_memory_bytes", sa.BigInteger(), nullable=True),
@@ -325,27 +325,15 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_git_logins")),
     )
     op.create_table(
-        "held_cards",
+        "gpu_allocations",
         sa.Column("host", sa.String(length=255), nullable=False),
-        sa.Column("card", sa.String(length=64), nullable=False),
+        sa.Column("gpu", sa.String(length=64), nullable=False),
         sa.Column("job_id", sa.String(length=16), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_held_cards_job_id_jobs")),
-        sa.PrimaryKeyConstraint("host", "card", name=op.f("pk_held_cards")),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_gpu_allocations_job_id_jobs")),
+        sa.PrimaryKeyConstraint("host", "gpu", name=op.f("pk_gpu_allocations")),
     )
-    op.create_index("ix_held_cards_job_id", "held_cards", ["job_id"])
-    op.create_table(
-        "held_ports",
-        sa.Column("host", sa.String(length=255), nullable=False),
-        sa.Column("port", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("job_id", sa.String(length=16), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("internal", sa.Integer(), nullable=False),
-        sa.Column("address", sa.String(length=255), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_held_ports_job_id_jobs")),
-        sa.PrimaryKeyConstraint("host", "port", name=op.f("pk_held_ports")),
-    )
-    op.create_index("ix_held_ports_job_id", "held_ports", ["job_id"])
+    op.create_index("ix_gpu_allocations_job_id", "gpu_allocations", ["job_id"])
     op.create_table(
         "job_logins",
         sa.Column("job_id", sa.String(length=16), nullable=False),
@@ -366,13 +354,33 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "attempt", "source", "offset", name=op.f("pk_metrics")),
     )
     op.create_table(
-        "removals",
+        "pending_deletions",
         sa.Column("job_id", sa.String(length=16), nullable=False),
         sa.Column("what", sa.String(length=16), nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_removals_job_id_jobs")),
-        sa.PrimaryKeyConstraint("job_id", "what", name=op.f("pk_removals")),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_pending_deletions_job_id_jobs")),
+        sa.PrimaryKeyConstraint("job_id", "what", name=op.f("pk_pending_deletions")),
     )
+    op.create_table(
+        "port_allocations",
+        sa.Column("host", sa.String(length=255), nullable=False),
+        sa.Column("port", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("job_id", sa.String(length=16), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("internal", sa.Integer(), nullable=False),
+        sa.Column("address", sa.String(length=255), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_port_allocations_job_id_jobs")),
+        sa.PrimaryKeyConstraint("host", "port", name=op.f("pk_port_allocations")),
+    )
+    op.create_index("ix_port_allocations_job_id", "port_allocations", ["job_id"])
+    op.create_table(
+        "port_requests",
+        sa.Column("port", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("job_id", sa.String(length=16), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_port_requests_job_id_jobs")),
+        sa.PrimaryKeyConstraint("port", "job_id", name=op.f("pk_port_requests")),
+    )
+    op.create_index("ix_port_requests_job_id", "port_requests", ["job_id"])
     op.create_table(
         "resources",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
@@ -395,25 +403,17 @@ def upgrade() -> None:
     )
     op.create_index("ix_resources_job", "resources", ["job_id", "attempt"])
     op.create_index("uq_resources_open", "resources", ["name"], unique=True, **_where("gone_at IS NULL"))
-    op.create_table(
-        "wanted_ports",
-        sa.Column("port", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("job_id", sa.String(length=16), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_wanted_ports_job_id_jobs")),
-        sa.PrimaryKeyConstraint("port", "job_id", name=op.f("pk_wanted_ports")),
-    )
-    op.create_index("ix_wanted_ports_job_id", "wanted_ports", ["job_id"])
 
 
 def downgrade() -> None:
     """Drop every table."""
-    op.drop_table("wanted_ports")
     op.drop_table("resources")
-    op.drop_table("removals")
+    op.drop_table("port_requests")
+    op.drop_table("port_allocations")
+    op.drop_table("pending_deletions")
     op.drop_table("metrics")
     op.drop_table("job_logins")
-    op.drop_table("held_ports")
-    op.drop_table("held_cards")
+    op.drop_table("gpu_allocations")
     op.drop_table("git_logins")
     op.drop_table("events")
     op.drop_table("attempts")
@@ -422,14 +422,14 @@ def downgrade() -> None:
     op.drop_table("jobs")
     op.drop_table("workers")
     op.drop_table("users")
-    op.drop_table("turns")
     op.drop_table("secrets")
     op.drop_table("schema_info")
-    op.drop_table("repairs")
+    op.drop_table("repair_counts")
     op.drop_table("registries")
     op.drop_table("projects")
     op.drop_table("project_registries")
     op.drop_table("outbox")
     op.drop_table("one_time_tokens")
-    op.drop_table("held_images")
+    op.drop_table("leader_leases")
+    op.drop_table("host_images")
     op.drop_table("api_keys")

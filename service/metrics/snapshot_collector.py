@@ -24,7 +24,7 @@ class Counted(Collector):
         yield from _jobs(self._census)
         yield from _queues(self._census)
         yield from _workers(self._census)
-        yield from _cards(self._census)
+        yield from _gpus(self._census)
         repairs = CounterMetricFamily("gradient_sweep_repairs", "What the sweeps repaired.", labels=["kind"])
         for repaired in self._census.repairs:
             repairs.add_metric([repaired.kind], repaired.total)
@@ -82,13 +82,13 @@ def _workers(taken: Census) -> Iterator[Metric]:
     return iter((workers, seen, heard, drained, slots, held))
 
 
-def _cards(taken: Census) -> Iterator[Metric]:
-    cards = GaugeMetricFamily("gradient_cards", "Accelerator cards of a host.", labels=["host"])
-    held = GaugeMetricFamily("gradient_cards_held", "Cards of a host that jobs hold.", labels=["host"])
+def _gpus(taken: Census) -> Iterator[Metric]:
+    gpus = GaugeMetricFamily("gradient_gpus", "Accelerator GPUs of a host.", labels=["host"])
+    held = GaugeMetricFamily("gradient_gpus_held", "GPUs of a host that jobs hold.", labels=["host"])
     # Workers of one host share its GPUs.
-    there = {worker.host: worker.cards for worker in (*taken.missed, *taken.workers) if worker.cards is not None}
+    there = {worker.host: worker.gpus for worker in (*taken.missed, *taken.workers) if worker.gpus is not None}
     for host, number in sorted(there.items()):
-        cards.add_metric([host], number)
-    for host in sorted(there.keys() | taken.cards.keys()):
-        held.add_metric([host], taken.cards[host])
-    return iter((cards, held))
+        gpus.add_metric([host], number)
+    for host in sorted(there.keys() | taken.gpus.keys()):
+        held.add_metric([host], taken.gpus[host])
+    return iter((gpus, held))

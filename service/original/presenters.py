@@ -157,7 +157,7 @@ def _iso(at: datetime | None) -> str | None:
 
 def vm_type_shape(machine: MachineType) -> dict[str, Any]:
     """Convert a machine type to the original format, with the fields that clients tabulate."""
-    cards = machine.kind != "cpu"
+    gpus = machine.kind != "cpu"
     memory = round(machine.memory_gb * 10**9)
     return {
         "clusters": [{"id": CLUSTER_ID}],
@@ -165,12 +165,12 @@ def vm_type_shape(machine: MachineType) -> dict[str, Any]:
             "label": machine.name,
             "kind": machine.accelerator,
             "cpus": machine.cpus,
-            "ram": None if cards else memory,
-            "gpuCount": machine.count if cards else 0,
+            "ram": None if gpus else memory,
+            "gpuCount": machine.count if gpus else 0,
             "gpuModel": {
-                "label": machine.accelerator if cards else "None",
-                "model": machine.accelerator if cards else "None",
-                "memInBytes": memory if cards else 0,
+                "label": machine.accelerator if gpus else "None",
+                "model": machine.accelerator if gpus else "None",
+                "memInBytes": memory if gpus else 0,
             },
         },
     }

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.backends import capabilities_of
 from core.catalogue.machine_types import Catalogue, MachineType
-from core.db.models.jobs import Attempt, Event, HeldPort, Job, Project
+from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
 from core.jobs import cloud_resources, queries, storage_quota
 from core.jobs.projects import Live
@@ -25,7 +25,7 @@ from core.storage.retention import Kind, Removed
 from service.deps import OpenStores
 from service.presenters.ports import port_views
 from service.presenters.removed import removed_view
-from service.schemas.jobs import CardView, EventView, JobTpu, JobView, ListJobs, MachineTypeView, ResolvedJob, UsageView
+from service.schemas.jobs import EventView, GpuView, JobTpu, JobView, ListJobs, MachineTypeView, ResolvedJob, UsageView
 from service.schemas.projects import ProjectView
 
 _OUTSIDE = {
@@ -119,7 +119,7 @@ class _Beside(NamedTuple):
     project: str
     waits: Waiting | None = None
     removed: Sequence[Removed] = ()
-    ports: Sequence[HeldPort] = ()
+    ports: Sequence[PortAllocation] = ()
     attempt: Attempt | None = None
 
 
@@ -174,23 +174,23 @@ def _options(spec: JobSpec) -> dict[str, Any]:
 
 def _machine_of(attempt: Attempt | None) -> dict[str, Any]:
     """Build the fields of a job with its GPUs, its TPU and its usage; None: no attempt yet."""
-    cards = (attempt.cards if attempt else None) or []
-    first = cards[0] if cards else {}
+    gpus = (attempt.gpus if attempt else None) or []
+    first = gpus[0] if gpus else {}
     return {
         "gpu_name": first.get("name"),
         "gpu_mem": first.get("memory"),
         "gpu_driver": first.get("driver"),
         "gpu_cuda": first.get("cuda"),
-        "gpu_count": len(cards) or None,
+        "gpu_count": len(gpus) or None,
         "gpus": [
-            CardView(
-                index=str(card.get("index")),
-                uuid=card.get("uuid"),
-                serial=card.get("serial"),
-                name=card.get("name"),
-                memory=card.get("memory"),
+            GpuView(
+                index=str(gpu.get("index")),
+                uuid=gpu.get("uuid"),
+                serial=gpu.get("serial"),
+                name=gpu.get("name"),
+                memory=gpu.get("memory"),
             )
-            for card in cards
+            for gpu in gpus
         ],
         "tpu": _tpu(attempt),
         "usage": _usage(attempt),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from core.db.models.jobs import HeldPort
+from core.db.models.jobs import PortAllocation
 from core.jobs.spec.job_spec import JobSpec
 from core.system.hosts import canonical_host
 from service.schemas.jobs import PortView
@@ -33,7 +33,7 @@ OF_ARTIFACTS: dict[str, Any] = {
 """Links from a list of artifacts to the content of the first."""
 
 
-def port_views(spec: JobSpec, held: Sequence[HeldPort] = (), dashboard: str | None = None) -> list[PortView]:
+def port_views(spec: JobSpec, held: Sequence[PortAllocation] = (), dashboard: str | None = None) -> list[PortView]:
     """Return a job's ports, with links for those allocated on a host.
 
     Args:

@@ -165,10 +165,10 @@ class PortView(View):
     )
 
 
-class CardView(View):
-    """A card that a job has for itself."""
+class GpuView(View):
+    """A GPU that a job has for itself."""
 
-    index: str = Field(description="its number on its host; the job numbers its cards from 0")
+    index: str = Field(description="its number on its host; the job numbers its GPUs from 0")
     uuid: str | None
     serial: str | None
     name: str | None
@@ -191,9 +191,9 @@ class UsageView(View):
     peak_memory_bytes: int | None
     peak_cpu_percent: float | None = Field(description="100 is one CPU")
     mean_cpu_percent: float | None
-    peak_gpu_memory_bytes: int | None = Field(description="of the card that used most")
-    peak_gpu_percent: float | None = Field(description="of the busiest card; 100 is all of it")
-    mean_gpu_percent: float | None = Field(description="of all its cards")
+    peak_gpu_memory_bytes: int | None = Field(description="of the GPU that used most")
+    peak_gpu_percent: float | None = Field(description="of the busiest GPU; 100 is all of it")
+    mean_gpu_percent: float | None = Field(description="of all its GPUs")
 
 
 class RemovedView(View):
@@ -242,12 +242,12 @@ class JobView(ShownOptions, View):
         "null when it does not wait, when fewer than three have ended, or when no worker takes it"
     )
     silent_since: Time | None = Field(description="when its worker was last heard of, if that is too long ago")
-    gpu_name: str | None = Field(description="model of the cards that this attempt has; null until it starts")
-    gpu_mem: int | None = Field(description="memory of one card, bytes")
+    gpu_name: str | None = Field(description="model of the GPUs that this attempt has; null until it starts")
+    gpu_mem: int | None = Field(description="memory of one GPU, bytes")
     gpu_driver: str | None = Field(description="version of the driver")
     gpu_cuda: str | None = Field(description="newest CUDA version that the driver runs")
-    gpu_count: int | None = Field(description="cards that this attempt has; null for none")
-    gpus: list[CardView] = Field(description="those cards, as the job numbers them")
+    gpu_count: int | None = Field(description="GPUs that this attempt has; null for none")
+    gpus: list[GpuView] = Field(description="those GPUs, as the job numbers them")
     tpu: JobTpu | None = Field(description="the TPU that this attempt has or had; null until it starts")
     usage: UsageView | None = Field(description="what this attempt used; null before the first sample")
     artifacts_state: str
@@ -412,7 +412,7 @@ class ImageNameView(View):
     name: str
     aliases: list[str]
     image: str = Field(description="the image reference it stands for")
-    gpu_image: str | None = Field(description="the same for machine types with NVIDIA cards, if it differs")
+    gpu_image: str | None = Field(description="the same for machine types with NVIDIA GPUs, if it differs")
     summary: str
     hosts: int = Field(description="hosts with a running worker that have one of these images already")
 

@@ -30,7 +30,7 @@ from support.faults.containers import ENGINES_OWN, inventory, shims
 from support.faults.history import GAP, History, collect, violations
 from support.faults.job_journal import Truth
 
-from core.db.models.jobs import HeldPort, Job, Outbox
+from core.db.models.jobs import Job, Outbox, PortAllocation
 from core.jobs.lifecycle import MAX_MACHINE_FAULTS
 from core.jobs.reasons import REASONS, Fault
 from core.jobs.states import TERMINAL
@@ -229,7 +229,7 @@ class Checker:
     def _left_in_database(self) -> None:
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not self._stack.rows(Outbox)[0], "the messages to go")
-        for table in (Outbox, HeldPort):
+        for table in (Outbox, PortAllocation):
             if left := self._stack.rows(table)[0]:
                 self._now(f"I17 {len(left)} rows are left in {table.__tablename__}: {left[:3]}")
 

@@ -107,7 +107,7 @@ def test_an_image_that_will_not_do_is_explained(service, docker_server, containe
     assert left(docker_server) == []
 
 
-def test_a_host_without_a_card_takes_no_job_that_needs_one(service):
+def test_a_host_without_a_gpu_takes_no_job_that_needs_one(service):
     waiting = service.submit("true", container=SHELL, machineType="P4000")
     ended = service.wait_ended(service.submit("true", container=SHELL))
     assert ended["state"] == "Stopped"

@@ -10,7 +10,7 @@ from support.nvidia_driver import MIB, DriverOfProcesses, hooked, install_toolki
 
 GPU = "P4000"
 HOLD = """
-echo "cards $GRADIENT_CARDS $NVIDIA_VISIBLE_DEVICES"
+echo "GPUs $GRADIENT_GPUS $NVIDIA_VISIBLE_DEVICES"
 while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.1; done
 """
 WRITES = f"dd if=/dev/zero of=big bs=1M count=8 conv=fsync 2>/dev/null\n{HOLD}"
@@ -22,7 +22,7 @@ def programs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def card_server(docker_server, programs):
+def gpu_server(docker_server, programs):
     """An engine that finds NVIDIA's toolkit; asking for the plain one takes these tests out where none can be."""
     assert docker_server.url
     install_toolkit(programs)
@@ -36,13 +36,13 @@ def driver(programs):
 
 
 @pytest.fixture
-def service(card_server, driver, programs, tmp_path):
+def service(gpu_server, driver, programs, tmp_path):
     deployment = Deployment(
         tmp_path / "home",
         PATH=f"{programs}:{os.environ['PATH']}",
         **driver.environment,
         GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=card_server.url,
+        GRADIENT_DOCKER__URL=gpu_server.url,
         GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL,
         GRADIENT_DOCKER__PULL="never",
         GRADIENT_DOCKER__FENCE="off",
@@ -52,7 +52,7 @@ def service(card_server, driver, programs, tmp_path):
     deployment.start_up()
     yield deployment
     deployment.stop()
-    with card_server.client() as client:
+    with gpu_server.client() as client:
         for container in client.containers(all=True):
             client.remove_container(container["Id"], force=True)
 
@@ -60,7 +60,7 @@ def service(card_server, driver, programs, tmp_path):
 def waits_for(service, job_id, words):
     def said():
         job = service.job(job_id)
-        return job if job["reason"] == "waiting_for_cards" and words in job["message"] else None
+        return job if job["reason"] == "waiting_for_gpus" and words in job["message"] else None
 
     return wait_until(said, f"job {job_id} to wait because {words} (now {service.job(job_id)['message']})")
 
@@ -73,29 +73,29 @@ def go(service):
     (service.storage / "go").touch()
 
 
-def test_two_jobs_for_one_card_take_turns(service, card_server, programs):
+def test_two_jobs_for_one_gpu_take_turns(service, gpu_server, programs):
     first = service.submit(HOLD, machineType=GPU)
     wait_until(lambda: service.job(first)["state"] == "Running", "the first to run")
     second = service.submit("echo second", machineType=GPU)
     waiting = waits_for(service, second, "0 of 1 are free")
-    assert "It needs a card; 0 of 1 are free on" in waiting["message"]
+    assert "It needs a GPU; 0 of 1 are free on" in waiting["message"]
     assert "jobs hold the others" in waiting["message"]
-    without = service.wait_ended(service.submit('echo "cards $GRADIENT_CARDS $NVIDIA_VISIBLE_DEVICES"'))
-    assert service.raw_log(without["id"]) == b"cards  void\n", "a CPU type runs, without a card"
+    without = service.wait_ended(service.submit('echo "GPUs $GRADIENT_GPUS $NVIDIA_VISIBLE_DEVICES"'))
+    assert service.raw_log(without["id"]) == b"GPUs  void\n", "a CPU type runs, without a GPU"
     assert without["gpuCount"] is None
     go(service)
     for job_id in (first, second):
         job = service.wait_ended(job_id)
-        assert (job["state"], job["gpuName"], job["gpuMem"]) == ("Stopped", "NVIDIA Test Card", 16_384 * MIB)
+        assert (job["state"], job["gpuName"], job["gpuMem"]) == ("Stopped", "NVIDIA Test GPU", 16_384 * MIB)
         assert (job["gpuDriver"], job["gpuCuda"], job["gpuCount"]) == ("550.54.15", "12.4", 1)
-        assert [(card["index"], card["uuid"]) for card in job["gpus"]] == [("0", "GPU-000")]
-    assert service.raw_log(first) == b"cards 0 0\n", "the engine took the request"
+        assert [(gpu["index"], gpu["uuid"]) for gpu in job["gpus"]] == [("0", "GPU-000")]
+    assert service.raw_log(first) == b"GPUs 0 0\n", "the engine took the request"
     assert len(hooked(programs)) >= 2, "and gave it to the toolkit"
-    with card_server.client() as client:
+    with gpu_server.client() as client:
         assert client.containers(all=True) == []
 
 
-def test_what_a_job_did_with_its_card_is_kept(service, driver, tmp_path):
+def test_what_a_job_did_with_its_gpu_is_kept(service, driver, tmp_path):
     job_id = service.submit(WRITES, machineType=GPU)
     wait_until(lambda: service.job(job_id)["state"] == "Running", "it to run")
     driver.use(0, 9000, 1)
@@ -115,20 +115,20 @@ def test_what_a_job_did_with_its_card_is_kept(service, driver, tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("GRADIENT_")} | {"GRADIENT_HOME": str(service.home)}
     show = [str(CLI), "jobs", "show", job_id]
     shown = subprocess.run(show, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
-    assert "NVIDIA Test Card, 17.2 GB, driver 550.54.15 (CUDA 12.4), card 0 there" in shown
+    assert "NVIDIA Test GPU, 17.2 GB, driver 550.54.15 (CUDA 12.4), GPU 0 there" in shown
     assert "9.4 GB of its memory" in shown
     page = service.request("GET", f"/ui/jobs/{job_id}").text
-    assert "NVIDIA Test Card, 17.2 GB" in page
-    assert "9.4 GB of a card" in page
+    assert "NVIDIA Test GPU, 17.2 GB" in page
+    assert "9.4 GB of a GPU" in page
 
 
-def test_a_card_that_something_else_holds_is_waited_for_by_name(service, driver):
+def test_a_gpu_that_something_else_holds_is_waited_for_by_name(service, driver):
     stray = subprocess.Popen(["sleep", "600"])
     try:
         driver.use(0, 4000, stray.pid)
         job_id = service.submit("echo mine", machineType=GPU)
         waiting = waits_for(service, job_id, f"process {stray.pid} (sleep)")
-        assert "card 0 is used by something that is no job (4,000 MiB in use" in waiting["message"]
+        assert "GPU 0 is used by something that is no job (4,000 MiB in use" in waiting["message"]
     finally:
         stray.kill()
         stray.wait()

@@ -55,9 +55,9 @@ def test_every_exit_is_explained(service, command, state, code, reason, says):
 
 
 def test_a_start_failure_is_an_error_with_its_reason(service):
-    job, log = run(service, "echo never", envVars={"MOCK_START_FAILURE": "no such card"})
+    job, log = run(service, "echo never", envVars={"MOCK_START_FAILURE": "no such GPU"})
     assert (job["state"], job["exitCode"], job["reason"]) == ("Error", None, "launch_failed")
-    assert "no such card" in job["message"]
+    assert "no such GPU" in job["message"]
     assert log == ""
 
 

@@ -84,7 +84,7 @@ def whole():
             {"job_id": TWO, "attempt": 1, "exit_code": None},
         ],
         events=chain(ONE, *ENDED) + chain(TWO, *RUNNING, start=10),
-        cards=[{"host": "h1", "card": "0", "job_id": TWO, "attempt": 1}],
+        gpus=[{"host": "h1", "gpu": "0", "job_id": TWO, "attempt": 1}],
         accepted=[(ONE, "key1"), (TWO, None)],
         seen_ended={ONE: row(ONE, JobState.SUCCEEDED)},
         truths={
@@ -126,7 +126,7 @@ def stopped(history, seconds, grace=10):
         event(TWO, "ended", "running", "finishing", number=91) | {"at": over},
         event(TWO, "finished", "finishing", "cancelled", number=92) | {"at": over},
     ]
-    history.cards, history.processes, history.scratch = [], [], []
+    history.gpus, history.processes, history.scratch = [], [], []
     history.served[TWO] = Served(b"a\n", [1], True, "complete", {})  # noqa: FBT003 - complete
 
 
@@ -161,8 +161,8 @@ DOCTORED = {
     "I7 a file is missing": lambda h: h.served[ONE].artifacts.clear(),
     "I7 no hash": lambda h: h.served[ONE].artifacts.update(model=(None, MODEL)),
     "I7 not the manifest's state": lambda h: h.served[ONE].__setattr__("artifacts_state", "partial"),
-    "I8 a card is not given back": lambda h: h.cards.append({"host": "h1", "card": "1", "job_id": ONE, "attempt": 1}),
-    "I8 a card is held twice": lambda h: h.cards.append({"host": "h1", "card": "0", "job_id": ONE, "attempt": 1}),
+    "I8 a GPU is not given back": lambda h: h.gpus.append({"host": "h1", "gpu": "1", "job_id": ONE, "attempt": 1}),
+    "I8 a GPU is held twice": lambda h: h.gpus.append({"host": "h1", "gpu": "0", "job_id": ONE, "attempt": 1}),
     "I9 a process is left": lambda h: h.processes.append((ONE, 1, 9)),
     "I9 a folder is left": lambda h: h.scratch.append((ONE, 1)),
     "I9 a container is left": lambda h: h.containers.append((ONE, 1)),

@@ -26,7 +26,7 @@ WAITING = [
     ({"queuePosition": 1211, "reason": "behind_jobs", "estimatedStartAt": {"hours": 30}}, "1,211th, ~1d"),
     ({"queuePosition": 22, "reason": "behind_jobs", "estimatedStartAt": None}, "22nd"),
     ({"queuePosition": 2, "reason": "no_worker", "estimatedStartAt": None}, "no worker"),
-    ({"queuePosition": 2, "reason": "waiting_for_cards", "estimatedStartAt": {"minutes": 2}}, "cards, ~2m"),
+    ({"queuePosition": 2, "reason": "waiting_for_gpus", "estimatedStartAt": {"minutes": 2}}, "GPUs, ~2m"),
     (
         {"state": "Running", "reason": "worker_silent", "silentSince": {"minutes": -6}},
         "silent, 5m",
@@ -107,24 +107,24 @@ def test_show_says_why_and_what_next(cli, server, wire):
     assert json.loads(cli("jobs", "show", wire.id, "--json").stdout)["exitCode"] == 137
 
 
-def test_show_tells_cards_and_what_was_used(cli, server, wire):
-    cards = {"gpuName": "NVIDIA A100", "gpuMem": 42949672960, "gpuDriver": "550.54", "gpuCuda": "12.4", "gpuCount": 2}
+def test_show_tells_gpus_and_what_was_used(cli, server, wire):
+    gpus = {"gpuName": "NVIDIA A100", "gpuMem": 42949672960, "gpuDriver": "550.54", "gpuCuda": "12.4", "gpuCount": 2}
     usage = {"peakMemoryBytes": 1.2e9, "peakCpuPercent": 180.4, "meanCpuPercent": 95.0, "peakGpuPercent": 99.0}
     usage |= {"meanGpuPercent": 71.2, "peakGpuMemoryBytes": 9.1e9}
     gpus = [{"index": "0"}, {"index": "3"}]
     asked = {"sharedMemMb": 2048, "workingDir": "src", "user": "1000:100"}
-    job = wire.job(**cards, gpus=gpus, usage=usage, **asked)
+    job = wire.job(**gpus, gpus=gpus, usage=usage, **asked)
     server.on("GET", f"/jobs/{wire.id}", job, wire.job(gpuCount=1, gpus=[{"index": "7"}], usage=None))
     shown = cli("jobs", "show", wire.id).stdout
-    assert "NVIDIA A100, 42.9 GB each, driver 550.54 (CUDA 12.4), cards 0 and 3 there\n" in shown
-    assert "memory 1.2 GB; CPU 180%, 95% on average; card 99%, 71% on average, 9.1 GB of its memory\n" in shown
+    assert "NVIDIA A100, 42.9 GB each, driver 550.54 (CUDA 12.4), GPUs 0 and 3 there\n" in shown
+    assert "memory 1.2 GB; CPU 180%, 95% on average; GPU 99%, 71% on average, 9.1 GB of its memory\n" in shown
     assert [line.split()[-1] for line in shown.splitlines() if line.startswith(("shared", "working", "user"))] == [
         "MiB",
         "1000:100",
         "src",
     ]
     unknown = cli("jobs", "show", wire.id).stdout
-    assert "1 of unknown model, card 7 there\n" in unknown
+    assert "1 of unknown model, GPU 7 there\n" in unknown
     assert "\nused " not in unknown
 
 

@@ -105,7 +105,7 @@ def test_what_a_served_release_inserts_is_taken(empty, old):
             count = session.scalar(select(func.count()).select_from(model))
             assert count == (2 if model.__tablename__ in {table.name for table in tables} else 0)
         _, bare = session.scalars(select(Job).order_by(Job.seq))
-    assert (bare.cards, bare.machine_faults, bare.name) == (0, 0, None)
+    assert (bare.gpus, bare.machine_faults, bare.name) == (0, 0, None)
 
 
 def test_a_table_is_built_anew_under_the_rows_that_refer_to_it(sqlite_database, tmp_path):

@@ -92,8 +92,8 @@ HOSTILE = {
         "jobs.run_after is required now",
     ],
     'batch.alter_column("priority", existing_type=sa.Integer(), nullable=True)': ["jobs.priority may be empty now"],
-    'batch.alter_column("cards", existing_type=sa.Integer(), server_default=None)': [
-        "jobs.cards has no default any more",
+    'batch.alter_column("gpus", existing_type=sa.Integer(), server_default=None)': [
+        "jobs.gpus has no default any more",
     ],
     'batch.create_unique_constraint("uq_jobs_name", ["name"])': ["jobs restricts rows by ('unique', ('name',))"],
     'batch.create_check_constraint("priority", "priority <= 100")': ["jobs restricts rows by ('check', "],

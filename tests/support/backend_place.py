@@ -51,7 +51,7 @@ class Place:
             storage=storage.of(project_id, mounted=self.backend.capabilities.mounts),
             datasets=storage.datasets,
             control=scratch.control,
-            **{"container": None, "cpus": None, "memory_bytes": None, "cards": (), "stop_grace": 5} | options,
+            **{"container": None, "cpus": None, "memory_bytes": None, "gpus": (), "stop_grace": 5} | options,
         )
 
     def launch(self, spec, confirm=lambda: None, progress=lambda *_: None):

@@ -1,6 +1,6 @@
 """A substitute for NVIDIA's driver, at its library's calls: in this process, and in others.
 
-And one for its container toolkit: an engine that finds the toolkit's hook when it starts takes requests for cards, and
+And one for its container toolkit: an engine that finds the toolkit's hook when it starts takes requests for GPUs, and
 calls the hook for each container that has some.
 """
 
@@ -20,12 +20,12 @@ cat >>"{folder}/hooked"
 
 
 class Driver:
-    """A driver with some cards, as far as pynvml's calls ask it."""
+    """A driver with some GPUs, as far as pynvml's calls ask it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, cards: int) -> None:
-        self.memory = [0] * cards
-        self.percent = [0] * cards
-        self.pids: list[list[int]] = [[] for _ in range(cards)]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+        self.memory = [0] * gpus
+        self.percent = [0] * gpus
+        self.pids: list[list[int]] = [[] for _ in range(gpus)]
         self.lost: set[int] = set()
         self.asked = self.open = 0
         self.error: int | None = None
@@ -36,14 +36,14 @@ class Driver:
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 12040,
             "nvmlDeviceGetCount": lambda: len(self.memory),
             "nvmlDeviceGetHandleByIndex": self._handle,
-            "nvmlDeviceGetUUID": lambda card: f"GPU-{card}{card}{card}",
-            "nvmlDeviceGetName": lambda _: "NVIDIA Test Card",
+            "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu}{gpu}{gpu}",
+            "nvmlDeviceGetName": lambda _: "NVIDIA Test GPU",
             "nvmlDeviceGetSerial": lambda _: self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED),
             "nvmlDeviceGetMemoryInfo": self._memory_info,
-            "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=self.percent[card], memory=0),
+            "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=self.percent[gpu], memory=0),
             "nvmlDeviceGetPowerUsage": lambda _: 65_200,
             "nvmlDeviceGetTemperature": lambda *_: 41,
-            "nvmlDeviceGetComputeRunningProcesses": lambda card: [SimpleNamespace(pid=pid) for pid in self.pids[card]],
+            "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=pid) for pid in self.pids[gpu]],
             "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [],
         }
         for name, call in given.items():
@@ -61,9 +61,9 @@ class Driver:
     def _handle(self, index: int) -> int:
         return self._fail(pynvml.NVML_ERROR_GPU_IS_LOST) if index in self.lost else index
 
-    def _memory_info(self, card: int, version: int | None = None) -> SimpleNamespace:
+    def _memory_info(self, gpu: int, version: int | None = None) -> SimpleNamespace:
         kept = 0 if version else 600 * MIB  # the first version counts what the driver keeps for itself
-        return SimpleNamespace(total=16_384 * MIB, used=self.memory[card] + kept)
+        return SimpleNamespace(total=16_384 * MIB, used=self.memory[gpu] + kept)
 
     def _fail(self, number: int):
         raise pynvml.NVMLError(number)
@@ -72,15 +72,15 @@ class Driver:
 class DriverOfProcesses:
     """A driver with some GPUs, for processes that are started with its `environment`."""
 
-    def __init__(self, folder: Path, cards: int) -> None:
+    def __init__(self, folder: Path, gpus: int) -> None:
         self._told = folder / "gpus.json"
-        self._use: list[tuple[int, list[int]]] = [(0, [])] * cards
+        self._use: list[tuple[int, list[int]]] = [(0, [])] * gpus
         self.environment = {"PYTHONPATH": str(_LIBRARY), "FAKE_GPUS": str(self._told)}
         self._tell()
 
-    def use(self, card: int, memory_mib: int, *pids: int) -> None:
-        """Simulate processes that use a card."""
-        self._use[card] = (memory_mib, list(pids))
+    def use(self, gpu: int, memory_mib: int, *pids: int) -> None:
+        """Simulate processes that use a GPU."""
+        self._use[gpu] = (memory_mib, list(pids))
         self._tell()
 
     def _tell(self) -> None:

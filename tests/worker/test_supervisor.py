@@ -127,13 +127,13 @@ def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp
 @pytest.fixture
 def taken(host, monkeypatch):
     """GPUs of the host that are used by something other than a job, each with a description."""
-    host.settings.worker.cards, host.settings.worker.slots = ["0", "1"], 3
+    host.settings.worker.gpus, host.settings.worker.slots = ["0", "1"], 3
     found = {}
-    monkeypatch.setattr(host, "taken_cards", lambda cards: {card: found[card] for card in cards if card in found})
+    monkeypatch.setattr(host, "taken_gpus", lambda gpus: {gpu: found[gpu] for gpu in gpus if gpu in found})
     return found
 
 
-def test_a_card_that_something_uses_is_passed_over(database, submit, attempts, taken, host, start, monkeypatch):
+def test_a_gpu_that_something_uses_is_passed_over(database, submit, attempts, taken, host, start, monkeypatch):
     monkeypatch.setattr(module, "_TOLD_AGAIN_SECONDS", 0.1)
     host.settings.worker.sweep_seconds = 0.1
     taken["0"] = "900 MiB in use, by process 7"
@@ -144,18 +144,18 @@ def test_a_card_that_something_uses_is_passed_over(database, submit, attempts, t
 
     def told():
         with database.read() as session:
-            return session.get(Worker, "w1").taken_cards
+            return session.get(Worker, "w1").taken_gpus
 
     def held():
         with database.read() as session:
-            return {job.id: claims.cards_of(session, job) for job in queries.page(session, JobFilter(), limit=9).jobs}
+            return {job.id: claims.gpus_of(session, job) for job in queries.page(session, JobFilter(), limit=9).jobs}
 
-    assert (second.id in attempts, held()[first.id]) == (False, ("1",)), "the free card goes to the first"
+    assert (second.id in attempts, held()[first.id]) == (False, ("1",)), "the free GPU goes to the first"
     wait_until(lambda: told() == {"0": "900 MiB in use, by process 7"}, "it to be told why the second waits")
     taken["0"] = "901 MiB in use, by process 7"
     wait_until(lambda: told() == taken, "it to be told anew")
     del taken["0"]
-    wait_until(lambda: second.id in attempts, "the second to be claimed once the card is free")
+    wait_until(lambda: second.id in attempts, "the second to be claimed once the GPU is free")
     assert held()[second.id] == ("0",)
     wait_until(lambda: told() is None, "nothing to be told any more")
 

@@ -267,14 +267,14 @@ class AttemptRun:
         state = manifest.state if manifest.files or manifest.skipped else "none"
         return _Kept(state, log_bytes, manifest.bytes)
 
-    def _cards(self) -> tuple[str, ...]:
-        if not self.job.cards:
+    def _gpus(self) -> tuple[str, ...]:
+        if not self.job.gpus:
             return ()
         with self._host.database.read() as session:
-            return claims.cards_of(session, self.job)
+            return claims.gpus_of(session, self.job)
 
     def _launch_spec(self) -> LaunchSpec:
-        spec, scratch, cards = self.job.spec, self._scratch, self._cards()
+        spec, scratch, gpus = self.job.spec, self._scratch, self._gpus()
         grants = Grants(self._host.settings, self._host.database, self.job)
         ports = grants.ports()
         storage = self._host.storage.of(self.job.project_id, mounted=self._backend.capabilities.mounts)
@@ -286,13 +286,13 @@ class AttemptRun:
             machine_type=self.job.machine_type,
             command=spec.command,
             container=self.job.image or spec.container,
-            env=grants.environment() | self._service_env(cards, storage) | self._port_env(ports),
+            env=grants.environment() | self._service_env(gpus, storage) | self._port_env(ports),
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=storage,
             datasets=self._host.storage.datasets,
             control=scratch.control,
-            cards=cards,
+            gpus=gpus,
             cpus=spec.cpus,
             memory_bytes=spec.memory_mb * MIB if spec.memory_mb is not None else None,
             stop_grace=spec.stop_grace,
@@ -326,7 +326,7 @@ class AttemptRun:
         contained = self._backend.capabilities.containers
         return {f"GRADIENT_PORT_{port.internal}": str(port.internal if contained else port.external) for port in ports}
 
-    def _service_env(self, cards: tuple[str, ...], shared: Path) -> dict[str, str]:
+    def _service_env(self, gpus: tuple[str, ...], shared: Path) -> dict[str, str]:
         """Build the environment variables that every backend gives to a job."""
         scratch, mounted = self._scratch, self._backend.capabilities.mounts
         workspace = Path(base.WORKSPACE) if mounted else scratch.workspace
@@ -337,7 +337,7 @@ class AttemptRun:
             "GRADIENT_JOB_ID": self.job.id,
             "GRADIENT_ATTEMPT": str(self.job.attempt),
             "GRADIENT_MACHINE_TYPE": self.job.machine_type,
-            **({"GRADIENT_CARDS": ",".join(cards)} if cards else {}),
+            **({"GRADIENT_GPUS": ",".join(gpus)} if gpus else {}),
             "GRADIENT_WORKSPACE_DIR": str(workspace),
             "GRADIENT_ARTIFACTS_DIR": str(artifacts),
             "GRADIENT_STORAGE_DIR": str(storage),

@@ -14,7 +14,7 @@ from core.db.models.jobs import Attempt
 _LONGER_EVERY_SECONDS = 600.0
 _LONGEST_GAP_SECONDS = 60.0
 _AVERAGED = ("_percent", "_watts", "_celsius")
-_OF_CARDS = re.compile(r"gpu\d+_(percent|memory_bytes)\Z")
+_OF_GPUS = re.compile(r"gpu\d+_(percent|memory_bytes)\Z")
 _TOLD: tuple[str, ...] = ("cpu_percent", "memory_bytes")
 _MEANS = ("cpu_percent", "gpu_percent")
 
@@ -53,17 +53,17 @@ class Peaks:
 
     def add(self, values: dict[str, float], seconds: float) -> None:
         """Add a sample that covers this many seconds."""
-        of_cards: dict[str, list[float]] = {"percent": [], "memory_bytes": []}
+        of_gpus: dict[str, list[float]] = {"percent": [], "memory_bytes": []}
         for name, value in values.items():
-            if found := _OF_CARDS.match(name):
-                of_cards[found[1]].append(value)
+            if found := _OF_GPUS.match(name):
+                of_gpus[found[1]].append(value)
         told: dict[str, float] = {name: values[name] for name in _TOLD if name in values}
-        told |= {f"gpu_{name}": max(found) for name, found in of_cards.items() if found}
+        told |= {f"gpu_{name}": max(found) for name, found in of_gpus.items() if found}
         for name, value in told.items():
             self.highest[name] = max(value, self.highest.get(name, value))
         now = {name: value for name, value in told.items() if name in _MEANS}
-        if of_cards["percent"]:
-            now["gpu_percent"] = sum(of_cards["percent"]) / len(of_cards["percent"])
+        if of_gpus["percent"]:
+            now["gpu_percent"] = sum(of_gpus["percent"]) / len(of_gpus["percent"])
         for name, value in now.items():
             before = self.means.get(name)
             weight = seconds / (self.seconds + seconds) if before is not None and self.seconds + seconds > 0 else 1.0

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Handle = dict[str, Any]
 """Identifies a launched job: plain JSON with a `version`, storable in the job's row.
 
-`cards` may describe the job's GPUs: for each its index and, as far as known, uuid, name, memory (bytes), serial, driver
+`gpus` may describe the job's GPUs: for each its index and, as far as known, uuid, name, memory (bytes), serial, driver
 and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, type and url.
 """
 
@@ -100,7 +100,7 @@ class LaunchSpec:
         storage: Folder on this host that the project's jobs share (`/storage`).
         datasets: Folder on this host that all jobs can read (`/storage/datasets`).
         control: Folder on this host for the wrapper's files.
-        cards: The host's GPUs reserved for the job, by index or UUID.
+        gpus: The host's GPUs reserved for the job, by index or UUID.
         cpus: Limit of CPUs, or None.
         memory_bytes: Limit of memory, or None.
         stop_grace: Seconds between SIGTERM and SIGKILL when the machine itself ends the job.
@@ -127,7 +127,7 @@ class LaunchSpec:
     storage: Path
     datasets: Path
     control: Path
-    cards: tuple[str, ...]
+    gpus: tuple[str, ...]
     cpus: float | None
     memory_bytes: int | None
     stop_grace: float
@@ -178,13 +178,13 @@ class Backend(Protocol):
         """Return the reason, for the operator, that no job can be started here now; None if jobs can be started."""
         return None
 
-    def cards(self) -> tuple[str, ...] | None:
+    def gpus(self) -> tuple[str, ...] | None:
         """Return the GPUs that this backend can give to jobs; None if it does not count any."""
         return None
 
-    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
+    def taken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
         """Return which of these GPUs something uses now, with a description; no job of ours holds them."""
-        del cards
+        del gpus
         return {}
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:

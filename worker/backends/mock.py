@@ -94,7 +94,6 @@ class MockBackend(Backend):
             # The clock that neither administrators nor time servers adjust; all processes since the machine's start
             # share it.
             "launched": time.monotonic(),
-            "launched_at": time.time(),  # read by workers of the previous release
             "memory_bytes": spec.memory_bytes,
             "preempt_after": preempt,
             "stop_grace": spec.stop_grace,
@@ -253,12 +252,9 @@ def _members(handle: Handle) -> Members:
 
 
 def _age(handle: Handle) -> float:
-    """Return the seconds since the launch.
-
-    A handle that an earlier release stored has the time of another clock.
-    """
-    launched: float | None = handle.get("launched")
-    return time.time() - handle["launched_at"] if launched is None else time.monotonic() - launched
+    """Return the seconds since the launch."""
+    launched: float = handle["launched"]
+    return time.monotonic() - launched
 
 
 def _inherited() -> dict[str, str]:

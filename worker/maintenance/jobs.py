@@ -80,7 +80,7 @@ class Sweep:
                 "lost_jobs": self._give_up_lost(),
                 "deleted_jobs": self._empty_deleted(),
                 "rung_again": self._host.write(partial(maintenance.ring_again, seconds=self._rung_again)),
-                "cards": self._host.write(maintenance.free_cards),
+                "gpus": self._host.write(maintenance.free_gpus),
                 "ports": self._host.write(allocations.free_ports),
                 "retention": self._prune(),
             }

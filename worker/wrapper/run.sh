@@ -11,8 +11,8 @@ control=$1
 alone=${2:-}
 
 # The third fence: noclobber opens with O_EXCL, so of all starts of one attempt only the first runs the command.
-# Noclobber spares regular files alone, and the job may have put something else there: any name refuses. So does the
-# pid that a wrapper of an earlier release left. A folder that is gone means that the attempt is over.
+# Noclobber spares regular files alone, and the job may have put something else there: any name refuses. So does a
+# pid, if the job has removed the lock. A folder that is gone means that the attempt is over.
 lock=$control/start.lock
 if [ -e "$lock" ] || [ -L "$lock" ]; then exit 97; fi
 if [ -f "$control/started" ] && read -r pid <"$control/started"; then exit 97; fi

@@ -122,7 +122,7 @@ class Job(Base):
     """US dollars, at the time of submission."""
     priority: Mapped[int]
     max_attempts: Mapped[int]
-    cards: Mapped[int] = mapped_column(default=0, server_default="0")
+    gpus: Mapped[int] = mapped_column(default=0, server_default="0")
     """GPUs that it needs exclusively on its host."""
     cpus: Mapped[float | None]
     """Requested CPUs; None: as its slot provides."""
@@ -130,8 +130,8 @@ class Job(Base):
     """Requested memory in MiB; None: as its slot provides."""
     image: Mapped[str | None] = mapped_column(String(MAX_REFERENCE))
     """Image that `container` resolves to, as engines list it; None: the host's default image, or one that is built."""
-    any_ports: Mapped[int] = mapped_column(default=0, server_default="0")
-    """Free ports that it needs from its host's range (`holds.any_ports`); ports it names are in WantedPort."""
+    dynamic_ports: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Free ports that it needs from its host's range (`dynamic_ports`); ports it names are in PortRequest."""
     request_id: Mapped[str | None] = mapped_column(String(64))
     """Id of the submitting request, for log lines of the service and the worker."""
     trace_parent: Mapped[str | None] = mapped_column(String(64))
@@ -261,7 +261,7 @@ class Attempt(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     worker: Mapped[str] = mapped_column(String(255))
     host: Mapped[str] = mapped_column(String(255))
-    due_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    eligible_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Earliest time of its claim: the submission, or the end of the pause before a retry."""
     claimed_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -275,7 +275,7 @@ class Attempt(Base):
     """Bytes of log kept; None until they are collected."""
     artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Bytes of artifacts kept; None until they are collected."""
-    cards: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    gpus: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     """Its GPUs, in the attempt's numbering: index, uuid, name, memory (bytes), serial, driver, cuda."""
     tpu: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """Its TPU: zone, name, type, url (None if the job runs on the TPU VM)."""
@@ -293,43 +293,43 @@ class Attempt(Base):
     """Of all its GPUs."""
 
 
-class HeldCard(Base):
+class GpuAllocation(Base):
     """A GPU allocated to a job. The primary key ensures that two jobs never share one."""
 
-    __tablename__ = "held_cards"
+    __tablename__ = "gpu_allocations"
 
     host: Mapped[str] = mapped_column(String(255), primary_key=True)
-    card: Mapped[str] = mapped_column(String(64), primary_key=True)
+    gpu: Mapped[str] = mapped_column(String(64), primary_key=True)
     """The device's index or UUID on that host."""
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     attempt: Mapped[int]
 
 
-class HeldImage(Base):
+class HostImage(Base):
     """An image present on a host, where jobs that need it are preferably claimed."""
 
-    __tablename__ = "held_images"
+    __tablename__ = "host_images"
 
     host: Mapped[str] = mapped_column(String(255), primary_key=True)
     reference: Mapped[str] = mapped_column(String(MAX_REFERENCE), primary_key=True)
     """In the form of `Job.image`."""
 
-    __table_args__ = (Index("ix_held_images_reference", "reference"),)
+    __table_args__ = (Index("ix_host_images_reference", "reference"),)
 
 
-class WantedPort(Base):
+class PortRequest(Base):
     """A host port that a job names; kept until the job has ended."""
 
-    __tablename__ = "wanted_ports"
+    __tablename__ = "port_requests"
 
     port: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True, index=True)
 
 
-class HeldPort(Base):
+class PortAllocation(Base):
     """A host port allocated to a job. The primary key ensures that two jobs never share one."""
 
-    __tablename__ = "held_ports"
+    __tablename__ = "port_allocations"
 
     host: Mapped[str] = mapped_column(String(255), primary_key=True)
     port: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -389,10 +389,10 @@ class Outbox(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
-class Removal(Base):
+class PendingDeletion(Base):
     """Files to delete that no other row refers to any more; the row is deleted after them."""
 
-    __tablename__ = "removals"
+    __tablename__ = "pending_deletions"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     what: Mapped[str] = mapped_column(String(16), primary_key=True)
@@ -412,7 +412,7 @@ class Worker(Base):
     slots: Mapped[int]
     machine_types: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     """Names of the machine types it takes; None: all that its backends run."""
-    cards: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    gpus: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     """Its host's GPUs; None: not counted (simulated machines)."""
     cpus: Mapped[float | None]
     memory_mb: Mapped[int | None]
@@ -420,7 +420,7 @@ class Worker(Base):
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
     heard_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Time of the last message through the broker; None: it has no broker, or none ever arrived."""
-    taken_cards: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
+    taken_gpus: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
     """GPUs in use outside this service, and by what; as of the last attempt to allocate one."""
     low_disk: Mapped[str | None] = mapped_column(Text)
     """Explanation why it claims nothing for lack of disk space; None: it has enough."""
@@ -428,20 +428,20 @@ class Worker(Base):
     """Time at which an administrator drained it; it claims nothing since, even after a restart."""
 
 
-class Turn(Base):
+class LeaderLease(Base):
     """A lease on a task that only one worker does at a time."""
 
-    __tablename__ = "turns"
+    __tablename__ = "leader_leases"
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     holder: Mapped[str] = mapped_column(String(255))
     until: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
-class Repair(Base):
+class RepairCount(Base):
     """Number of repairs of one kind by the sweep."""
 
-    __tablename__ = "repairs"
+    __tablename__ = "repair_counts"
 
     kind: Mapped[str] = mapped_column(String(64), primary_key=True)
     total: Mapped[int] = mapped_column(BigInteger)

@@ -9,18 +9,18 @@ from sqlalchemy.orm import Session
 
 from core.db.database import Base
 from core.db.models.credentials import JobLogin
-from core.db.models.jobs import HeldCard, HeldPort, Job, WantedPort
+from core.db.models.jobs import GpuAllocation, Job, PortAllocation, PortRequest
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, TERMINAL
 
-_NEW_PORT = insert(Base.metadata.tables[HeldPort.__tablename__])
-_WANTED = insert(Base.metadata.tables[WantedPort.__tablename__])
-_TAKEN = select(HeldPort.port).where(HeldPort.host == bindparam("on_host"))
+_NEW_PORT = insert(Base.metadata.tables[PortAllocation.__tablename__])
+_WANTED = insert(Base.metadata.tables[PortRequest.__tablename__])
+_TAKEN = select(PortAllocation.port).where(PortAllocation.host == bindparam("on_host"))
 
 KEPT_FROM = (
-    select(WantedPort.job_id)
-    .join(HeldPort, HeldPort.port == WantedPort.port)
-    .where(HeldPort.host == bindparam("on_host"))
+    select(PortRequest.job_id)
+    .join(PortAllocation, PortAllocation.port == PortRequest.port)
+    .where(PortAllocation.host == bindparam("on_host"))
 )
 """Jobs that need a port which another job has on the host; joined from the few ports allocated there."""
 
@@ -83,12 +83,12 @@ def _free(among: PortRange, taken: Collection[int], start: int) -> Sequence[int]
     return [port for port in numbers if port not in taken]
 
 
-def ports_of(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[HeldPort]]:
+def ports_of(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[PortAllocation]]:
     """Return the ports allocated to jobs, by job id; no query if none of them asks for ports."""
     wanting = [job.id for job in jobs if job.spec.ports and job.state in OWNED]
-    found: dict[str, list[HeldPort]] = {}
+    found: dict[str, list[PortAllocation]] = {}
     if wanting:
-        held = select(HeldPort).where(HeldPort.job_id.in_(wanting)).order_by(HeldPort.internal)
+        held = select(PortAllocation).where(PortAllocation.job_id.in_(wanting)).order_by(PortAllocation.internal)
         for port in session.scalars(held):
             found.setdefault(port.job_id, []).append(port)
     return found
@@ -97,35 +97,35 @@ def ports_of(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[HeldPor
 def held_ports(session: Session) -> dict[str, dict[int, str]]:
     """Return all allocated ports: job id by port, by host."""
     found: dict[str, dict[int, str]] = {}
-    for port in session.scalars(select(HeldPort)):
+    for port in session.scalars(select(PortAllocation)):
         found.setdefault(port.host, {})[port.port] = port.job_id
     return found
 
 
 def let_go(session: Session, job: Job) -> None:
     """Free a job's GPUs and ports; once it has ended, also delete its port requests and registry password."""
-    if job.cards:
-        session.execute(delete(HeldCard).where(HeldCard.job_id == job.id))
+    if job.gpus:
+        session.execute(delete(GpuAllocation).where(GpuAllocation.job_id == job.id))
     wants_ports = bool(job.spec.ports)
     if wants_ports:
-        session.execute(delete(HeldPort).where(HeldPort.job_id == job.id))
+        session.execute(delete(PortAllocation).where(PortAllocation.job_id == job.id))
     if job.state not in TERMINAL:
         return
     if wants_ports:
-        session.execute(delete(WantedPort).where(WantedPort.job_id == job.id))
+        session.execute(delete(PortRequest).where(PortRequest.job_id == job.id))
     if job.spec.registry_username is not None:
         session.execute(delete(JobLogin).where(JobLogin.job_id == job.id))
 
 
 def free_ports(session: Session) -> int:
-    """Do the work of `let_go` for jobs ended by an earlier release, which did not know ports and passwords."""
-    here = exists().where(Job.id == HeldPort.job_id, Job.attempt == HeldPort.attempt, Job.state.in_(OWNED))
-    count = len(_removed(session, HeldPort, ~here))
-    for table in (WantedPort, JobLogin):
+    """Free ports, port requests and registry passwords that no job in need of them has; a transition frees its own."""
+    here = exists().where(Job.id == PortAllocation.job_id, Job.attempt == PortAllocation.attempt, Job.state.in_(OWNED))
+    count = len(_removed(session, PortAllocation, ~here))
+    for table in (PortRequest, JobLogin):
         count += len(_removed(session, table, ~exists().where(Job.id == table.job_id, Job.state.not_in(TERMINAL))))
     return count
 
 
-def _removed(session: Session, table: type[WantedPort | HeldPort | JobLogin], where: object) -> Sequence[object]:
+def _removed(session: Session, table: type[PortRequest | PortAllocation | JobLogin], where: object) -> Sequence[object]:
     gone = delete(table).where(where).returning(table.job_id)  # type: ignore[arg-type]
     return session.execute(gone, execution_options={"synchronize_session": False}).all()

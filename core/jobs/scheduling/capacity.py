@@ -70,14 +70,14 @@ def excess(job: Job, workers: Sequence[Worker]) -> str:
 
 def _needs(worker: Worker, job: Job) -> tuple[tuple[str, float, float | None], ...]:
     """Return (unit, needed by the job, capacity of the worker) tuples; capacity None: not counted."""
-    cards = None if worker.cards is None else len(worker.cards)
+    gpus = None if worker.gpus is None else len(worker.gpus)
     return (
-        ("card", job.cards, cards),
+        ("gpu", job.gpus, gpus),
         ("CPU", job.cpus or 0, worker.cpus),
         ("MiB of memory", job.memory_mb or 0, worker.memory_mb),
     )
 
 
 def _amount(number: float, unit: str) -> str:
-    plural = "s" if number != 1 and unit in {"card", "CPU"} else ""
+    plural = "s" if number != 1 and unit in {"gpu", "CPU"} else ""
     return f"{number:,.10g} {unit}{plural}"

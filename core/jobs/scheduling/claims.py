@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Select, Subquery, Update, bindparam, func,
 from sqlalchemy.orm import Session
 
 from core.db.database import Base, now
-from core.db.models.jobs import Attempt, HeldCard, Job, Project, Worker
+from core.db.models.jobs import Attempt, GpuAllocation, Job, Project, Worker
 from core.jobs.scheduling import allocations, image_affinity
 from core.jobs.scheduling.allocations import PortRange
 from core.jobs.states import OWNED, JobState
@@ -34,11 +34,11 @@ _OF_ONE_ATTEMPT = (
 )
 """Columns of a job that each claim resets to NULL."""
 _NEW_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
-_NEW_HOLD = insert(Base.metadata.tables[HeldCard.__tablename__])
+_NEW_HOLD = insert(Base.metadata.tables[GpuAllocation.__tablename__])
 _HELD = select(func.sum(Job.cpus).label("cpus"), func.sum(Job.memory_mb).label("memory_mb")).where(
     Job.host == bindparam("on_host"), Job.state.in_(OWNED)
 )
-_CARDS = select(HeldCard.card).where(HeldCard.host == bindparam("on_host"))
+_GPUS = select(GpuAllocation.gpu).where(GpuAllocation.host == bindparam("on_host"))
 _SERVED = update(Project).where(Project.id == bindparam("served")).values(last_claimed_at=now())
 
 
@@ -51,7 +51,7 @@ class Offer:
         host: Its machine's name; workers of one host share its capacity.
         backends: Names of the backends that it runs.
         machine_types: Machine types that it takes; None: all that its backends run.
-        cards: The host's GPUs; None: not counted.
+        gpus: The host's GPUs; None: not counted.
         cpus: The host's CPUs; None: not counted.
         memory_mb: The host's memory in MiB; None: not counted.
         image_wait_seconds: How long a job is left to another host that has its image and room for it.
@@ -62,7 +62,7 @@ class Offer:
     host: str
     backends: tuple[str, ...]
     machine_types: tuple[str, ...] | None = None
-    cards: tuple[str, ...] | None = None
+    gpus: tuple[str, ...] | None = None
     cpus: float | None = None
     memory_mb: int | None = None
     image_wait_seconds: float = 0.0
@@ -73,7 +73,7 @@ class Offer:
 class _Free:
     """The free capacity of a host; GPUs by name."""
 
-    cards: tuple[str, ...] | None
+    gpus: tuple[str, ...] | None
     cpus: float
     memory_mb: float
     taken_ports: frozenset[int]
@@ -109,15 +109,15 @@ def claim(session: Session, offer: Offer) -> Job | None:
     return None
 
 
-def free_cards(session: Session, offer: Offer) -> tuple[str, ...]:
+def free_gpus(session: Session, offer: Offer) -> tuple[str, ...]:
     """Return the offer's GPUs that no job holds; empty if GPUs are not counted."""
-    return _free(session, offer).cards or ()
+    return _free(session, offer).gpus or ()
 
 
-def cards_of(session: Session, job: Job) -> tuple[str, ...]:
+def gpus_of(session: Session, job: Job) -> tuple[str, ...]:
     """Return the GPUs allocated to the job's current attempt."""
-    held = select(HeldCard.card).where(HeldCard.job_id == job.id, HeldCard.attempt == job.attempt)
-    return tuple(session.scalars(held.order_by(HeldCard.card)))
+    held = select(GpuAllocation.gpu).where(GpuAllocation.job_id == job.id, GpuAllocation.attempt == job.attempt)
+    return tuple(session.scalars(held.order_by(GpuAllocation.gpu)))
 
 
 def _note(session: Session, job: Job, offer: Offer, free: _Free) -> None:
@@ -128,13 +128,13 @@ def _note(session: Session, job: Job, offer: Offer, free: _Free) -> None:
             "attempt": job.attempt,
             "worker": offer.worker,
             "host": offer.host,
-            "due_at": job.run_after or job.created_at,
+            "eligible_at": job.run_after or job.created_at,
             "claimed_at": job.claimed_at,
         },
     )
-    if free.cards is not None and job.cards:
+    if free.gpus is not None and job.gpus:
         of_job = {"host": offer.host, "job_id": job.id, "attempt": job.attempt}
-        session.execute(_NEW_HOLD, [of_job | {"card": card} for card in free.cards[: job.cards]])
+        session.execute(_NEW_HOLD, [of_job | {"gpu": gpu} for gpu in free.gpus[: job.gpus]])
     allocations.take_ports(session, job, offer.host, offer.ports, free.taken_ports)
     session.execute(_SERVED, {"served": job.project_id})
     record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
@@ -143,12 +143,12 @@ def _note(session: Session, job: Job, offer: Offer, free: _Free) -> None:
 def _free(session: Session, offer: Offer) -> _Free:
     on_host = {"on_host": offer.host}
     held = session.execute(_HELD, on_host).one()
-    cards = offer.cards
-    if cards is not None:
-        taken = set(session.scalars(_CARDS, on_host))
-        cards = tuple(card for card in cards if card not in taken)
+    gpus = offer.gpus
+    if gpus is not None:
+        taken = set(session.scalars(_GPUS, on_host))
+        gpus = tuple(gpu for gpu in gpus if gpu not in taken)
     return _Free(
-        cards=cards,
+        gpus=gpus,
         cpus=_PLENTY if offer.cpus is None else offer.cpus - (held.cpus or 0.0),
         memory_mb=_PLENTY if offer.memory_mb is None else offer.memory_mb - (held.memory_mb or 0),
         taken_ports=allocations.taken_ports(session, offer.host),
@@ -160,7 +160,7 @@ def _next(session: Session, offer: Offer, free: _Free) -> int | None:
     params: dict[str, Any] = {
         "worker": offer.worker,
         "backends": offer.backends,
-        "free_cards": _PLENTY if free.cards is None else len(free.cards),
+        "free_gpus": _PLENTY if free.gpus is None else len(free.gpus),
         "free_cpus": free.cpus,
         "free_memory_mb": free.memory_mb,
         "free_ports": offer.ports.free(free.taken_ports),
@@ -184,10 +184,10 @@ def _following(*, some_types: bool, image_wait: float) -> Select[int]:
         Job.state == JobState.QUEUED,
         Job.backend.in_(bindparam("backends", expanding=True)),
         or_(Job.run_after.is_(None), Job.run_after <= now()),
-        Job.cards <= bindparam("free_cards"),
+        Job.gpus <= bindparam("free_gpus"),
         or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
         or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),
-        Job.any_ports <= bindparam("free_ports"),
+        Job.dynamic_ports <= bindparam("free_ports"),
         Job.id.not_in(allocations.KEPT_FROM),
     ]
     if some_types:

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session, aliased
 
 from core.catalogue.images import MAX_REFERENCE, canonical
 from core.db.database import now
-from core.db.models.jobs import HeldCard, HeldImage, Job, Worker
+from core.db.models.jobs import GpuAllocation, HostImage, Job, Worker
 from core.jobs.queries import WORKER_SILENT_SECONDS
 from core.jobs.states import OWNED
 from core.jobs.transitions import insert_once
@@ -24,25 +24,25 @@ def report(session: Session, host: str, references: Collection[str]) -> None:
         host: The machine's name.
         references: Images as its engine lists them; only the first MAX_REPORTED are recorded.
     """
-    session.execute(delete(HeldImage).where(HeldImage.host == host))
+    session.execute(delete(HostImage).where(HostImage.host == host))
     noted = [one for one in dict.fromkeys(references) if len(one) <= MAX_REFERENCE][:MAX_REPORTED]
     rows = [{"host": host, "reference": reference} for reference in noted]
     if rows:  # another worker of the host may report the same concurrently
-        session.execute(insert_once(session.get_bind().dialect.name, HeldImage), rows)
+        session.execute(insert_once(session.get_bind().dialect.name, HostImage), rows)
 
 
 def hosts_with(session: Session, images: Collection[str]) -> int:
     """Count the hosts with a live worker that have one of these images."""
     living = select(Worker.host).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS))
-    count = select(func.count(HeldImage.host.distinct())).where(
-        HeldImage.reference.in_([canonical(image) for image in images]), HeldImage.host.in_(living)
+    count = select(func.count(HostImage.host.distinct())).where(
+        HostImage.reference.in_([canonical(image) for image in images]), HostImage.host.in_(living)
     )
     return int(session.scalar(count) or 0)
 
 
 def others_hold(session: Session, host: str) -> bool:
     """Check whether any other host has reported images; if none has, no job is left to another host."""
-    return session.scalar(select(HeldImage.host).where(HeldImage.host != host).limit(1)) is not None
+    return session.scalar(select(HostImage.host).where(HostImage.host != host).limit(1)) is not None
 
 
 def left_to_holder(seconds: float) -> ColumnElement[bool]:
@@ -51,13 +51,13 @@ def left_to_holder(seconds: float) -> ColumnElement[bool]:
     It holds only for `seconds` after the job is due, so that the job waits no longer for an image. The claiming host
     is the parameter `on_host`.
     """
-    here = exists().where(HeldImage.host == bindparam("on_host"), HeldImage.reference == Job.image)
+    here = exists().where(HostImage.host == bindparam("on_host"), HostImage.reference == Job.image)
     recent = func.coalesce(Job.run_after, Job.created_at) > now(-seconds)
     holder = (
         exists()
         .where(
-            HeldImage.reference == Job.image,
-            HeldImage.host == Worker.host,
+            HostImage.reference == Job.image,
+            HostImage.host == Worker.host,
             Worker.host != bindparam("on_host"),
             Worker.seen_at >= now(-WORKER_SILENT_SECONDS),
             Worker.drained_at.is_(None),
@@ -85,15 +85,15 @@ def _has_room() -> list[ColumnElement[bool]]:
     held = aliased(Job)
     on_worker = select(func.count()).where(held.worker == Worker.name, held.state.in_(OWNED))
     on_host = (held.host == Worker.host, held.state.in_(OWNED))
-    cards = select(func.count()).where(HeldCard.host == Worker.host)
+    gpus = select(func.count()).where(GpuAllocation.host == Worker.host)
     free_cpus = Worker.cpus - select(func.coalesce(func.sum(held.cpus), 0)).where(*on_host).scalar_subquery()
     free_memory = (
         Worker.memory_mb - select(func.coalesce(func.sum(held.memory_mb), 0)).where(*on_host).scalar_subquery()
     )
-    free_cards = func.json_array_length(Worker.cards) - cards.scalar_subquery()
+    free_gpus = func.json_array_length(Worker.gpus) - gpus.scalar_subquery()
     return [
         on_worker.scalar_subquery() < Worker.slots,
-        or_(Worker.cards.is_(None), free_cards >= Job.cards),
+        or_(Worker.gpus.is_(None), free_gpus >= Job.gpus),
         or_(Job.cpus.is_(None), Worker.cpus.is_(None), free_cpus >= Job.cpus),
         or_(Job.memory_mb.is_(None), Worker.memory_mb.is_(None), free_memory >= Job.memory_mb),
     ]

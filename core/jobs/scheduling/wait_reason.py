@@ -8,7 +8,7 @@ The first reason that applies is reported:
     low_disk             each of those not drained has too little disk space
     retrying             the job pauses before its next attempt
     project_quota        its project has reached its limit of running jobs
-    waiting_for_cards    no worker has as many free GPUs as it needs
+    waiting_for_gpus    no worker has as many free GPUs as it needs
     waiting_for_port     on each host, another job has a port that it names
     behind_jobs          other jobs are ahead of it
     waiting_for_machine  it is next
@@ -27,7 +27,7 @@ from sqlalchemy import Row, Select, select, union_all
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.jobs import HeldCard, Job, Worker
+from core.db.models.jobs import GpuAllocation, Job, Worker
 from core.jobs.scheduling import start_estimate
 from core.jobs.scheduling.allocations import held_ports
 from core.jobs.scheduling.capacity import Offers, excess, fits, offers, room
@@ -40,7 +40,7 @@ _HELD = select(Job.machine_type, Job.project_id, Job.worker, Job.host, Job.start
     Job.state.in_(OWNED)
 )
 _HeldRow = Row[str, str, str | None, str | None, datetime | None, float | None, int | None]
-_HELD_CARDS = select(HeldCard.host, HeldCard.card)
+_HELD_GPUS = select(GpuAllocation.host, GpuAllocation.gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,12 @@ def _look(session: Session, queued: Sequence[Job], places: dict[str, Place]) -> 
     at = session.scalars(select(now())).one()
     held = list(session.execute(_HELD))
     types = {job.machine_type for job in queued} | {row.machine_type for row in held}
-    cards: dict[str, set[str]] = defaultdict(set)
-    if any(job.cards for job in queued):
-        for row in session.execute(_HELD_CARDS):
-            cards[row.host].add(row.card)
+    gpus: dict[str, set[str]] = defaultdict(set)
+    if any(job.gpus for job in queued):
+        for row in session.execute(_HELD_GPUS):
+            gpus[row.host].add(row.gpu)
     ports = held_ports(session) if any(job.spec.ports for job in queued) else {}
-    return _Scene(at, places, offers(session), held, _typical(session, sorted(types)), cards, ports)
+    return _Scene(at, places, offers(session), held, _typical(session, sorted(types)), gpus, ports)
 
 
 def _typical(session: Session, types: Sequence[str]) -> dict[str, float]:
@@ -118,7 +118,7 @@ class _Scene:
         offers: The live workers.
         held: Jobs that workers hold.
         typical: Median duration of jobs, by machine type.
-        cards: GPUs that jobs hold, by host.
+        gpus: GPUs that jobs hold, by host.
         ports: Job id by port, by host.
     """
 
@@ -127,7 +127,7 @@ class _Scene:
     offers: Offers
     held: Sequence[_HeldRow]
     typical: dict[str, float]
-    cards: Mapping[str, set[str]]
+    gpus: Mapping[str, set[str]]
     ports: Mapping[str, Mapping[int, str]]
 
     def waiting(self, job: Job) -> Waiting:
@@ -162,9 +162,9 @@ class _Scene:
         """Return reason and detail of a job that some worker could take."""
         if place.share.used_up:
             return "project_quota", f"{place.share.running} of {place.share.max_running} jobs"
-        most = max(working, key=self._free_cards)
-        if self._free_cards(most) < job.cards:
-            return "waiting_for_cards", self._cards_of(job, most)
+        most = max(working, key=self._free_gpus)
+        if self._free_gpus(most) < job.gpus:
+            return "waiting_for_gpus", self._gpus_of(job, most)
         port = self._port_of_another(job, working)
         if port is not None:
             return "waiting_for_port", port
@@ -173,20 +173,20 @@ class _Scene:
             return "behind_jobs", f"{ahead:,} job{'s' if ahead > 1 else ''}"
         return "waiting_for_machine", None
 
-    def _free_cards(self, worker: Worker) -> float:
-        if worker.cards is None:
+    def _free_gpus(self, worker: Worker) -> float:
+        if worker.gpus is None:
             return float("inf")
-        return len(set(worker.cards) - self.cards.get(worker.host, set()) - self._taken(worker).keys())
+        return len(set(worker.gpus) - self.gpus.get(worker.host, set()) - self._taken(worker).keys())
 
     def _taken(self, worker: Worker) -> dict[str, str]:
         """Return the GPUs of a worker that are in use outside this service, and by what."""
-        held = self.cards.get(worker.host, set())
-        return {card: why for card, why in (worker.taken_cards or {}).items() if card not in held}
+        held = self.gpus.get(worker.host, set())
+        return {gpu: why for gpu, why in (worker.taken_gpus or {}).items() if gpu not in held}
 
-    def _cards_of(self, job: Job, worker: Worker) -> str:
-        free, total, taken = int(self._free_cards(worker)), len(worker.cards or ()), self._taken(worker)
-        needs = "a card" if job.cards == 1 else f"{job.cards} cards of one machine"
-        others = "; ".join(f"card {card} is used by something that is no job ({why})" for card, why in taken.items())
+    def _gpus_of(self, job: Job, worker: Worker) -> str:
+        free, total, taken = int(self._free_gpus(worker)), len(worker.gpus or ()), self._taken(worker)
+        needs = "a GPU" if job.gpus == 1 else f"{job.gpus} GPUs of one machine"
+        others = "; ".join(f"GPU {gpu} is used by something that is no job ({why})" for gpu, why in taken.items())
         hold = "jobs hold the others" if free + len(taken) < total else ""
         who = "; ".join(part for part in (others, hold) if part)
         return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, {who}"
@@ -216,7 +216,7 @@ class _Scene:
 
     def _pool_starts(self, job: Job, working: Sequence[Worker], lasts: float) -> dict[int, float]:
         """Return the seconds until each requested place of the pool is served, for jobs with the needs of this one."""
-        need = (job.machine_type, job.backend, job.cards, job.cpus, job.memory_mb)
+        need = (job.machine_type, job.backend, job.gpus, job.cpus, job.memory_mb)
         if need not in self._known:
             free_in = [free for worker in working for free in self._slots(worker, job, lasts)]
             self._known[need] = start_estimate.starts(
@@ -233,8 +233,8 @@ class _Scene:
         busy = [self._left(row, lasts) for row in self.held if row.worker == worker.name]
         on_host = [row for row in self.held if row.host == worker.host]
         idle = [worker.slots - len(busy)]
-        if worker.cards is not None and job.cards:
-            idle.append(int(self._free_cards(worker)) // job.cards)
+        if worker.gpus is not None and job.gpus:
+            idle.append(int(self._free_gpus(worker)) // job.gpus)
         if worker.cpus is not None and job.cpus:
             idle.append(int((worker.cpus - sum(row.cpus or 0 for row in on_host)) // job.cpus))
         if worker.memory_mb is not None and job.memory_mb:

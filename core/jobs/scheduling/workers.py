@@ -30,13 +30,13 @@ def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> Non
         "backends": list(offer.backends),
         "slots": slots,
         "machine_types": _listed(offer.machine_types),
-        "cards": _listed(offer.cards),
+        "gpus": _listed(offer.gpus),
         "cpus": offer.cpus,
         "memory_mb": offer.memory_mb,
         "started_at": now(),
         "seen_at": now(),
         "heard_at": None,
-        "taken_cards": None,
+        "taken_gpus": None,
         "low_disk": None,
     }
     known = update(Worker).where(Worker.name == offer.worker).values(**values).returning(Worker.name)
@@ -44,9 +44,9 @@ def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> Non
         session.execute(insert(Worker).values(name=offer.worker, **values))
 
 
-def note_taken_cards(session: Session, name: str, taken: dict[str, str]) -> None:
+def note_taken_gpus(session: Session, name: str, taken: dict[str, str]) -> None:
     """Record a worker's GPUs that are in use outside this service, and by what, for the reason of waiting jobs."""
-    session.execute(update(Worker).where(Worker.name == name).values(taken_cards=taken or None))
+    session.execute(update(Worker).where(Worker.name == name).values(taken_gpus=taken or None))
 
 
 def note_low_disk(session: Session, name: str, why: str | None) -> None:

@@ -56,7 +56,7 @@ def test_a_table_of_a_machine_type_opens_what_it_names(tmp_path):
         ('devices = ["/dev/nvme0n1"]', "whoever has it has the host"),
         ('devices = ["/dev/mapper/root"]', "whoever has it has the host"),
         ('devices = ["/dev/mem"]', "whoever has it has the host"),
-        ('devices = ["/dev/nvidia0"]', "cards are handed over by the service"),
+        ('devices = ["/dev/nvidia0"]', "GPUs are handed over by the service"),
         ('devices = ["/home/x"]', "is no device"),
         ('devices = ["/dev/../etc/shadow"]', "must be a whole path"),
         ('mounts = {"/" = "/host"}', "what runs the host"),

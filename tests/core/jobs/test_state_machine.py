@@ -1,6 +1,6 @@
 """The job record against a model, over random histories: claims, adoptions, zombies, repeats, faults and stops.
 
-The model says which job is next, by priority, share and quota, and which cards are held.
+The model says which job is next, by priority, share and quota, and which GPUs are held.
 """
 
 import os
@@ -14,7 +14,7 @@ from sqlalchemy import delete, select, update
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database, now
-from core.db.models.jobs import HeldCard, Job, Project
+from core.db.models.jobs import GpuAllocation, Job, Project
 from core.errors import LeaseLost
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
@@ -25,7 +25,7 @@ from core.jobs.states import MOVES, OWNED, TERMINAL, JobState
 EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "25"))
 WORKERS = st.sampled_from(["w1", "w2"])
 PROJECTS = ["alpha", "beta"]
-CARDS = ("0", "1")
+GPUS = ("0", "1")
 COUNTED_REASONS = {0: "completed", 1: "exit_nonzero", 137: "vanished"}
 
 
@@ -40,7 +40,7 @@ class Known:
     seq: int = 0
     priority: int = 50
     project: str = ""
-    cards: int = 0
+    gpus: int = 0
     faults: int = 0
     began: bool = False
     reason: str = ""
@@ -62,7 +62,7 @@ class JobRecord(RuleBasedStateMachine):
         self.drained: set[str] = set()
         with self.database.write() as session:
             session.execute(update(Job).where(Job.state.not_in(TERMINAL)).values(state=JobState.CANCELLED))
-            session.execute(delete(HeldCard))
+            session.execute(delete(GpuAllocation))
             self.projects = {name: lifecycle.ensure_project(session, name)[0].id for name in PROJECTS}
             session.execute(update(Project).values(max_running=None))
             for name in ("w1", "w2"):
@@ -70,7 +70,7 @@ class JobRecord(RuleBasedStateMachine):
                 workers.set_drained(session, name, drained=False)
 
     def offer(self, worker):
-        return Offer(worker, "h", ("mock",), cards=CARDS)
+        return Offer(worker, "h", ("mock",), gpus=GPUS)
 
     def write(self, function, *arguments, **keywords):
         with self.database.write() as session:
@@ -93,7 +93,7 @@ class JobRecord(RuleBasedStateMachine):
 
         job, _ = self.write(insert)
         self.known[job.id] = Known(
-            max_attempts=max_attempts, seq=job.seq, priority=priority, project=project, cards=int(machine == "V100")
+            max_attempts=max_attempts, seq=job.seq, priority=priority, project=project, gpus=int(machine == "V100")
         )
 
     @rule(project=st.sampled_from(PROJECTS), quota=st.sampled_from([None, 1, 2]))
@@ -119,12 +119,12 @@ class JobRecord(RuleBasedStateMachine):
             rows = session.execute(select(Project.name, Project.last_claimed_at))
             served = {name: at.timestamp() if at else 0.0 for name, at in rows}
         running = {project: len(self.owned(project=project)) for project in PROJECTS}
-        free = len(CARDS) - len(self.owned(cards=1))
+        free = len(GPUS) - len(self.owned(gpus=1))
         fitting = [
             (-known.priority, running[known.project], served[known.project], known.seq, job_id)
             for job_id, known in self.known.items()
             if known.state is JobState.QUEUED
-            and known.cards <= free
+            and known.gpus <= free
             and running[known.project] < (self.quota[known.project] or 1000)
         ]
         return min(fitting)[-1] if fitting else None
@@ -253,11 +253,11 @@ class JobRecord(RuleBasedStateMachine):
                 assert job.machine_faults == known.faults
 
     @invariant()
-    def a_card_is_held_by_the_job_that_runs_on_it(self):
+    def a_gpu_is_held_by_the_job_that_runs_on_it(self):
         with self.database.read() as session:
-            cards = {(row.job_id, row.attempt) for row in session.scalars(select(HeldCard))}
-        owners = {(i, known.attempt) for i, known in self.known.items() if known.state in OWNED and known.cards}
-        assert cards == owners
+            gpus = {(row.job_id, row.attempt) for row in session.scalars(select(GpuAllocation))}
+        owners = {(i, known.attempt) for i, known in self.known.items() if known.state in OWNED and known.gpus}
+        assert gpus == owners
 
     def teardown(self):
         """The events tell the same story: a chain of legal moves from submission to the present state."""

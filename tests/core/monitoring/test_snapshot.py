@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import event, insert, text, true, update
 
 from core.db.database import Base, now
-from core.db.models.jobs import Attempt, Event, HeldCard, Job, Repair, Worker
+from core.db.models.jobs import Attempt, Event, GpuAllocation, Job, RepairCount, Worker
 from core.ids import new_id
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
@@ -149,14 +149,14 @@ def test_a_worker_is_deaf_when_it_is_there_and_hears_nothing(database, taken):
     assert not taken().missed[0].deaf
 
 
-def test_cards_and_repairs(database, submit, taken):
+def test_gpus_and_repairs(database, submit, taken):
     submit()
     job = claim(database)
     with database.write() as session:
         held = {"host": "h", "job_id": job.id, "attempt": 1}
-        session.execute(insert(HeldCard), [held | {"card": card} for card in ("0", "1")])
-        session.execute(insert(Repair).values(kind="scratch", total=7, last_at=now(-90), last_worker="w"))
-    assert taken().cards == {"h": 2}
+        session.execute(insert(GpuAllocation), [held | {"gpu": gpu} for gpu in ("0", "1")])
+        session.execute(insert(RepairCount).values(kind="scratch", total=7, last_at=now(-90), last_worker="w"))
+    assert taken().gpus == {"h": 2}
     (repaired,) = taken().repairs
     assert (repaired.kind, repaired.total, repaired.worker, 90 <= repaired.last < 120) == ("scratch", 7, "w", True)
 

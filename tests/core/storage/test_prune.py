@@ -12,7 +12,7 @@ from sqlalchemy import event, func, select
 from support.live_service import a_zip
 from support.old_jobs import Aging, tree
 
-from core.db.models.jobs import Removal
+from core.db.models.jobs import PendingDeletion
 from core.jobs import lifecycle
 from core.jobs.states import JobState
 from core.settings import Settings
@@ -55,7 +55,7 @@ def aging(kept, tmp_path):
 
 def pending(database):
     with database.read() as session:
-        return session.scalar(select(func.count()).select_from(Removal))
+        return session.scalar(select(func.count()).select_from(PendingDeletion))
 
 
 def removed(report, name="default"):

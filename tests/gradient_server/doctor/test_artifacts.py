@@ -4,7 +4,7 @@ import pytest
 
 from core.settings import Settings
 from core.settings.cloud import ArtifactSettings
-from gradient_server.checks import artifacts, host
+from gradient_server.checks import artifacts
 from gradient_server.checks.finding import Status
 
 
@@ -46,11 +46,3 @@ def test_a_bucket_without_googles_libraries_is_a_problem(gcs, found, monkeypatch
     monkeypatch.setitem(sys.modules, "core.storage.gcs.client", None)  # as if one of its own imports failed
     finding = found(name)
     assert (finding.status, "pip install" in finding.fix) == (Status.PROBLEM, True)
-
-
-def test_files_that_no_job_sees_any_more_are_told(tmp_path):
-    assert list(host.shared_before(tmp_path)) == []
-    for name in ("datasets", "projects", "weights"):
-        (tmp_path / "storage" / name).mkdir(parents=True)
-    [finding] = host.shared_before(tmp_path)
-    assert (finding.status, "No job sees weights in" in finding.message) == (Status.WARNING, True)

@@ -18,10 +18,10 @@ def settings(tmp_path, url, *, simulate=False):
 
 
 def test_an_engine_that_answers(docker_server, tmp_path):
-    docker, walls, firewall, cards = containers.check(settings(tmp_path, docker_server.url))
+    docker, walls, firewall, gpus = containers.check(settings(tmp_path, docker_server.url))
     assert (docker.check, docker.status) == ("docker", Status.OK)
     assert (walls.check, firewall.check) == ("walls", "firewall")
-    assert (cards.check, cards.status) == ("cards", Status.OK)
+    assert (gpus.check, gpus.status) == ("gpus", Status.OK)
 
 
 def test_an_engine_that_is_not_there(tmp_path):
@@ -39,16 +39,16 @@ def test_an_engine_whose_restart_ends_jobs_is_a_problem():
     assert (found.status, "live-restore" in found.fix) == (Status.PROBLEM, True)
 
 
-def test_cards_that_cannot_be_handed_over_are_a_problem(monkeypatch):
+def test_gpus_that_cannot_be_handed_over_are_a_problem(monkeypatch):
     Driver(monkeypatch, 2)
     monkeypatch.setenv("PATH", "/nowhere")
     seen = nvml.look()
-    assert containers.cards(seen, {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
-    found = containers.cards(seen, {"Runtimes": {"nvidia": {}}})
-    assert found.message.startswith("2 NVIDIA cards (NVIDIA Test Card; driver 550.54.15), and Docker can")
+    assert containers.gpus(seen, {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
+    found = containers.gpus(seen, {"Runtimes": {"nvidia": {}}})
+    assert found.message.startswith("2 NVIDIA GPUs (NVIDIA Test GPU; driver 550.54.15), and Docker can")
     names = [{"Source": "cdi", "ID": f"nvidia.com/gpu={index}"} for index in (0, 1)]
-    assert "by their CDI names" in containers.cards(seen, {"DiscoveredDevices": names}).message
-    assert containers.cards((), {}).status is Status.OK
+    assert "by their CDI names" in containers.gpus(seen, {"DiscoveredDevices": names}).message
+    assert containers.gpus((), {}).status is Status.OK
 
 
 def test_what_is_opened_to_machine_types_is_shown(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import insert, update
 
 from core.db.database import now
-from core.db.models.jobs import Attempt, Repair, Worker
+from core.db.models.jobs import Attempt, RepairCount, Worker
 from core.formatting import GIB
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import Offer
@@ -94,7 +94,7 @@ def test_many_workers_are_not_all_named(database, found, change):
 def test_what_the_sweeps_repaired(database, found, change):
     def repaired(kind, seconds):
         with database.write() as session:
-            session.execute(insert(Repair).values(kind=kind, total=3, last_at=now(-seconds), last_worker="w"))
+            session.execute(insert(RepairCount).values(kind=kind, total=3, last_at=now(-seconds), last_worker="w"))
 
     assert found("repairs").message == "The sweeps had nothing to repair so far."
     repaired("scratch", 7300)
@@ -103,7 +103,7 @@ def test_what_the_sweeps_repaired(database, found, change):
     repaired("lost_jobs", 600)
     finding = found("repairs")
     assert (finding.status, "lost_jobs, last 10 minutes ago, noticed by w" in finding.message) == (WARNING, True)
-    change(Repair, last_at=now(-90_000))
+    change(RepairCount, last_at=now(-90_000))
     assert found("repairs").status is OK
 
 

@@ -1,12 +1,10 @@
 """Addresses in jobs: those that nothing may connect to are refused at once; passwords in them are kept apart."""
 
 import pytest
-from sqlalchemy import update
 from support.hostile_hosts import LITERALS
 from support.live_service import a_job
 
 from core.db.models.credentials import GitLogin
-from core.db.models.jobs import Job
 from core.jobs import queries
 from core.security import credentials
 from core.security.encryption import Vault
@@ -79,20 +77,3 @@ def test_the_password_goes_with_the_job(client, stores):
     client.delete(f"/jobs/{job_id}")
     with stores.database.read() as session:
         assert [one.job_id for one in session.query(GitLogin)] == [cloned]
-
-
-def test_passwords_that_an_earlier_release_kept_in_the_clear_are_encrypted(client, stores):
-    ids = [client.post("/jobs", json=a_job(workspace="https://git.example/a@b.git")).json()["id"] for _ in range(3)]
-    with stores.database.write() as session:
-        for one in ids[:2]:
-            spec = queries.row(session, one).spec_json | {"workspace": ADDRESS}
-            session.execute(update(Job).where(Job.id == one).values(spec_json=spec))
-    with stores.database.write() as session:
-        last = credentials.seal_git_logins(session, Vault(stores.settings))
-        assert credentials.seal_git_logins(session, Vault(stores.settings), last) is None
-    with stores.database.read() as session:
-        kept = {one: queries.row(session, one).spec.workspace for one in ids}
-    assert kept == dict(
-        zip(ids, [*["https://git.example/repo.git#main"] * 2, "https://git.example/a@b.git"], strict=True)
-    )
-    assert [login_of(stores, one) for one in ids] == [f"me:{PASSWORD}", f"me:{PASSWORD}", None]

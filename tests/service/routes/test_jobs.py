@@ -387,24 +387,24 @@ def test_a_tpu_is_shown_once_it_is_known(client, database, worker):
     assert re.search("gj-1</code>, v2-8.*us-central1-b, grpc://10.0.0.2:8470", client.get(f"/ui/jobs/{job_id}").text)
 
 
-def test_cards_and_peaks_are_shown_once_they_are_known(client, database, worker):
+def test_gpus_and_peaks_are_shown_once_they_are_known(client, database, worker):
     job_id = client.post("/jobs", json=a_job()).json()["id"]
     job = worker.claim()
-    cards = [
-        {"index": "3", "uuid": "GPU-3", "name": "NVIDIA Test Card", "memory": 2**34, "serial": None, "driver": "550.1"},
+    gpus = [
+        {"index": "3", "uuid": "GPU-3", "name": "NVIDIA Test GPU", "memory": 2**34, "serial": None, "driver": "550.1"},
         {"index": "5"},
     ]
     with database.write() as session:
-        job = lifecycle.started(session, job, {"pid": 1, "cards": cards})
+        job = lifecycle.started(session, job, {"pid": 1, "gpus": gpus})
     shown = client.get(f"/jobs/{job_id}").json()
     assert {name: shown[name] for name in shown if name.startswith("gpu")} == {
-        "gpuName": "NVIDIA Test Card",
+        "gpuName": "NVIDIA Test GPU",
         "gpuMem": 2**34,
         "gpuDriver": "550.1",
         "gpuCuda": None,
         "gpuCount": 2,
         "gpus": [
-            {"index": "3", "uuid": "GPU-3", "serial": None, "name": "NVIDIA Test Card", "memory": 2**34},
+            {"index": "3", "uuid": "GPU-3", "serial": None, "name": "NVIDIA Test GPU", "memory": 2**34},
             {"index": "5", "uuid": None, "serial": None, "name": None, "memory": None},
         ],
     }
@@ -422,5 +422,5 @@ def test_cards_and_peaks_are_shown_once_they_are_known(client, database, worker)
         "meanGpuPercent": 12.3,
     }
     page = client.get(f"/ui/jobs/{job_id}").text
-    assert re.search("2 . NVIDIA Test Card, 17.2 GB each", page)
+    assert re.search("2 . NVIDIA Test GPU, 17.2 GB each", page)
     assert "7 B memory" in page

@@ -10,7 +10,7 @@ from sqlalchemy import event, insert, update
 from support.live_service import a_form, a_job, a_zip, wait_until
 
 from core.db.database import now
-from core.db.models.jobs import Repair, Worker
+from core.db.models.jobs import RepairCount, Worker
 from core.jobs.transitions import note_sizes
 from service.main import create_app
 
@@ -68,8 +68,8 @@ def test_every_alert_asks_for_figures_and_labels_that_there_are(client, worker, 
     worker.register()
     submit(client)
     with database.write() as session:
-        session.execute(insert(Repair).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
-        session.execute(update(Worker).values(cards=["0"], heard_at=now()))
+        session.execute(insert(RepairCount).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
+        session.execute(update(Worker).values(gpus=["0"], heard_at=now()))
     shown = client.get("/metrics").text
     samples = {
         sample.name: set(sample.labels) for family in text_string_to_metric_families(shown) for sample in family.samples
@@ -127,20 +127,20 @@ def test_workers_that_are_away_drained_or_deaf_are_told_by_name(figures, worker,
     assert figures("gradient_worker_drained", **of_w) == 0
     assert figures("gradient_worker_heard_seconds", **of_w) is None
     assert 0 <= figures("gradient_worker_seen_seconds", **of_w) < 60
-    values = {"seen_at": now(-3600), "drained_at": now(-7200), "heard_at": now(-3700), "cards": ["0", "1"]}
+    values = {"seen_at": now(-3600), "drained_at": now(-7200), "heard_at": now(-3700), "gpus": ["0", "1"]}
     with database.write() as session:
         session.execute(update(Worker).values(**values))
     assert figures("gradient_worker_drained", **of_w) == 1
     assert 3600 <= figures("gradient_worker_seen_seconds", **of_w) < 3660
     assert 3700 <= figures("gradient_worker_heard_seconds", **of_w) < 3760
     assert figures("gradient_worker_slots", **of_w) is None
-    assert figures("gradient_cards", host="h") == 2
-    assert figures("gradient_cards_held", host="h") == 0
+    assert figures("gradient_gpus", host="h") == 2
+    assert figures("gradient_gpus_held", host="h") == 0
 
 
 def test_repairs_are_counted_by_kind(figures, database):
     with database.write() as session:
-        session.execute(insert(Repair).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
+        session.execute(insert(RepairCount).values(kind="lost_jobs", total=3, last_at=now(), last_worker="w"))
     assert figures("gradient_sweep_repairs_total", kind="lost_jobs") == 3
 
 

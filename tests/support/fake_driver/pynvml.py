@@ -50,7 +50,7 @@ def nvmlDeviceGetUUID(gpu):
 
 
 def nvmlDeviceGetName(_):
-    return "NVIDIA Test Card"
+    return "NVIDIA Test GPU"
 
 
 def nvmlDeviceGetSerial(_):

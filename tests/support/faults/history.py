@@ -10,7 +10,7 @@ I4   moves follow the graph, an ended job never changes
 I5   exit code and reason are true
 I6   the stored log is what was printed: all of it in order, or its ends with a mark between them
 I7   a manifest names only what is there, with the right hash, and a complete one names all
-I8   a card is held by one attempt that is under way
+I8   a GPU is held by one attempt that is under way
 I9   nothing of an ended job is left on the machine
 I10  a stop is honoured, and soon
 I11  a client without a key learns nothing, not even what exists
@@ -29,7 +29,7 @@ from support.faults.job_journal import Truth
 from support.faults.observed_deployment import Watched
 
 from core.db.database import Base
-from core.db.models.jobs import Attempt, Event, HeldCard, Job
+from core.db.models.jobs import Attempt, Event, GpuAllocation, Job
 from core.jobs.reasons import REASONS, reason_of_exit
 from core.jobs.states import MOVES, OWNED, TERMINAL, JobState
 
@@ -58,7 +58,7 @@ class History:
     jobs: list[dict[str, Any]] = field(default_factory=list)
     attempts: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
-    cards: list[dict[str, Any]] = field(default_factory=list)
+    gpus: list[dict[str, Any]] = field(default_factory=list)
     accepted: list[tuple[str, str | None]] = field(default_factory=list)
     """Id, and Idempotency-Key, of every answer that said a job is accepted."""
     seen_ended: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -137,13 +137,13 @@ def judge(history: History) -> Report:
 
 def collect(deployment: Watched, *, outputs: bool = True) -> History:
     """Read all there is to know, from everywhere it can be read."""
-    rows = deployment.rows(Job, Attempt, Event, HeldCard)
+    rows = deployment.rows(Job, Attempt, Event, GpuAllocation)
     shown = [row for row in rows[0] if row["deleted_at"] is None]
     return History(
         jobs=rows[0],
         attempts=rows[1],
         events=sorted(rows[2], key=lambda event: event["id"]),
-        cards=rows[3],
+        gpus=rows[3],
         accepted=list(deployment.accepted),
         seen_ended=dict(deployment.seen_ended),
         truths=job_journal.read(deployment.home / "storage"),
@@ -407,12 +407,12 @@ def _artifacts(row: dict[str, Any], one: Truth | None, served: Served) -> list[s
 
 def _left(history: History, rows: dict[str, dict[str, Any]]) -> list[str]:
     found, holders = [], {}
-    for card in history.cards:
-        holder = card["job_id"], card["attempt"]
-        if holders.setdefault((card["host"], card["card"]), holder) != holder:
-            found.append(f"I8 card {card['card']} of {card['host']} is held twice")
-        if not _under_way(rows.get(card["job_id"]), card["attempt"]):
-            found.append(f"I8 card {card['card']} of {card['host']} is held by {card['job_id']}, which does not run")
+    for gpu in history.gpus:
+        holder = gpu["job_id"], gpu["attempt"]
+        if holders.setdefault((gpu["host"], gpu["gpu"]), holder) != holder:
+            found.append(f"I8 GPU {gpu['gpu']} of {gpu['host']} is held twice")
+        if not _under_way(rows.get(gpu["job_id"]), gpu["attempt"]):
+            found.append(f"I8 GPU {gpu['gpu']} of {gpu['host']} is held by {gpu['job_id']}, which does not run")
     for job_id, attempt, pid in history.processes:
         if not _under_way(rows.get(job_id), attempt):
             found.append(f"I9 process {pid} of {job_id} attempt {attempt} is left")

@@ -161,10 +161,10 @@ def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim):
     assert (attempt.reason, attempt.exit_code) == ("cut_off", 143)
 
 
-def test_a_job_finds_its_cards_in_its_environment(host, database, submit):
-    submit('echo "$GRADIENT_CARDS"', machine="V100")
+def test_a_job_finds_its_gpus_in_its_environment(host, database, submit):
+    submit('echo "$GRADIENT_GPUS"', machine="V100")
     with database.write() as session:
-        job = claims.claim(session, Offer("w1", "here", ("mock",), cards=("3",)))
+        job = claims.claim(session, Offer("w1", "here", ("mock",), gpus=("3",)))
     run_attempt(host, job, Signals())
     assert output(host, job) == ["3"]
 

@@ -44,7 +44,7 @@ def test_a_row_tells_of_all_samples_since_the_last():
     assert sampling.rest() == {"memory_bytes": 7.0}, "what is left at the end is not lost"
 
 
-def test_means_go_by_time_and_cards_count_together():
+def test_means_go_by_time_and_gpus_count_together():
     peaks = Peaks()
     peaks.add({"cpu_percent": 100.0, "gpu0_percent": 80.0, "gpu1_percent": 0.0, "gpu0_memory_bytes": 3.0}, 30.0)
     peaks.add({"cpu_percent": 0.0, "gpu0_percent": 0.0, "gpu1_percent": 0.0, "gpu1_memory_bytes": 4.0}, 10.0)

@@ -94,7 +94,7 @@ def test_a_lease_that_is_lost_between_create_and_start_starts_nothing(place):
         place.launch(spec, confirm)
     # Whatever was made may stay: the present holder of the lease can use it, and a sweep finds it.
     for handle in place.backend.list_owned():
-        assert place.backend.poll(handle | {"launched_at": time.time()}) is None
+        assert place.backend.poll(handle | {"launched": time.monotonic(), "launched_at": time.time()}) is None
         place.backend.destroy(handle)
     assert place.backend.list_owned() == []
     assert not (spec.workspace / "ran").exists()

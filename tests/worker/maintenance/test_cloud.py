@@ -5,7 +5,7 @@ from sqlalchemy import update
 from support.fake_clouds import simulated, tpu_settings
 
 from core.db.database import now
-from core.db.models.jobs import Turn
+from core.db.models.jobs import LeaderLease
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import Offer
@@ -83,7 +83,7 @@ def test_one_worker_at_a_time_sweeps(host, database, lost):
     assert CloudSweep(other).run() == {"tpus": 1}
     assert CloudSweep(host).run() == {}
     with database.write() as session:
-        session.execute(update(Turn).values(until=now(-1)))
+        session.execute(update(LeaderLease).values(until=now(-1)))
     assert CloudSweep(host).run() == {"tpus": 0}
 
 

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select
 
-from core.db.models.jobs import HeldImage
+from core.db.models.jobs import HostImage
 from core.settings import Settings
 from worker.backends.base import LaunchError
 from worker.context import Host
@@ -41,7 +41,7 @@ def host(sqlite_database, tmp_path):
 
 def held(host):
     with host.database.read() as session:
-        return {(one.host, one.reference) for one in session.scalars(select(HeldImage))}
+        return {(one.host, one.reference) for one in session.scalars(select(HostImage))}
 
 
 def test_what_is_here_is_told_and_told_again_when_it_changes(host, keeper, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from core.db.database import now
-from core.db.models.jobs import HeldCard, Job, Outbox, Repair, Turn, Worker
+from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, RepairCount, Worker
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import Offer
@@ -64,7 +64,7 @@ def test_only_one_worker_at_a_time_repairs_what_is_everybodys(host, database, su
     assert Sweep(other).run(set()).get("lost_jobs") is not None
     assert Sweep(host).run(set()).get("lost_jobs") is None, "it is the other's turn"
     with database.write() as session:
-        session.execute(update(Turn).values(until=now(-1)))
+        session.execute(update(LeaderLease).values(until=now(-1)))
     assert Sweep(host).run(set()).get("lost_jobs") is not None, "the other one did not come back"
 
 
@@ -73,7 +73,7 @@ def test_repairs_are_counted_by_kind(host, database, submit):
         claimed(database, submit, "gone", silent=1000)
         Sweep(host).run(set())
     with database.read() as session:
-        found = {row.kind: (row.total, row.last_worker) for row in session.scalars(select(Repair))}
+        found = {row.kind: (row.total, row.last_worker) for row in session.scalars(select(RepairCount))}
     assert found == {"lost_jobs": (2, "w1")}
 
 
@@ -91,14 +91,14 @@ def test_a_job_that_nobody_took_is_announced_again(host, database, submit):
     assert sweep.run(set())["rung_again"] == 0, "these are still to be sent"
 
 
-def test_cards_that_no_job_holds_are_free_again(host, database, submit):
+def test_gpus_that_no_job_holds_are_free_again(host, database, submit):
     job = submit(machine="V100")
     with database.write() as session:
-        claims.claim(session, Offer("other", "here", ("mock",), cards=("0",)))
+        claims.claim(session, Offer("other", "here", ("mock",), gpus=("0",)))
         session.execute(update(Job).where(Job.id == job.id).values(state=JobState.FAILED))
-    assert Sweep(host).run(set())["cards"] == 1
+    assert Sweep(host).run(set())["gpus"] == 1
     with database.read() as session:
-        assert session.scalar(select(HeldCard.card)) is None
+        assert session.scalar(select(GpuAllocation.gpu)) is None
 
 
 def test_a_silent_job_of_this_host_is_left_to_adoption(host, database, submit):

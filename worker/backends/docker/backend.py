@@ -44,7 +44,7 @@ from worker.backends.docker.engine.client import (
     EngineRefused,
 )
 from worker.backends.docker.engine.stats import Sampler
-from worker.backends.docker.gpu.monitor import Cards
+from worker.backends.docker.gpu.monitor import Gpus
 from worker.backends.docker.images.cache import Shelf
 from worker.backends.processes import Members, boot_id
 
@@ -85,10 +85,10 @@ class DockerBackend(Backend):
         self._root = settings.root
         self._engine = Engine(settings.docker)
         self._watched = self._engine.hasty(_LOOK_TIMEOUT_SECONDS)
-        self._cards = Cards(settings.docker)
-        self._launcher = Launcher(self._engine, settings, self._cards)
+        self._gpus = Gpus(settings.docker)
+        self._launcher = Launcher(self._engine, settings, self._gpus)
         self._shelf = Shelf(self._engine, self._launcher.images, settings)
-        self._sampler = Sampler(self._engine, self._cards)
+        self._sampler = Sampler(self._engine, self._gpus)
         self._lock = threading.Lock()
         self._looks: dict[str, _Look] = {}
         self._away_until = 0.0
@@ -107,13 +107,13 @@ class DockerBackend(Backend):
         self._warn(info)
         return None
 
-    def cards(self) -> tuple[str, ...] | None:
-        """See `Backend.cards`."""
-        return self._cards.indices()
+    def gpus(self) -> tuple[str, ...] | None:
+        """See `Backend.gpus`."""
+        return self._gpus.indices()
 
-    def taken_cards(self, cards: Collection[str]) -> dict[str, str]:
-        """See `Backend.taken_cards`."""
-        return self._cards.taken(cards)
+    def taken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
+        """See `Backend.taken_gpus`."""
+        return self._gpus.taken(gpus)
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`."""
@@ -128,7 +128,7 @@ class DockerBackend(Backend):
             "boot_id": boot_id(),
             "launched_at": time.time(),
             "memory_bytes": started.memory_bytes,
-            **({"cards": self._cards.facts(spec.cards)} if spec.cards else {}),
+            **({"gpus": self._gpus.facts(spec.gpus)} if spec.gpus else {}),
         }
 
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
@@ -187,8 +187,8 @@ class DockerBackend(Backend):
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`."""
-        cards = tuple(one["index"] for one in handle.get("cards", ()))
-        return self._sampler.sample(container_name(handle["name"]), cards)
+        gpus = tuple(one["index"] for one in handle.get("gpus", ()))
+        return self._sampler.sample(container_name(handle["name"]), gpus)
 
     def layer_bytes(self, handle: Handle) -> int:
         """See `Backend.layer_bytes`: the engine scans the container's own files for it."""

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select, update
 
 from core.db.database import Database
-from core.db.models.jobs import HeldCard, Job, Project
+from core.db.models.jobs import GpuAllocation, Job, Project
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import Offer
@@ -40,7 +40,7 @@ def limit(database, project, max_running):
 
 def held(database):
     with database.read() as session:
-        return {(row.host, row.card): row.job_id for row in session.scalars(select(HeldCard))}
+        return {(row.host, row.gpu): row.job_id for row in session.scalars(select(GpuAllocation))}
 
 
 def test_the_highest_priority_is_first_and_the_oldest_of_equals(database, submit):
@@ -85,24 +85,24 @@ def test_a_project_at_its_quota_waits_and_holds_up_nobody(database, submit):
     assert taken(database, 3) == [first[1]]
 
 
-def test_two_jobs_never_have_the_same_card(database, submit):
-    host = Offer("w", "h", ("mock",), cards=("0", "1"))
+def test_two_jobs_never_have_the_same_gpu(database, submit):
+    host = Offer("w", "h", ("mock",), gpus=("0", "1"))
     first, second, third = (submit(machine="V100").id for _ in range(3))
     jobs = [take(database, host) for _ in range(3)]
     assert [job and job.id for job in jobs] == [first, second, None]
     assert held(database) == {("h", "0"): first, ("h", "1"): second}
     with database.read() as session:
-        assert [claims.cards_of(session, job) for job in jobs[:2]] == [("0",), ("1",)]
+        assert [claims.gpus_of(session, job) for job in jobs[:2]] == [("0",), ("1",)]
     end(database, jobs[0])
     assert held(database) == {("h", "1"): second}
     assert take(database, host).id == third
     assert held(database)["h", "0"] == third
 
 
-def test_cards_of_another_host_are_its_own(database, submit):
+def test_gpus_of_another_host_are_its_own(database, submit):
     jobs = [submit(machine="V100").id for _ in range(2)]
-    assert taken(database, 1, Offer("w1", "h1", ("mock",), cards=("0",))) == jobs[:1]
-    assert taken(database, 1, Offer("w2", "h2", ("mock",), cards=("0",))) == jobs[1:]
+    assert taken(database, 1, Offer("w1", "h1", ("mock",), gpus=("0",))) == jobs[:1]
+    assert taken(database, 1, Offer("w2", "h2", ("mock",), gpus=("0",))) == jobs[1:]
 
 
 def test_what_does_not_fit_is_passed_over(database, submit):
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_passed_over(database, submit):
     submit(cpus=64.0, priority=100)
     submit(memory_mb=10**6, priority=100)
     small = [submit(cpus=2.0, memory_mb=512).id for _ in range(3)]
-    host = Offer("w", "h", ("mock",), cards=(), cpus=4.0, memory_mb=2048)
+    host = Offer("w", "h", ("mock",), gpus=(), cpus=4.0, memory_mb=2048)
     assert taken(database, 6, host) == small[:2]
     with database.read() as session:
         assert not claims.anything_waits(session, host)
@@ -123,8 +123,8 @@ def test_a_worker_takes_only_the_machine_types_it_offers(database, submit):
     assert taken(database, 3, Offer("w", "h", ("mock",), machine_types=("T4", "V100"))) == [wanted]
 
 
-def test_a_card_is_free_again_whichever_way_a_job_goes(database, submit):
-    host = Offer("w", "h", ("mock",), cards=("0",))
+def test_a_gpu_is_free_again_whichever_way_a_job_goes(database, submit):
+    host = Offer("w", "h", ("mock",), gpus=("0",))
     submit(machine="V100", max_attempts=2)
     job = take(database, host)
     with database.write() as session:
@@ -151,7 +151,7 @@ def test_a_drained_worker_takes_nothing_until_it_is_resumed(database, submit):
 
 @pytest.mark.parametrize("jobs", [300])
 def test_hundreds_of_claims_at_once_give_each_job_once(database, submit, jobs):
-    """Twenty workers with two cards each; what is claimed, shared and held is exact all the same."""
+    """Twenty workers with two GPUs each; what is claimed, shared and held is exact all the same."""
     everything = {submit(machine="V100", project=f"p{number % 3}").id for number in range(jobs)}
     limit(database, "p0", 7)
     start = threading.Barrier(20)
@@ -167,7 +167,7 @@ def test_hundreds_of_claims_at_once_give_each_job_once(database, submit, jobs):
                 own.close()
 
     def claim_and_end(database, number):
-        offer = Offer(f"w{number}", f"h{number}", ("mock",), cards=("0", "1"))
+        offer = Offer(f"w{number}", f"h{number}", ("mock",), gpus=("0", "1"))
         start.wait()
         mine = []
         while len(mine) < 2 * jobs:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 
 from core.db.database import now
-from core.db.models.jobs import HeldImage, Job, Worker
+from core.db.models.jobs import HostImage, Job, Worker
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, image_affinity, workers
 from core.jobs.scheduling.claims import Offer
@@ -124,11 +124,11 @@ def test_a_holder_that_cannot_take_it_is_not_waited_for(database, join, needing,
 
 
 def test_what_a_holder_runs_counts(join, needing, take):
-    without, holder = join("bare", cards=("0",), cpus=64.0), join("holder", IMAGE, slots=2, cards=("0",), cpus=8.0)
+    without, holder = join("bare", gpus=("0",), cpus=64.0), join("holder", IMAGE, slots=2, gpus=("0",), cpus=8.0)
     first = needing(machine="V100", cpus=2.0)
     assert take(holder) == first
     second = needing(machine="V100", cpus=2.0)
-    assert take(without) == second, "the holder's card is taken"
+    assert take(without) == second, "the holder's GPU is taken"
     third, fourth = needing(cpus=7.0), needing(cpus=6.0)
     assert take(without) == third, "the holder has six CPUs left"
     assert take(without) is None
@@ -159,7 +159,7 @@ def test_a_worker_that_does_not_wait_takes_what_comes(database, join, needing):
 def test_a_report_replaces_the_one_before_and_is_bounded(database):
     def reported():
         with database.read() as session:
-            return sorted(session.scalars(select(HeldImage.reference).where(HeldImage.host == "h")))
+            return sorted(session.scalars(select(HostImage.reference).where(HostImage.host == "h")))
 
     with database.write() as session:
         image_affinity.report(session, "h", ["a:1", "b:1", "a:1", "x" * 600])

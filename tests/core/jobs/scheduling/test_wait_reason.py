@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import delete, event, insert, select, text, update
 
 from core.db.database import now
-from core.db.models.jobs import Event, HeldCard, Job, Project, Worker
+from core.db.models.jobs import Event, GpuAllocation, Job, Project, Worker
 from core.jobs import lifecycle, queries
 from core.jobs.reasons import sentence
 from core.jobs.scheduling import claims, workers
@@ -165,8 +165,8 @@ def test_drained_workers_are_told_apart_from_none(submit, there, why):
 
 def test_too_large_says_what_there_is(submit, there, why, change):
     job = submit()
-    there("a", cpus=16.0, memory_mb=64_000, cards=["0", "1"])
-    there("b", cpus=8.0, memory_mb=128_000, cards=["0"])
+    there("a", cpus=16.0, memory_mb=64_000, gpus=["0", "1"])
+    there("b", cpus=8.0, memory_mb=128_000, gpus=["0"])
     change(job, cpus=64.0)
     assert why(job).detail == "64 CPUs, and the largest worker of its machine type has 16"
     change(job, memory_mb=512_000)
@@ -178,11 +178,11 @@ def test_too_large_says_what_there_is(submit, there, why, change):
     assert why(job).detail == (
         "16 CPUs and 100,000 MiB of memory, and no worker of its machine type has all of that together"
     )
-    change(job, cpus=None, memory_mb=None, cards=4)
+    change(job, cpus=None, memory_mb=None, gpus=4)
     found = why(job)
     assert (found.reason, found.detail) == (
         "too_large",
-        "4 cards, and the largest worker of its machine type has 2",
+        "4 GPUs, and the largest worker of its machine type has 2",
     )
     there("c")  # one that counts nothing takes everything
     assert why(job).reason == "waiting_for_machine"
@@ -221,59 +221,59 @@ def test_a_projects_quota_counts_its_jobs_on_all_machines(database, submit, ther
     assert (found.reason, found.detail) == ("project_quota", "2 of 2 jobs")
 
 
-def test_cards_that_others_hold_are_waited_for(database, submit, there, why, change):
+def test_gpus_that_others_hold_are_waited_for(database, submit, there, why, change):
     holder, job = submit(), submit()
-    change(job, cards=3)
+    change(job, gpus=3)
     change(holder, state="running", worker="b", host="host-b")
-    there("a", cards=["0", "1", "2"])
-    there("b", cards=["0", "1", "2", "3"])
+    there("a", gpus=["0", "1", "2"])
+    there("b", gpus=["0", "1", "2", "3"])
     assert why(job).reason == "waiting_for_machine"
     with database.write() as session:
         held = [("host-a", "0"), ("host-b", "0"), ("host-b", "1")]
-        rows = [{"host": host, "card": card, "job_id": holder.id, "attempt": 1} for host, card in held]
-        session.execute(insert(HeldCard), rows)
+        rows = [{"host": host, "gpu": gpu, "job_id": holder.id, "attempt": 1} for host, gpu in held]
+        session.execute(insert(GpuAllocation), rows)
     found = why(job)
-    assert found.reason == "waiting_for_cards"
-    assert found.detail == "3 cards of one machine; 2 of 3 are free on host-a, jobs hold the others"
-    change(job, cards=2)
+    assert found.reason == "waiting_for_gpus"
+    assert found.detail == "3 GPUs of one machine; 2 of 3 are free on host-a, jobs hold the others"
+    change(job, gpus=2)
     assert why(job).reason == "waiting_for_machine"
 
 
-def test_a_card_that_no_job_holds_and_something_uses_is_told(database, submit, there, why, change):
+def test_a_gpu_that_no_job_holds_and_something_uses_is_told(database, submit, there, why, change):
     holder, job = submit(), submit()
-    change(job, cards=1)
+    change(job, gpus=1)
     change(holder, state="running", worker="a", host="host-a")
-    there("a", cards=["0", "1"], slots=4, taken_cards={"1": "900 MiB in use, by process 7 (python)"})
+    there("a", gpus=["0", "1"], slots=4, taken_gpus={"1": "900 MiB in use, by process 7 (python)"})
     assert why(job).reason == "waiting_for_machine"
     with database.write() as session:
-        session.execute(insert(HeldCard), {"host": "host-a", "card": "0", "job_id": holder.id, "attempt": 1})
+        session.execute(insert(GpuAllocation), {"host": "host-a", "gpu": "0", "job_id": holder.id, "attempt": 1})
     found = why(job)
-    assert found.reason == "waiting_for_cards"
+    assert found.reason == "waiting_for_gpus"
     assert found.detail == (
-        "a card; 0 of 2 are free on host-a, card 1 is used by something that is no job "
+        "a GPU; 0 of 2 are free on host-a, GPU 1 is used by something that is no job "
         "(900 MiB in use, by process 7 (python)); jobs hold the others"
     )
     with database.write() as session:
-        workers.note_taken_cards(session, "a", {"0": "ours by now"})
+        workers.note_taken_gpus(session, "a", {"0": "ours by now"})
     assert why(job).reason == "waiting_for_machine", "what a job holds is no stranger's"
     with database.write() as session:
-        workers.note_taken_cards(session, "a", {})
+        workers.note_taken_gpus(session, "a", {})
     assert why(job).reason == "waiting_for_machine"
 
 
 def test_the_more_specific_reason_wins(database, submit, there, why, change):
     submit(priority=90)
     job = submit()
-    change(job, cards=1, cpus=2.0, run_after=now(60), reason="retrying")
+    change(job, gpus=1, cpus=2.0, run_after=now(60), reason="retrying")
     seen = [why(job).reason]
     there("small", cpus=1.0, drained=True)
     seen.append(why(job).reason)
-    there("large", drained=True, cards=["0"])
+    there("large", drained=True, gpus=["0"])
     seen.append(why(job).reason)
     with database.write() as session:
         session.execute(update(Worker).values(drained_at=None))
         session.execute(update(Project).values(max_running=0))
-        session.execute(insert(HeldCard).values(host="host-large", card="0", job_id=job.id, attempt=1))
+        session.execute(insert(GpuAllocation).values(host="host-large", gpu="0", job_id=job.id, attempt=1))
     seen.append(why(job).reason)
     change(job, run_after=None)
     seen.append(why(job).reason)
@@ -281,7 +281,7 @@ def test_the_more_specific_reason_wins(database, submit, there, why, change):
         session.execute(update(Project).values(max_running=None))
     seen.append(why(job).reason)
     with database.write() as session:
-        session.execute(text("DELETE FROM held_cards"))
+        session.execute(text("DELETE FROM gpu_allocations"))
     seen.append(why(job).reason)
     assert seen == [
         "no_worker",
@@ -289,7 +289,7 @@ def test_the_more_specific_reason_wins(database, submit, there, why, change):
         "draining",
         "retrying",
         "project_quota",
-        "waiting_for_cards",
+        "waiting_for_gpus",
         "behind_jobs",
     ]
 
@@ -335,18 +335,18 @@ def test_a_slot_that_another_machine_type_uses_is_free_when_that_job_ends(databa
     assert seconds_until(database, why(job)) == pytest.approx(3000, abs=3)
 
 
-def test_a_job_that_needs_every_card_starts_when_the_last_is_free(database, submit, there, why, change, runs, ended):
+def test_a_job_that_needs_every_gpu_starts_when_the_last_is_free(database, submit, there, why, change, runs, ended):
     ended(100, 100, 100)
-    there(slots=8, cards=["0", "1"])
+    there(slots=8, gpus=["0", "1"])
     one, two, job = submit(), submit(), submit()
-    runs(one, elapsed=20, cards=1)
-    runs(two, elapsed=60, cards=1)
+    runs(one, elapsed=20, gpus=1)
+    runs(two, elapsed=60, gpus=1)
     with database.write() as session:
-        for card, holder in (("0", one), ("1", two)):
-            session.execute(insert(HeldCard).values(host="host-w1", card=card, job_id=holder.id, attempt=1))
-    change(job, cards=2)
+        for gpu, holder in (("0", one), ("1", two)):
+            session.execute(insert(GpuAllocation).values(host="host-w1", gpu=gpu, job_id=holder.id, attempt=1))
+    change(job, gpus=2)
     assert seconds_until(database, why(job)) == pytest.approx(80, abs=3)
-    change(job, cards=0)
+    change(job, gpus=0)
     assert seconds_until(database, why(job)) == pytest.approx(0, abs=3)
 
 

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import delete, func, insert, select, update
 
 from core.db.models.credentials import JobLogin
-from core.db.models.jobs import HeldPort, Job, WantedPort
+from core.db.models.jobs import Job, PortAllocation, PortRequest
 from core.errors import SpecInvalid
 from core.jobs import lifecycle
 from core.jobs.scheduling import allocations, claims, workers
@@ -90,7 +90,7 @@ def end(database, job, reason="completed", code=0):
 
 def held(database):
     with database.read() as session:
-        rows = session.scalars(select(HeldPort))
+        rows = session.scalars(select(PortAllocation))
         return {(row.host, row.port): (row.job_id, row.internal) for row in rows}
 
 
@@ -140,21 +140,21 @@ def test_another_attempt_gets_its_ports_anew(database, submit):
     job_id = submit(ports=("9000:80", "81"), max_attempts=2).id
     job = end(database, take(database), "exit_nonzero", 1)
     assert (job.state, held(database)) == (JobState.QUEUED, {})
-    assert count(database, WantedPort) == 1, "it still wants the one it names"
+    assert count(database, PortRequest) == 1, "it still wants the one it names"
     with database.write() as session:
         session.execute(update(Job).values(run_after=None))
     again = take(database)
     assert {owner for owner, _ in held(database).values()} == {job_id}
     end(database, again)
-    assert (held(database), count(database, WantedPort)) == ({}, 0)
+    assert (held(database), count(database, PortRequest)) == ({}, 0)
 
 
 def test_a_job_that_is_stopped_before_it_ran_wants_nothing_more(database, submit):
     job = submit(ports=("9000:80",))
-    assert count(database, WantedPort) == 1
+    assert count(database, PortRequest) == 1
     with database.write() as session:
         lifecycle.request_stop(session, job.id)
-    assert count(database, WantedPort) == 0
+    assert count(database, PortRequest) == 0
 
 
 def test_what_an_earlier_release_left_is_swept_and_what_is_in_use_is_not(database, submit):
@@ -170,7 +170,7 @@ def test_what_an_earlier_release_left_is_swept_and_what_is_in_use_is_not(databas
         assert allocations.free_ports(session) == 3
         assert allocations.free_ports(session) == 0
     assert held(database).keys() == {("h", 9001)}
-    assert (count(database, WantedPort), count(database, JobLogin)) == (1, 1)
+    assert (count(database, PortRequest), count(database, JobLogin)) == (1, 1)
 
 
 # ---- Why it waits
@@ -193,5 +193,5 @@ def test_who_waits_for_a_port_says_for_whose(database, submit):
         workers.register(session, Offer("w2", "h2", ("mock",), ports=SMALL), boot_id="b", slots=4)
     assert why(database, second)[0] == "waiting_for_machine", "the other host has it free"
     with database.write() as session:
-        session.execute(delete(HeldPort))
+        session.execute(delete(PortAllocation))
     assert why(database, second)[0] == "waiting_for_machine"

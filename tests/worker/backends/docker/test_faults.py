@@ -143,7 +143,7 @@ def test_an_image_without_a_shell_says_so(make):
 
 
 def test_an_engine_without_nvidias_runtime_says_so_before_anything_is_made(make):
-    error, confirmed = refused(place := make(), place.spec("true", cards=("0",)))
+    error, confirmed = refused(place := make(), place.spec("true", gpus=("0",)))
     assert (error.reason, confirmed) == ("no_gpu_runtime", [])
     assert "runc" in error.detail
 

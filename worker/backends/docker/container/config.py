@@ -39,7 +39,7 @@ _HOOKED = (
 They are removed from the environment of jobs with GPUs, even if the image sets them. A command may set them for its own
 children.
 """
-_NO_CARDS = {"NVIDIA_VISIBLE_DEVICES": "void"}
+_NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 # Output goes to a file; this holds what the engine itself reports of a failed start.
 _LOG = {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}}
 
@@ -121,9 +121,9 @@ def _environment(spec: LaunchSpec, options: Options) -> list[str]:
         # A user that the image does not know has no writable home, and no name for programs to find.
         env = {"HOME": base.WORKSPACE, "LOGNAME": _NAME, "USER": _NAME} | env
     # With CDI the engine hands the GPUs over itself, and the runtime must add nothing.
-    if not spec.cards or options.cdi:
-        env |= _NO_CARDS
-    taken = _HOOKED if spec.cards else ()
+    if not spec.gpus or options.cdi:
+        env |= _NO_GPUS
+    taken = _HOOKED if spec.gpus else ()
     # A name without a value removes the variable from the image's environment.
     return [*(f"{name}={value}" for name, value in sorted(env.items()) if name not in taken), *taken]
 
@@ -159,7 +159,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "PublishAllPorts": False,
         "PortBindings": _port_bindings(spec, options.bind),
         "Devices": [_device(path) for path in options.devices],
-        "DeviceRequests": _device_requests(spec.cards, options.cdi),
+        "DeviceRequests": _device_requests(spec.gpus, options.cdi),
         "Mounts": _mounts(spec, options),
     }
 
@@ -184,12 +184,12 @@ def _device(path: str) -> dict[str, str]:
     return {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"}
 
 
-def _device_requests(cards: tuple[str, ...], cdi: tuple[str, ...]) -> list[dict[str, Any]]:
-    if not cards:
+def _device_requests(gpus: tuple[str, ...], cdi: tuple[str, ...]) -> list[dict[str, Any]]:
+    if not gpus:
         return []
     if cdi:
         return [{"Driver": "cdi", "DeviceIDs": list(cdi)}]
-    return [{"Driver": "", "DeviceIDs": list(cards), "Capabilities": [["gpu"]], "Options": {}}]
+    return [{"Driver": "", "DeviceIDs": list(gpus), "Capabilities": [["gpu"]], "Options": {}}]
 
 
 def _datasets(folder: Path, *, writable: bool) -> dict[str, Any]:

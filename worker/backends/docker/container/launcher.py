@@ -23,7 +23,7 @@ from worker.backends.docker.engine.client import (
 )
 from worker.backends.docker.engine.registry_auth import auth_for, signed_in
 from worker.backends.docker.gpu import device_requests
-from worker.backends.docker.gpu.monitor import Cards
+from worker.backends.docker.gpu.monitor import Gpus
 from worker.backends.docker.images.build import Builds
 from worker.backends.docker.images.pull import Image, Images
 from worker.backends.docker.network import NONE, Network
@@ -69,9 +69,9 @@ class _MadeAgain(Exception):
 class Launcher:
     """Starts attempts on one engine."""
 
-    def __init__(self, engine: Engine, settings: Settings, cards: Cards) -> None:
+    def __init__(self, engine: Engine, settings: Settings, gpus: Gpus) -> None:
         self._engine = engine
-        self._cards = cards
+        self._gpus = gpus
         self._openings = Openings(settings)
         self._settings = settings.docker
         self._worker = settings.worker
@@ -131,7 +131,7 @@ class Launcher:
             if not began:
                 self._require_shell(state, spec)
                 self._require_working_dir(state, spec)
-                self._require_free_cards(spec)
+                self._require_free_gpus(spec)
             # Another worker may have created it meanwhile, from an older or newer image of that name.
             known = image.digest if image is not None and image.id == state.image else None
             digest = known or self.images.digest(state.image, spec.container)
@@ -166,7 +166,7 @@ class Launcher:
             capabilities=(*self._settings.capabilities, *opening.capabilities),
             devices=opening.devices,
             folders=tuple(opening.mounts.items()),
-            cdi=device_requests.cdi_names(spec.cards, info),
+            cdi=device_requests.cdi_names(spec.gpus, info),
             layer_mb=self._layer_mb,
             bind=self._bind,
             datasets_writable=self._settings.datasets_writable,
@@ -192,10 +192,10 @@ class Launcher:
 
     def _look_over(self, spec: LaunchSpec) -> dict[str, Any]:
         """Return the engine's description of itself, after checking that it can hand over the GPUs, if any."""
-        if not spec.cards:
+        if not spec.gpus:
             return self._engine.lasting_info()
         info = self._engine.info()  # its runtimes may have changed just now
-        device_requests.require(spec.cards, info, old_toolkit=self._settings.old_toolkit)
+        device_requests.require(spec.gpus, info, old_toolkit=self._settings.old_toolkit)
         return info
 
     def _image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:
@@ -217,12 +217,12 @@ class Launcher:
         most, share = int(info["MemTotal"] * _MOST_OF_MEMORY), self._worker.default_memory_mb
         return most // self._worker.most_slots if share is None else min(most, share * MIB or most)
 
-    def _require_free_cards(self, spec: LaunchSpec) -> None:
+    def _require_free_gpus(self, spec: LaunchSpec) -> None:
         """Check the GPUs again: the claim did too, but preparing the image takes time."""
-        taken = self._cards.taken(spec.cards) if spec.cards else {}
+        taken = self._gpus.taken(spec.gpus) if spec.gpus else {}
         if taken:
-            words = "; ".join(f"card {card}: {why}" for card, why in taken.items())
-            raise LaunchError("card_taken", words)
+            words = "; ".join(f"GPU {gpu}: {why}" for gpu, why in taken.items())
+            raise LaunchError("gpu_taken", words)
 
     def _require_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
         """Check the working folder: the engine would create a missing one as root, even in folders that jobs share."""

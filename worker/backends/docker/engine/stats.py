@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from worker.backends.docker.engine.client import Engine, EngineError
-from worker.backends.docker.gpu.monitor import Cards
+from worker.backends.docker.gpu.monitor import Gpus
 
 logger = logging.getLogger(__name__)
 
@@ -74,31 +74,31 @@ def _moment(text: str) -> float:
 class Sampler:
     """Queries stats in other threads: the engine takes up to a second to answer, and the driver takes time, too."""
 
-    def __init__(self, engine: Engine, cards: Cards) -> None:
+    def __init__(self, engine: Engine, gpus: Gpus) -> None:
         self._engine = engine
-        self._cards = cards
+        self._gpus = gpus
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="docker-stats")
         self._lock = threading.Lock()
         self._asked: dict[str, Future[Reading | None]] = {}
         self._last: dict[str, Reading] = {}
 
-    def sample(self, container: str, cards: tuple[str, ...]) -> dict[str, float]:
+    def sample(self, container: str, gpus: tuple[str, ...]) -> dict[str, float]:
         """Return the answer to the previous query, and query again; empty while nothing is known.
 
         Args:
             container: Its name.
-            cards: Its GPUs, in the order of its own numbering.
+            gpus: Its GPUs, in the order of its own numbering.
         """
         with self._lock:
             asked = self._asked.get(container)
             if asked is None:
-                asked = self._asked[container] = self._pool.submit(self._ask, container, cards)
+                asked = self._asked[container] = self._pool.submit(self._ask, container, gpus)
         try:
             reading = asked.result(0 if container in self._last else _FIRST_SECONDS)
         except TimeoutError:
             return {}
         with self._lock:
-            self._asked[container] = self._pool.submit(self._ask, container, cards)
+            self._asked[container] = self._pool.submit(self._ask, container, gpus)
             if reading is None:
                 return {}
             earlier, self._last[container] = self._last.get(container), reading
@@ -110,10 +110,10 @@ class Sampler:
             self._asked.pop(container, None)
             self._last.pop(container, None)
 
-    def _ask(self, container: str, cards: tuple[str, ...]) -> Reading | None:
+    def _ask(self, container: str, gpus: tuple[str, ...]) -> Reading | None:
         try:
             found = read(self._engine.call(lambda api: api.stats(container, stream=False, one_shot=True)))
         except EngineError as error:
             logger.info("stats_not_read", extra={"container": container, "error": str(error)})
             return None
-        return found and replace(found, values=found.values | self._cards.sample(cards))
+        return found and replace(found, values=found.values | self._gpus.sample(gpus))

@@ -24,22 +24,22 @@ _OF_KIND = re.compile(r"""["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["']?\s*(?:,|
 _NAME = re.compile(r"""(?:^|[\s{,-])["']?name["']?\s*:\s*["']?([A-Za-z0-9][A-Za-z0-9_.:-]*)""", re.MULTILINE)
 
 
-def cdi_names(cards: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
+def cdi_names(gpus: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
     """Return the GPUs' CDI names; empty if the engine does not offer all of them by name.
 
     Args:
-        cards: Indices or UUIDs.
+        gpus: Indices or UUIDs.
         info: The engine's description of itself.
     """
-    names = tuple(f"{KIND}={card}" for card in cards)
+    names = tuple(f"{KIND}={gpu}" for gpu in gpus)
     return names if set(names) <= set(_offered(info)) else ()
 
 
-def require(cards: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = False) -> None:
+def require(gpus: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = False) -> None:
     """Check that the engine can hand these GPUs over, before anything is created.
 
     Args:
-        cards: Indices or UUIDs.
+        gpus: Indices or UUIDs.
         info: The engine's description of itself.
         old_toolkit: Whether to allow a toolkit that lets a container become root on the host.
 
@@ -54,7 +54,7 @@ def require(cards: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = F
             f"(CVE-2025-23266), so no job gets a GPU here. Its administrator installs "
             f"{'.'.join(map(str, SAFE_TOOLKIT))} or later, or sets GRADIENT_DOCKER__OLD_TOOLKIT=true",
         )
-    if not can_hand_over(cards, info):
+    if not can_hand_over(gpus, info):
         runtimes = ", ".join(sorted(info.get("Runtimes") or {})) or "none"
         raise LaunchError("no_gpu_runtime", f"its runtimes are {runtimes}")
 
@@ -77,10 +77,10 @@ def toolkit_version() -> tuple[int, ...] | None:
     return tuple(map(int, found.groups())) if found else None
 
 
-def can_hand_over(cards: Sequence[str], info: dict[str, Any]) -> bool:
+def can_hand_over(gpus: Sequence[str], info: dict[str, Any]) -> bool:
     """Return whether the engine can hand these GPUs over, as far as it tells."""
     # An engine that finds the toolkit's hook at its start needs no such runtime, and does not list one.
-    return "nvidia" in (info.get("Runtimes") or {}) or bool(cdi_names(cards, info)) or shutil.which(_HOOK) is not None
+    return "nvidia" in (info.get("Runtimes") or {}) or bool(cdi_names(gpus, info)) or shutil.which(_HOOK) is not None
 
 
 def _offered(info: dict[str, Any]) -> Iterator[str]:

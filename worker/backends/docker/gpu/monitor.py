@@ -31,7 +31,7 @@ class DriverSilent(Exception):
     """The driver does not answer."""
 
 
-class Cards:
+class Gpus:
     """The GPUs of this host; usable from any thread."""
 
     def __init__(self, settings: DockerSettings) -> None:
@@ -71,9 +71,9 @@ class Cards:
     def indices(self) -> tuple[str, ...]:
         """Return the indices of the GPUs, in the driver's order; empty without a driver, or with a silent one."""
         try:
-            return tuple(one.card.index for one in self.look())
+            return tuple(one.gpu.index for one in self.look())
         except DriverSilent as error:
-            logger.warning("cards_not_counted", extra={"error": str(error)})
+            logger.warning("gpus_not_counted", extra={"error": str(error)})
             return ()
 
     def taken(self, names: Iterable[str]) -> dict[str, str]:
@@ -96,7 +96,7 @@ class Cards:
     def facts(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return the properties of these GPUs, to be stored; only the name of a GPU that no driver reports."""
         seen = self._seen()
-        return [next((one.card.facts() for one in seen if one.called(name)), {"index": name}) for name in names]
+        return [next((one.gpu.facts() for one in seen if one.called(name)), {"index": name}) for name in names]
 
     def sample(self, names: Sequence[str]) -> dict[str, float]:
         """Return the current use of these GPUs, numbered from 0 as their job numbers them."""
@@ -122,7 +122,7 @@ class Cards:
         if one is None:
             return "the driver does not list it"
         use, limits = one.use, self._settings
-        if use.memory <= limits.card_memory_mb * MIB and (use.percent or 0.0) <= limits.card_percent:
+        if use.memory <= limits.gpu_memory_mb * MIB and (use.percent or 0.0) <= limits.gpu_percent:
             return None
         what = f"{use.memory / MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")
         return f"{what}, by {_named(use.pids)}"

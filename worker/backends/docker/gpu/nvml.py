@@ -17,7 +17,7 @@ _MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Gpu:
     """Properties of a GPU.
 
     Attributes:
@@ -63,12 +63,12 @@ class Use:
 class Seen:
     """A GPU and its use at one moment."""
 
-    card: Card
+    gpu: Gpu
     use: Use
 
     def called(self, name: str) -> bool:
         """Return whether this GPU has that index or UUID."""
-        return name in {self.card.index, self.card.uuid}
+        return name in {self.gpu.index, self.gpu.uuid}
 
 
 def look() -> tuple[Seen, ...]:
@@ -95,7 +95,7 @@ def _seen(index: int, driver: str, cuda: str | None) -> Seen | None:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         total, used = _memory(handle)
-        card = Card(
+        gpu = Gpu(
             index=str(index),
             uuid=pynvml.nvmlDeviceGetUUID(handle),
             name=pynvml.nvmlDeviceGetName(handle),
@@ -105,7 +105,7 @@ def _seen(index: int, driver: str, cuda: str | None) -> Seen | None:
             cuda=cuda,
         )
     except pynvml.NVMLError as error:
-        logger.warning("card_does_not_answer", extra={"card": index, "error": str(error)})
+        logger.warning("gpu_does_not_answer", extra={"gpu": index, "error": str(error)})
         return None
     use = Use(
         memory=used,
@@ -114,7 +114,7 @@ def _seen(index: int, driver: str, cuda: str | None) -> Seen | None:
         celsius=_or_none(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
         pids=_pids(handle),
     )
-    return Seen(card, use)
+    return Seen(gpu, use)
 
 
 def _memory(handle: Any) -> tuple[int, int]:  # noqa: ANN401 - a pointer of the library's

@@ -22,7 +22,7 @@ SPEC = LaunchSpec(
     storage=Path("/srv/s"),
     datasets=Path("/srv/d"),
     control=Path("/srv/c"),
-    cards=("1", "3"),
+    gpus=("1", "3"),
     cpus=1.5,
     memory_bytes=2**30,
     stop_grace=60,
@@ -154,9 +154,9 @@ def test_a_job_without_limits_has_those_of_its_host():
     assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (0, 2**34, 2**34)
 
 
-def test_a_job_without_cards_can_take_none_by_its_environment():
+def test_a_job_without_gpus_can_take_none_by_its_environment():
     forged = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all", "NVIDIA_TF32_OVERRIDE": "1"}
-    without = config({"cards": (), "env": forged})
+    without = config({"gpus": (), "env": forged})
     assert without["HostConfig"]["DeviceRequests"] == []
     named = {"LOGNAME=gradient", "USER=gradient", "HOME=/paperspace", "NVIDIA_TF32_OVERRIDE=1"}
     assert set(without["Env"]) == named | {"NVIDIA_VISIBLE_DEVICES=void"}
@@ -192,7 +192,7 @@ def test_what_is_opened_and_asked_for_has_its_place():
             alone("/data", "/in"),
         ],
     }
-    assert "NVIDIA_VISIBLE_DEVICES=void" in host["Env"], "by its name a card comes without the runtime's doing"
+    assert "NVIDIA_VISIBLE_DEVICES=void" in host["Env"], "by its name a GPU comes without the runtime's doing"
 
 
 def test_the_containers_own_files_have_a_quota_where_the_engine_can_hold_it_to_one():

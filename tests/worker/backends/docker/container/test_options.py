@@ -148,32 +148,32 @@ def test_a_file_with_a_mistake_is_told_when_the_worker_starts(make):
         make_backend("docker", place.settings)
 
 
-def test_a_card_that_was_taken_meanwhile_is_not_handed_over(make, monkeypatch):
+def test_a_gpu_that_was_taken_meanwhile_is_not_handed_over(make, monkeypatch):
     driver = Driver(monkeypatch, 1)
     driver.memory[0], driver.pids[0] = 2000 * MIB, [os.getpid()]
     monkeypatch.setattr("worker.backends.docker.gpu.device_requests.require", lambda *_, **__: None)
-    reason, detail = refusal(make(), cards=("0",))
-    assert reason == "card_taken"
-    assert detail.startswith(f"card 0: 2,000 MiB in use, by process {os.getpid()} (")
+    reason, detail = refusal(make(), gpus=("0",))
+    assert reason == "gpu_taken"
+    assert detail.startswith(f"GPU 0: 2,000 MiB in use, by process {os.getpid()} (")
 
 
 def test_an_engine_without_the_toolkit_says_so_before_anything_is_made(make, docker_server, monkeypatch):
     Driver(monkeypatch, 1)
-    assert refusal(make(), cards=("0",))[0] == "no_gpu_runtime"
+    assert refusal(make(), gpus=("0",))[0] == "no_gpu_runtime"
     # The engine passes the check for the toolkit, and refuses when the container is started.
     monkeypatch.setattr("worker.backends.docker.gpu.device_requests.require", lambda *_, **__: None)
-    reason, detail = refusal(make(), cards=("0",))
+    reason, detail = refusal(make(), gpus=("0",))
     assert (reason, "could not select device driver" in detail) == ("no_gpu_runtime", True)
     with docker_server.client() as client:
         assert client.containers(all=True, filters={"ancestor": SHELL}) == []
 
 
-def test_a_sample_tells_what_the_cards_do(make, monkeypatch):
+def test_a_sample_tells_what_the_gpus_do(make, monkeypatch):
     driver = Driver(monkeypatch, 2)
     place = make()
     handle = place.launch(place.spec("sleep 600"))
     driver.memory[1], driver.percent[1] = 700 * MIB, 90
-    handle["cards"] = [{"index": "1"}]
+    handle["gpus"] = [{"index": "1"}]
     sample = wait_until(lambda: place.backend.sample(handle), "a sample")
     assert (sample["gpu0_memory_bytes"], sample["gpu0_percent"]) == (700 * MIB, 90)
     assert sample["memory_bytes"] > 0

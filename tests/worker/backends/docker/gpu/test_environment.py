@@ -46,8 +46,8 @@ def place(engine, programs, tmp_path, monkeypatch):
     made.clear()
 
 
-def environment(place, cards, env):
-    spec = place.spec("env", container="hostile:env", cards=cards, env=env)
+def environment(place, gpus, env):
+    spec = place.spec("env", container="hostile:env", gpus=gpus, env=env)
     assert place.wait(place.launch(spec)).code == 0
     return dict(line.split("=", 1) for line in place.output(spec).decode().splitlines())
 
@@ -70,13 +70,13 @@ def test_no_gpu_is_handed_over_by_a_toolkit_that_lets_containers_out(engine, pla
         program.write_text("#!/bin/sh\necho NVIDIA Container Toolkit CLI version 1.17.7\n")
         program.chmod(0o755)
         with pytest.raises(LaunchError) as error:
-            place.launch(place.spec("true", cards=("0",)))
+            place.launch(place.spec("true", gpus=("0",)))
         assert (error.value.reason, "1.17.7 lets a container" in error.value.detail) == ("no_gpu_runtime", True)
         assert place.backend.list_owned() == []
         overridden = Place("docker", tmp_path, engine.settings(old_toolkit=True))
-        assert overridden.wait(overridden.launch(overridden.spec("true", cards=("0",)))).code == 0
+        assert overridden.wait(overridden.launch(overridden.spec("true", gpus=("0",)))).code == 0
         overridden.clear()
         program.write_text("#!/bin/sh\necho NVIDIA Container Toolkit CLI version 1.17.8\n")
-        assert place.wait(place.launch(place.spec("true", cards=("0",)))).code == 0
+        assert place.wait(place.launch(place.spec("true", gpus=("0",)))).code == 0
     finally:
         program.unlink()

@@ -14,14 +14,14 @@ from core.settings.worker import MachineSettings, WorkerSettings
 from worker.backends.base import LaunchError
 from worker.backends.docker.backend import DockerBackend
 from worker.backends.docker.gpu import device_requests, monitor
-from worker.backends.docker.gpu.monitor import Cards
-from worker.backends.docker.gpu.nvml import Card
+from worker.backends.docker.gpu.monitor import Gpus
+from worker.backends.docker.gpu.nvml import Gpu
 from worker.context import Host
 
 FACTS = {
     "index": "1",
     "uuid": "GPU-111",
-    "name": "NVIDIA Test Card",
+    "name": "NVIDIA Test GPU",
     "memory": 16_384 * MIB,
     "serial": None,
     "driver": "550.54.15",
@@ -41,10 +41,10 @@ def no_library(driver):
 
 
 @pytest.fixture
-def cards(monkeypatch):
+def gpus(monkeypatch):
     monkeypatch.setattr(monitor, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(monitor, "_PAUSE_SHARE", 0)
-    return Cards(DockerSettings(card_memory_mb=100, card_percent=20))
+    return Gpus(DockerSettings(gpu_memory_mb=100, gpu_percent=20))
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def offer(tmp_path, monkeypatch):
 # ---- What the driver tells
 
 
-def test_the_library_tells_what_a_card_is_and_does(driver, cards):
+def test_the_library_tells_what_a_gpu_is_and_does(driver, gpus):
     driver.memory[1], driver.percent[1] = 300 * MIB, 55
-    assert cards.indices() == ("0", "1")
-    assert cards.facts(["1"]) == [FACTS]
-    assert cards.sample(["1", "GPU-000"]) == {
+    assert gpus.indices() == ("0", "1")
+    assert gpus.facts(["1"]) == [FACTS]
+    assert gpus.sample(["1", "GPU-000"]) == {
         "gpu0_percent": 55,
         "gpu0_memory_bytes": 300 * MIB,
         "gpu0_watts": 65.2,
@@ -79,23 +79,23 @@ def test_the_library_tells_what_a_card_is_and_does(driver, cards):
 
 
 @pytest.mark.usefixtures("no_library")
-def test_a_host_without_a_driver_has_no_cards(offer, cards, monkeypatch):
+def test_a_host_without_a_driver_has_no_gpus(offer, gpus, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert cards.indices() == ()
-    assert cards.taken(["0"]) == {}, "cards that the settings name are believed in"
-    assert cards.facts(["0"]) == [{"index": "0"}]
-    assert offer().cards == (), "which is not the same as uncounted: GPU types are passed over"
+    assert gpus.indices() == ()
+    assert gpus.taken(["0"]) == {}, "GPUs that the settings name are believed in"
+    assert gpus.facts(["0"]) == [{"index": "0"}]
+    assert offer().gpus == (), "which is not the same as uncounted: GPU types are passed over"
 
 
-def test_a_card_that_fell_off_the_bus_is_left_out(driver, cards):
+def test_a_gpu_that_fell_off_the_bus_is_left_out(driver, gpus):
     driver.lost = {0}
-    assert cards.indices() == ("1",)
-    assert cards.taken(["0", "1"]) == {"0": "the driver does not list it"}
+    assert gpus.indices() == ("1",)
+    assert gpus.taken(["0", "1"]) == {"0": "the driver does not list it"}
 
 
 def test_what_the_settings_say_goes_before_what_is_found(driver, offer):
-    assert offer().cards == ("0", "1")
-    assert offer(cards=["1"]).cards == ("1",)
+    assert offer().gpus == ("0", "1")
+    assert offer(gpus=["1"]).gpus == ("1",)
     assert driver.asked > 0
 
 
@@ -103,45 +103,45 @@ def test_what_the_settings_say_goes_before_what_is_found(driver, offer):
 def test_a_backend_that_is_not_ready_is_not_offered(offer, monkeypatch, caplog):
     monkeypatch.setattr(DockerBackend, "unready", lambda _: "The engine does not answer.")
     found = offer()
-    assert (found.backends, found.cards) == ((), None)
+    assert (found.backends, found.gpus) == ((), None)
     assert [record.message for record in caplog.records] == ["backend_not_ready"]
 
 
-# ---- Whether a card is free
+# ---- Whether a GPU is free
 
 
-def test_a_card_that_something_uses_is_told_with_its_process(driver, cards):
+def test_a_gpu_that_something_uses_is_told_with_its_process(driver, gpus):
     driver.memory[0], driver.pids[0] = 3277 * MIB, [os.getpid()]
-    taken = cards.taken(["0", "1"])
+    taken = gpus.taken(["0", "1"])
     assert taken.keys() == {"0"}
     assert taken["0"].startswith(f"3,277 MiB in use, by process {os.getpid()} (")
     driver.pids[0] = [2**22 + 1, 2**22 + 2, 2**22 + 3, 2**22 + 4]
-    assert cards.taken(["0"])["0"].endswith("by processes 4194305, 4194306, 4194307 and 1 more")
+    assert gpus.taken(["0"])["0"].endswith("by processes 4194305, 4194306, 4194307 and 1 more")
 
 
 @pytest.mark.parametrize(
     ("memory", "percent", "free"), [(100, 20, True), (101, 0, False), (0, 21, False), (0, 0, True)]
 )
-def test_up_to_both_thresholds_a_card_is_free(driver, cards, memory, percent, free):
+def test_up_to_both_thresholds_a_gpu_is_free(driver, gpus, memory, percent, free):
     driver.memory[1], driver.percent[1] = memory * MIB, percent
-    assert ("1" not in cards.taken(["1"])) is free
+    assert ("1" not in gpus.taken(["1"])) is free
 
 
 def test_the_driver_is_asked_once_a_second(driver):
-    cards = Cards(DockerSettings())
+    gpus = Gpus(DockerSettings())
     for _ in range(5):
-        cards.indices()
-        cards.sample(["0"])
+        gpus.indices()
+        gpus.sample(["0"])
     assert driver.asked == 1
 
 
-def test_a_driver_that_hangs_keeps_nobody_long_and_no_card_is_free(driver, cards, monkeypatch):
+def test_a_driver_that_hangs_keeps_nobody_long_and_no_gpu_is_free(driver, gpus, monkeypatch):
     monkeypatch.setattr(monitor, "_PATIENCE_SECONDS", 0.05)
     go_on = threading.Event()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: go_on.wait(60) and 2)
-    assert cards.indices() == ()
-    assert cards.sample(["0"]) == {}
-    assert "has not answered" in cards.taken(["0"])["0"]
+    assert gpus.indices() == ()
+    assert gpus.sample(["0"]) == {}
+    assert "has not answered" in gpus.taken(["0"])["0"]
     assert driver.asked == 1, "one question at a time"
     go_on.set()
 
@@ -149,7 +149,7 @@ def test_a_driver_that_hangs_keeps_nobody_long_and_no_card_is_free(driver, cards
 # ---- Handing over
 
 
-def test_cards_go_by_their_cdi_names_where_the_engine_has_them(tmp_path):
+def test_gpus_go_by_their_cdi_names_where_the_engine_has_them(tmp_path):
     (tmp_path / "nvidia.yaml").write_text(
         "---\ncdiVersion: 0.5.0\ncontainerEdits:\n  env:\n  - NVIDIA_VISIBLE_DEVICES=void\n"
         'devices:\n- containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n  name: "0"\n'
@@ -174,4 +174,4 @@ def test_an_engine_that_can_hand_over_nothing_is_refused(monkeypatch, tmp_path):
 
 
 def test_facts_are_plain_values():
-    assert Card("1", "GPU-111", "NVIDIA Test Card", 16_384 * MIB, None, "550.54.15", "12.4").facts() == FACTS
+    assert Gpu("1", "GPU-111", "NVIDIA Test GPU", 16_384 * MIB, None, "550.54.15", "12.4").facts() == FACTS
