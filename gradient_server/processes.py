@@ -47,7 +47,7 @@ def up(settings: Settings, name: str | None) -> int:
     require_ports_apart(settings)
     database = _open_ready(settings, migrate=True)
     listener = _listen(settings)
-    Patience(database, settings.database.patience_seconds)
+    Patience(database, settings.database.max_checkout_seconds)
     _, supervisor = _supervisor(settings, database, name)
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
@@ -73,7 +73,7 @@ def api(settings: Settings) -> int:
     """Run only the API."""
     require_ports_apart(settings)
     database = _open_ready(settings)
-    Patience(database, settings.database.patience_seconds)
+    Patience(database, settings.database.max_checkout_seconds)
     _serve(settings, database, _listen(settings))
     database.close()
     return 0
@@ -83,7 +83,7 @@ def worker(settings: Settings, name: str | None) -> int:
     """Run only a worker until SIGTERM or Ctrl-C; its jobs keep running and are adopted by the next one."""
     require_ports_apart(settings)
     database = _open_ready(settings)
-    Patience(database, settings.database.patience_seconds)
+    Patience(database, settings.database.max_checkout_seconds)
     host, supervisor = _supervisor(settings, database, name)
     if settings.queue.broker_url is None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -255,7 +255,7 @@ def _announce(settings: Settings, ticket: str) -> None:
         "\n  Machines   simulated: every machine type runs on this computer's CPU, as your user, without isolation;"
         "\n             submit only programs that you trust"
     ) * settings.machines.simulate
-    simulated += "\n  TPUs       simulated: API, bucket and device" * (settings.tpu.simulator is not None)
+    simulated += "\n  TPUs       simulated: API, bucket and device" * (settings.tpu.simulator_address is not None)
     _say(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"

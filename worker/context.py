@@ -105,7 +105,7 @@ class Host(Stores):
             backends=tuple(ready),
             machine_types=None if asked.machine_types is None else tuple(one.name for one in self.takes()),
             gpus=self._gpus(ready) if asked.gpus is None else tuple(asked.gpus),
-            image_wait_seconds=self.settings.images.wait_seconds if self.image_keepers() else 0.0,
+            image_wait_seconds=self.settings.images.affinity_seconds if self.image_keepers() else 0.0,
             cpus=asked.cpus or os.cpu_count() or 1,
             memory_mb=asked.memory_mb or memory_mb,
             ports=self._ports(),
@@ -124,7 +124,7 @@ class Host(Stores):
 
     def _ports(self) -> PortRange:
         ports = self.settings.ports
-        return PortRange(ports.first, ports.last, self.settings.ports_host)
+        return PortRange(ports.range_start, ports.range_end, self.settings.ports_host)
 
     def _is_ready(self, name: str) -> bool:
         why = self.backend(name).unready()

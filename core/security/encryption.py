@@ -27,13 +27,13 @@ class Vault:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._given = [key.get_secret_value() for key in settings.secrets.keys]
+        self._given = [key.get_secret_value() for key in settings.secrets.encryption_keys]
         self._path = settings.root / KEY_FILE
 
     @property
     def where(self) -> str:
         """The source of the keys, for messages."""
-        return "GRADIENT_SECRETS__KEYS" if self._given else str(self._path)
+        return "GRADIENT_SECRETS__ENCRYPTION_KEYS" if self._given else str(self._path)
 
     @property
     def of_settings(self) -> bool:

@@ -18,22 +18,22 @@ class TpuSettings(BaseModel):
 
     project: str | None = Field(default=None, description="Google Cloud project; none: no TPUs but simulated ones")
     zones: list[str] = Field(default=[], description="zones that TPUs are sought in, in this order, as a JSON list")
-    way: Literal["queued", "node", "pool"] = Field(
+    provisioning: Literal["queued", "node", "pool"] = Field(
         default="queued",
         description="how a TPU is had: queued (a queued resource made for the job), node (a node made at once) or "
         "pool (nodes that are there)",
     )
-    ways: dict[str, Literal["queued", "node", "pool"]] = Field(
+    provisioning_by_type: dict[str, Literal["queued", "node", "pool"]] = Field(
         default={}, description="the same by machine type, where it differs, as a JSON object"
     )
-    architecture: Literal["grpc", "vm"] = Field(
+    placement: Literal["grpc", "vm"] = Field(
         default="grpc",
         description="where a TPU's job runs: grpc (beside it, on the worker's host) or vm (on the TPU VM itself)",
     )
-    architectures: dict[str, Literal["grpc", "vm"]] = Field(
+    placement_by_type: dict[str, Literal["grpc", "vm"]] = Field(
         default={}, description="the same by machine type, where it differs, as a JSON object"
     )
-    vm_seconds: float = Field(
+    vm_poll_seconds: float = Field(
         default=2.0, gt=0, description="seconds between the steps in which a job on a TPU VM is told of"
     )
     pool: dict[str, list[str]] = Field(
@@ -53,9 +53,11 @@ class TpuSettings(BaseModel):
     runner: Literal["docker", "process"] = Field(
         default="docker", description="what runs a job beside its TPU: docker, or process (not isolated at all)"
     )
-    wait_seconds: float = Field(default=6 * 3600.0, gt=0, description="seconds that a job waits for a TPU, all in all")
-    call_seconds: float = Field(default=30.0, gt=0, description="seconds that one answer of the TPU API may take")
-    patience_seconds: float = Field(
+    provision_timeout_seconds: float = Field(
+        default=6 * 3600.0, gt=0, description="seconds that a job waits for a TPU, all in all"
+    )
+    timeout_seconds: float = Field(default=30.0, gt=0, description="seconds that one answer of the TPU API may take")
+    api_retry_seconds: float = Field(
         default=600.0, ge=0, description="seconds that a job's start bears a TPU API that does not answer"
     )
     poll_seconds: float = Field(default=5.0, gt=0, description="seconds between looks at a TPU that is awaited")
@@ -66,34 +68,34 @@ class TpuSettings(BaseModel):
     probe_seconds: float = Field(
         default=300.0, ge=0, description="seconds that a TPU that is ready may take to open its port"
     )
-    stray_seconds: float = Field(
+    orphan_grace_seconds: float = Field(
         default=600.0, ge=0, description="age in seconds at which a TPU of ours that no job owns is deleted"
     )
-    simulator: str | None = Field(
+    simulator_address: str | None = Field(
         default=None, description="HOST:PORT of `gradient-server tpu-simulator`, used instead of Google's API"
     )
 
     @property
     def backend(self) -> str | None:
         """Name of the backend of TPU jobs; None: there are no TPUs."""
-        if self.simulator is not None:
+        if self.simulator_address is not None:
             return "tpu-simulator"
         return "tpu" if self.project is not None else None
 
     def way_of(self, machine_type: str) -> str:
         """Return the provisioning mode of this machine type."""
-        return self.ways.get(machine_type, self.way)
+        return self.provisioning_by_type.get(machine_type, self.provisioning)
 
     def on_vm(self, machine_type: str) -> bool:
         """Return whether a job of this machine type runs on the TPU VM itself."""
-        return self.architectures.get(machine_type, self.architecture) == "vm"
+        return self.placement_by_type.get(machine_type, self.placement) == "vm"
 
 
 class GcsSettings(BaseModel):
     """Google Cloud Storage."""
 
     project: str | None = Field(default=None, description="project that buckets are made in; default: the credentials'")
-    parallel: int = Field(default=8, ge=1, le=64, description="files sent or fetched at once")
+    concurrency: int = Field(default=8, ge=1, le=64, description="files sent or fetched at once")
     endpoint: str | None = Field(
         default=None, description="URL of a simulator of Cloud Storage, used instead of Google's", pattern="^https?://"
     )
@@ -107,10 +109,10 @@ class ArtifactSettings(BaseModel):
         default=None,
         description="bucket that artifacts are kept in, gs://BUCKET/PREFIX; default: a folder under GRADIENT_HOME",
     )
-    direct: bool = Field(
+    signed_urls: bool = Field(
         default=False, description="send browsers to the bucket for a file, by a signed URL, not through the service"
     )
-    direct_seconds: float = Field(
+    signed_url_ttl_seconds: float = Field(
         default=300.0, ge=1, le=7 * 86_400, description="seconds that such a signed URL works"
     )
 
@@ -137,6 +139,6 @@ class BucketSettings(BaseModel):
     token_seconds: int = Field(
         default=3600, ge=60, le=43_200, description="seconds that a job's own access to its prefix lasts, at most"
     )
-    stage_bytes: int = Field(
+    max_dataset_bytes: int = Field(
         default=100 * GIB, ge=0, description="most bytes of a job's data set that are copied to the bucket"
     )

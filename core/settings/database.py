@@ -12,7 +12,7 @@ class DatabaseSettings(BaseModel):
 
     url: str | None = Field(default=None, description="SQLAlchemy URL; default: SQLite under GRADIENT_HOME")
     pool_size: int = Field(default=5, description="connections kept per process (PostgreSQL)")
-    patience_seconds: float = Field(
+    max_checkout_seconds: float = Field(
         default=45.0, description="a connection that nothing comes back on for this long is broken (PostgreSQL)"
     )
 
@@ -32,7 +32,7 @@ class QueueSettings(BaseModel):
 
     broker_url: str | None = Field(default=None, description="Celery broker; none: workers only poll")
     ping_seconds: float = Field(default=20.0, gt=0, description="seconds between a worker's messages to itself")
-    deaf_seconds: float = Field(
+    broker_silent_seconds: float = Field(
         default=90.0, ge=0, description="a worker that hears none of them for so long restarts; 0: never"
     )
 
@@ -40,7 +40,7 @@ class QueueSettings(BaseModel):
 class SecretSettings(BaseModel):
     """Encryption of secrets and registry passwords."""
 
-    keys: list[SecretStr] = Field(
+    encryption_keys: list[SecretStr] = Field(
         default=[],
         description="keys (32 bytes in URL-safe Base64) as a JSON list, the first one for new values; default: those "
         "in secrets.key under GRADIENT_HOME, where the first is made when it is needed",

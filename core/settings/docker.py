@@ -13,7 +13,7 @@ class DockerSettings(BaseModel):
 
     url: str = Field(default="unix:///var/run/docker.sock", description="Docker engine's socket")
     timeout_seconds: float = Field(default=30.0, description="seconds that one answer of the engine may take")
-    patience_seconds: float = Field(
+    engine_retry_seconds: float = Field(
         default=60.0, description="seconds a job's start waits for an engine that does not answer"
     )
     default_image: str = Field(default="python:3.12-slim", description="image of jobs that name no container")
@@ -42,10 +42,10 @@ class DockerSettings(BaseModel):
     )
     pids: int = Field(default=4096, description="most processes and threads of one job")
     shm_mb: int = Field(default=1024, description="MiB of shared memory (/dev/shm) of one job")
-    gpu_memory_mb: int = Field(
+    gpu_idle_max_memory_mb: int = Field(
         default=512, ge=0, description="MiB of a GPU's memory that others may use before no job gets it"
     )
-    gpu_percent: float = Field(
+    gpu_idle_max_percent: float = Field(
         default=20.0, ge=0, le=100, description="percent of a GPU's time that others may use before no job gets it"
     )
     old_toolkit: bool = Field(
@@ -57,7 +57,7 @@ class DockerSettings(BaseModel):
     network: str = Field(
         default="gradient-jobs", description="network of the jobs' containers, made if missing; none: no network at all"
     )
-    fence: str = Field(
+    firewall: str = Field(
         default="try",
         description="firewall that keeps jobs from this host, metadata addresses and the service: try (warn if it "
         "cannot be set), require or off",
@@ -76,22 +76,22 @@ class ImageSettings(BaseModel):
     """Container images of jobs: short names, removal from hosts, and builds."""
 
     file: Path | None = Field(default=None, description="TOML that overrides or adds short names of images")
-    keep_below_percent: float = Field(
+    max_disk_percent: float = Field(
         default=85.0,
         gt=0,
         le=100,
         description="share of the engine's disk above which images that jobs brought and nothing uses are removed, the "
         "longest unused first; 100: never",
     )
-    idle_seconds: float = Field(
+    unused_ttl_seconds: float = Field(
         default=600.0, ge=0, description="an image that a job used less than this ago is not removed"
     )
-    built_seconds: float = Field(
+    built_ttl_seconds: float = Field(
         default=86_400.0,
         ge=0,
         description="images built for a job go this long after their last use, whatever the disk",
     )
-    wait_seconds: float = Field(
+    affinity_seconds: float = Field(
         default=5.0, ge=0, description="seconds that a job is left to a host that holds its image and has room"
     )
     builds: bool = Field(
@@ -143,5 +143,5 @@ class PortSettings(BaseModel):
         description="address on this host that containers' ports are opened at; not one that the dashboard is reached "
         "at, whose browser sessions jobs would be sent",
     )
-    first: int = Field(default=20_000, ge=1024, le=65_535, description="first port that jobs get which name none")
-    last: int = Field(default=29_999, ge=1024, le=65_535, description="last one; fewer than first: none")
+    range_start: int = Field(default=20_000, ge=1024, le=65_535, description="first port that jobs get which name none")
+    range_end: int = Field(default=29_999, ge=1024, le=65_535, description="last one; fewer than first: none")

@@ -96,7 +96,7 @@ class WorkerSettings(BaseModel):
     sample_seconds: float = Field(default=2.0, description="seconds between samples of a job's CPU and memory")
     collect_seconds: float = Field(default=900.0, description="seconds allowed for completing artifacts at the end")
     sweep_seconds: float = Field(default=30.0, description="seconds between looks for what needs repair")
-    rung_again_seconds: float = Field(
+    renotify_seconds: float = Field(
         default=30.0, description="a job due for this long is announced once more: its message may have been lost"
     )
     sandbox: Literal["auto", "require", "off"] = Field(

@@ -100,10 +100,10 @@ def firewall(settings: Settings) -> Finding:
     if docker.network == "none":
         return ok("firewall", "Jobs have no network.")
     reach = "Jobs reach this host, metadata addresses and the service's database"
-    if docker.fence == "off":
+    if docker.firewall == "off":
         return warning(
             "firewall",
-            f"{reach}, unless somebody else sets rules: GRADIENT_DOCKER__FENCE is off.",
+            f"{reach}, unless somebody else sets rules: GRADIENT_DOCKER__FIREWALL is off.",
             "Set it to require, with a worker that is root; or make sure that the rules are set at boot.",
         )
     if (
@@ -115,8 +115,8 @@ def firewall(settings: Settings) -> Finding:
         )
         return warning(
             "firewall",
-            f"{reach if docker.fence == 'try' else 'No job can start'}: {why}.",
-            "Run the worker as root with iptables installed, or set the rules at boot and GRADIENT_DOCKER__FENCE=off.",
+            f"{reach if docker.firewall == 'try' else 'No job can start'}: {why}.",
+            "Run the worker as root with iptables, or set the rules at boot and GRADIENT_DOCKER__FIREWALL=off.",
         )
     return ok("firewall", "The worker sets it with the first job: for IPv4, and for IPv6 where this host has it.")
 

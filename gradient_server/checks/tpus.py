@@ -41,7 +41,7 @@ def check(settings: Settings, open_bucket: OpenBucket | None = None) -> Iterator
             "Give this machine a service account, or point GOOGLE_APPLICATION_CREDENTIALS at a key file.",
         )
         return
-    where = f"simulator at {tpu.simulator}" if tpu.simulator else f"project {tpu.project}"
+    where = f"simulator at {tpu.simulator_address}" if tpu.simulator_address else f"project {tpu.project}"
     yield ok("tpu", f"TPUs are sought in the {where}.")
     yield from _zones(settings, api)
     yield from _pool(settings, api)

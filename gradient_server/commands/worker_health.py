@@ -28,7 +28,7 @@ def run(settings: Settings, name: str | None) -> int:
     """
     name = name or socket.gethostname()
     silent = SILENT_BEATS * settings.worker.heartbeat_seconds
-    deaf = settings.queue.deaf_seconds
+    deaf = settings.queue.broker_silent_seconds
     database = Database(settings.database_url)
     try:
         with database.read() as session:

@@ -130,7 +130,7 @@ class World:
     def environment(self) -> dict[str, str]:
         """Return the settings, as variables, that point a worker to this simulation."""
         return {
-            "GRADIENT_TPU__SIMULATOR": self.tpus.address,
+            "GRADIENT_TPU__SIMULATOR_ADDRESS": self.tpus.address,
             "GRADIENT_TPU__ZONES": json.dumps([ZONE]),
             "GRADIENT_TPU__RUNNER": "process",
             "GRADIENT_TPU__POLL_SECONDS": "0.5",

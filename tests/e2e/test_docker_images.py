@@ -39,11 +39,11 @@ def service(docker_server, registry, tmp_path_factory):
         home,
         GRADIENT_MACHINES__SIMULATE="false",
         GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__FENCE="off",
+        GRADIENT_DOCKER__FIREWALL="off",
         GRADIENT_DOCKER__NETWORK="none",
         GRADIENT_IMAGES__FILE=str(names),
         GRADIENT_IMAGES__BUILDS="true",
-        GRADIENT_IMAGES__IDLE_SECONDS="0",
+        GRADIENT_IMAGES__UNUSED_TTL_SECONDS="0",
         GRADIENT_WORKER__SWEEP_SECONDS="1",
     )
     deployment.start_up()
@@ -206,7 +206,7 @@ def test_a_build_goes_on_under_another_worker(docker_server, tmp_path):
         tmp_path / "home",
         GRADIENT_MACHINES__SIMULATE="false",
         GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__FENCE="off",
+        GRADIENT_DOCKER__FIREWALL="off",
         GRADIENT_IMAGES__BUILDS="true",
         GRADIENT_DOCKER__NETWORK="none",
     )

@@ -25,7 +25,7 @@ def deployed(server, home):
         GRADIENT_MACHINES__SIMULATE="false",
         GRADIENT_DOCKER__URL=server.url,
         GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FENCE="off",
+        GRADIENT_DOCKER__FIREWALL="off",
         GRADIENT_WORKER__SWEEP_SECONDS="1",
     )
 

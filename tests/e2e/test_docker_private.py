@@ -60,7 +60,7 @@ def service(docker_server, tmp_path_factory):
         tmp_path_factory.mktemp("service") / "home",
         GRADIENT_MACHINES__SIMULATE="false",
         GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__FENCE="off",
+        GRADIENT_DOCKER__FIREWALL="off",
         GRADIENT_WORKER__SWEEP_SECONDS="1",
     )
     deployment.start_up()

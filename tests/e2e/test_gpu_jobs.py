@@ -45,7 +45,7 @@ def service(gpu_server, driver, programs, tmp_path):
         GRADIENT_DOCKER__URL=gpu_server.url,
         GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL,
         GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FENCE="off",
+        GRADIENT_DOCKER__FIREWALL="off",
         GRADIENT_WORKER__SLOTS="4",
         GRADIENT_WORKER__SAMPLE_SECONDS="1",
     )

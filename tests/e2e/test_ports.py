@@ -27,8 +27,8 @@ def range_of_ports():
 def service(deployment, range_of_ports):
     first, last = range_of_ports
     deployment.start_up(
-        GRADIENT_PORTS__FIRST=str(first),
-        GRADIENT_PORTS__LAST=str(last),
+        GRADIENT_PORTS__RANGE_START=str(first),
+        GRADIENT_PORTS__RANGE_END=str(last),
         GRADIENT_WORKER__ADDRESS="localhost",
         GRADIENT_WORKER__SLOTS="4",
         GRADIENT_WORKER__SWEEP_SECONDS="1",

@@ -39,7 +39,7 @@ def deploy(simulator, storage, tmp_path):
     def start(**settings):
         tpu = {
             f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
-            for name, value in tpu_settings(simulator, call_seconds=30.0).items()
+            for name, value in tpu_settings(simulator, timeout_seconds=30.0).items()
         }
         gcs = {"GRADIENT_GCS__ENDPOINT": storage.url, "GRADIENT_GCS__CA": str(storage.ca)}
         deployment = Deployment(tmp_path / "home", **tpu, **gcs, **settings)

@@ -49,8 +49,8 @@ def service(simulator, storage, tmp_path):
 
 @contextlib.contextmanager
 def served(simulator, storage, tmp_path, **settings):
-    patient = {"call_seconds": 30.0, "probe_seconds": 60.0, "unhealthy_seconds": 20.0}
-    made = tpu_settings(simulator, architecture="vm", vm_seconds=0.1, **patient)
+    patient = {"timeout_seconds": 30.0, "probe_seconds": 60.0, "unhealthy_seconds": 20.0}
+    made = tpu_settings(simulator, placement="vm", vm_poll_seconds=0.1, **patient)
     tpu = {
         f"GRADIENT_TPU__{name}".upper(): value if isinstance(value, str) else json.dumps(value)
         for name, value in made.items()

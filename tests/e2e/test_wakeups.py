@@ -249,7 +249,7 @@ def deafened(parts, tmp_path):
 
 
 def test_a_deaf_worker_ends_and_its_job_goes_on(parts, deafened, tmp_path):
-    deaf = deafened(GRADIENT_QUEUE__DEAF_SECONDS="4")
+    deaf = deafened(GRADIENT_QUEUE__BROKER_SILENT_SECONDS="4")
     said = tmp_path / "deaf.log"
     job_id = parts.submit(f"{GATE}; echo done")
     wait_until(lambda: parts.job(job_id)["state"] == "Running", "the job to run")
@@ -268,7 +268,7 @@ def test_a_deaf_worker_ends_and_its_job_goes_on(parts, deafened, tmp_path):
 
 
 def test_a_broker_that_is_away_for_a_while_makes_nobody_deaf(parts, redis):
-    worker = start_far(parts, GRADIENT_QUEUE__DEAF_SECONDS="30")
+    worker = start_far(parts, GRADIENT_QUEUE__BROKER_SILENT_SECONDS="30")
     listens(worker)
     redis.kill()
     wait_until(lambda: worker.said().count("broker_away") >= 2, "two of its messages to fail, in seconds each")
@@ -286,10 +286,10 @@ def test_a_broker_that_is_away_for_a_while_makes_nobody_deaf(parts, redis):
 
 
 def test_alive_tells_a_deaf_worker_from_a_broker_that_is_away(parts, deafened, redis, tmp_path):
-    process = deafened(GRADIENT_QUEUE__DEAF_SECONDS="0")  # it does not end by itself
+    process = deafened(GRADIENT_QUEUE__BROKER_SILENT_SECONDS="0")  # it does not end by itself
 
     def alive():
-        asked = parts.start("alive", "--name", "one", GRADIENT_QUEUE__DEAF_SECONDS="2")
+        asked = parts.start("alive", "--name", "one", GRADIENT_QUEUE__BROKER_SILENT_SECONDS="2")
         return asked.wait(), asked.said()
 
     wait_until(lambda: alive() == (0, ""), "the worker to report")

@@ -93,7 +93,7 @@ def test_a_job_that_looks_around_reaches_nothing_that_is_none_of_its_business(ma
         deployment.start_api()
         deployment.start_worker(
             inside=docker_server.network,
-            GRADIENT_DOCKER__FENCE="require",
+            GRADIENT_DOCKER__FIREWALL="require",
             GRADIENT_API__PUBLIC_URL="http://{}:{}/".format(*own),
         )
         gateway = "$(ip route | awk '/^default/ {print $3}')"

@@ -152,7 +152,7 @@ def start_far(shared, name, host, **settings):
         GRADIENT_WORKER__HOST=host,
         GRADIENT_WORKER__LOST_AFTER_SECONDS="16",
         GRADIENT_WORKER__SWEEP_SECONDS="0.5",
-        GRADIENT_DATABASE__PATIENCE_SECONDS="1",
+        GRADIENT_DATABASE__MAX_CHECKOUT_SECONDS="1",
         **settings,
     )
 

@@ -14,7 +14,7 @@ def service(docker_server, tmp_path_factory):
         GRADIENT_MACHINES__SIMULATE="false",
         GRADIENT_DOCKER__URL=docker_server.url,
         GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FENCE="off",
+        GRADIENT_DOCKER__FIREWALL="off",
         GRADIENT_STATSD__PORT="0",
     )
     deployment.start_up()

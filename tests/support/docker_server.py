@@ -140,7 +140,7 @@ class DockerServer:
             yield client
 
     def settings(self, **options) -> DockerSettings:
-        return DockerSettings(**{"url": self.url, "default_image": SHELL, "pull": "never", "fence": "off"} | options)
+        return DockerSettings(**{"url": self.url, "default_image": SHELL, "pull": "never", "firewall": "off"} | options)
 
     def load_images(self) -> None:
         shell = layer({"bin/busybox": busybox(), "tmp/": None}, links=shell_links())

@@ -59,17 +59,17 @@ def simulated(**options):
 def tpu_settings(simulator, **options):
     """Return TPU settings for the simulated cloud, with short timeouts."""
     return {
-        "simulator": simulator.address,
+        "simulator_address": simulator.address,
         "zones": ZONES,
         "runner": "process",
         "poll_seconds": 0.02,
         "watch_seconds": 0.05,
-        "call_seconds": 1.0,
+        "timeout_seconds": 1.0,
         "unhealthy_seconds": 0.2,
-        "patience_seconds": 3.0,
+        "api_retry_seconds": 3.0,
         "probe_seconds": 0.2,
-        "wait_seconds": 20.0,
-        "stray_seconds": 0.0,
+        "provision_timeout_seconds": 20.0,
+        "orphan_grace_seconds": 0.0,
     } | options
 
 

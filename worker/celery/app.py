@@ -92,5 +92,5 @@ def _probe(broker_url: str, host: Host, on_deaf: Callable[[], None]) -> Probe:
         lambda: host.write(lambda session: note_heard(session, host.name)),
         on_deaf,
         ping_seconds=host.settings.queue.ping_seconds,
-        deaf_seconds=host.settings.queue.deaf_seconds,
+        deaf_seconds=host.settings.queue.broker_silent_seconds,
     )

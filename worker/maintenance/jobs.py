@@ -49,7 +49,7 @@ class Sweep:
         self._strays_in_clouds = CloudSweep(host)
         self._shelves = Shelves(host)
         self._lost_after = host.settings.worker.lost_after_seconds
-        self._rung_again = host.settings.worker.rung_again_seconds
+        self._rung_again = host.settings.worker.renotify_seconds
         self._trusted_at = time.monotonic() + self._lost_after
         self._prune_at = 0.0
 

@@ -76,8 +76,8 @@ class BucketStore:
             f"{prefix.strip('/')}/" if prefix.strip("/") else "",
             staging=staging,
             cache=settings.root / "cache" / "artifacts",
-            parallel=settings.gcs.parallel,
-            direct_seconds=settings.artifacts.direct_seconds if settings.artifacts.direct else None,
+            parallel=settings.gcs.concurrency,
+            direct_seconds=settings.artifacts.signed_url_ttl_seconds if settings.artifacts.signed_urls else None,
         )
 
     def sync(self, job_id: str, attempt: int, source: Path, *, final: bool = False) -> SyncResult:

@@ -14,7 +14,7 @@ KEYS = [Fernet.generate_key().decode() for _ in range(2)]
 
 
 def vault(home, *keys):
-    return Vault(Settings(home=home, secrets=SecretSettings(keys=list(keys))))
+    return Vault(Settings(home=home, secrets=SecretSettings(encryption_keys=list(keys))))
 
 
 def test_what_is_sealed_shows_nothing_and_is_opened_again(tmp_path):
@@ -62,7 +62,7 @@ def test_a_missing_key_is_named(tmp_path):
         vault(tmp_path, KEYS[1]).open("p", sealed)
     assert key_id(KEYS[0]) in refused.value.message
     assert key_id(KEYS[1]) in refused.value.message
-    assert "GRADIENT_SECRETS__KEYS" in refused.value.message
+    assert "GRADIENT_SECRETS__ENCRYPTION_KEYS" in refused.value.message
     assert KEYS[1] not in refused.value.message
 
 
@@ -104,7 +104,7 @@ def test_a_key_that_everybody_can_read_is_refused(tmp_path):
 
 
 def test_settings_that_hold_no_key_are_told_so_without_it(tmp_path):
-    with pytest.raises(SecretUnreadable, match="GRADIENT_SECRETS__KEYS") as refused:
+    with pytest.raises(SecretUnreadable, match="GRADIENT_SECRETS__ENCRYPTION_KEYS") as refused:
         vault(tmp_path, "hunter2").seal("p", "x")
     assert "hunter2" not in refused.value.message
-    assert "hunter2" not in repr(Settings(home=tmp_path, secrets=SecretSettings(keys=["hunter2"])))
+    assert "hunter2" not in repr(Settings(home=tmp_path, secrets=SecretSettings(encryption_keys=["hunter2"])))

@@ -105,10 +105,10 @@ def test_what_stands_between_a_job_and_the_machine_is_told(options, user, status
 @pytest.mark.parametrize(
     ("docker", "uid", "status", "says"),
     [
-        ({"fence": "off"}, 0, Status.WARNING, "FENCE is off"),
+        ({"firewall": "off"}, 0, Status.WARNING, "FIREWALL is off"),
         ({}, 1000, Status.WARNING, "Jobs reach this host"),
-        ({"fence": "require"}, 1000, Status.WARNING, "No job can start"),
-        ({"network": "none", "fence": "off"}, 1000, Status.OK, "no network"),
+        ({"firewall": "require"}, 1000, Status.WARNING, "No job can start"),
+        ({"network": "none", "firewall": "off"}, 1000, Status.OK, "no network"),
     ],
 )
 def test_a_firewall_that_is_not_in_force_is_told(monkeypatch, docker, uid, status, says):

@@ -43,7 +43,7 @@ class Contained(Watched):
             "GRADIENT_MACHINES__SIMULATE": "false",
             "GRADIENT_DOCKER__URL": url or server.url,
             "GRADIENT_DOCKER__PULL": "never",
-            "GRADIENT_DOCKER__FENCE": "off",
+            "GRADIENT_DOCKER__FIREWALL": "off",
             "GRADIENT_DOCKER__NETWORK": JOBS_NETWORK,
         }
         super().__init__(home, **{**fixed, **settings})

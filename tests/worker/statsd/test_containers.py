@@ -38,7 +38,7 @@ def service(docker_server, tmp_path):
         GRADIENT_MACHINES__SIMULATE="false",
         GRADIENT_DOCKER__URL=docker_server.url,
         GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FENCE="require",
+        GRADIENT_DOCKER__FIREWALL="require",
         GRADIENT_STATSD__PORT=str(PORT),
     )
     deployment.start_api()

@@ -207,7 +207,7 @@ class Network:
         return bridge
 
     def _fence_in(self, bridge: str) -> None:
-        wanted = self._settings.docker.fence
+        wanted = self._settings.docker.firewall
         if wanted == "off":
             return
         fenced_at = self._fenced_at.get(bridge)
@@ -223,7 +223,7 @@ class Network:
                 self._warned = True
                 logger.warning(
                     "jobs_not_fenced: jobs can reach this host and its network. Run the worker as root, or set "
-                    "these rules at boot and GRADIENT_DOCKER__FENCE=off",
+                    "these rules at boot and GRADIENT_DOCKER__FIREWALL=off",
                     extra={"why": str(error), "rules": fence.rules(), "bridge": bridge},
                 )
         self._fenced_at[bridge] = time.monotonic()

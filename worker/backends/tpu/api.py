@@ -210,15 +210,15 @@ class TpuApi:
 
     @property
     def _timeout(self) -> float:
-        return self._settings.call_seconds
+        return self._settings.timeout_seconds
 
     @cached_property
     def _v2(self) -> tpu_v2.TpuClient:
-        return tpu_v2.TpuClient(**_transport(tpu_v2.TpuClient, self._settings.simulator))
+        return tpu_v2.TpuClient(**_transport(tpu_v2.TpuClient, self._settings.simulator_address))
 
     @cached_property
     def _v1(self) -> tpu_v1.TpuClient:
-        return tpu_v1.TpuClient(**_transport(tpu_v1.TpuClient, self._settings.simulator))
+        return tpu_v1.TpuClient(**_transport(tpu_v1.TpuClient, self._settings.simulator_address))
 
     def _zone(self, zone: str) -> str:
         return f"projects/{self._project}/locations/{zone}"

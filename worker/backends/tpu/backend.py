@@ -211,7 +211,7 @@ class TpuBackend(CloudBackend):
         except ApiError as error:
             with self._lock:
                 since = self._refused_since.setdefault(entry.id, time.monotonic())
-            if time.monotonic() - since < self._settings.patience_seconds:
+            if time.monotonic() - since < self._settings.api_retry_seconds:
                 raise LaunchError("tpu_api_away", f"{entry.name} could not be deleted: {error}") from error
             logger.exception("tpu_left_to_the_sweep", extra={"resource": entry.name})
         with self._lock:

@@ -55,7 +55,7 @@ class Watching:
             look = watched.look
         if last and look is not None:
             try:
-                look.result(min(_LAST_LOOK_SECONDS, self._settings.call_seconds))
+                look.result(min(_LAST_LOOK_SECONDS, self._settings.timeout_seconds))
             except TimeoutError:
                 logger.info("tpu_last_look_not_answered", extra={"resource": entry.name})
         return watched.trouble

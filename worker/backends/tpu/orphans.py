@@ -50,7 +50,7 @@ class Strays:
         try:
             for kind, stray in self._labelled(zone):
                 name = f"{stray.zone}/{stray.id}"
-                if name in known or time.time() - stray.created < self._settings.stray_seconds:
+                if name in known or time.time() - stray.created < self._settings.orphan_grace_seconds:
                     continue
                 job_id, attempt = stray.labels.get(LABEL_JOB, ""), stray.labels.get(LABEL_ATTEMPT, "")
                 if attempt.isdecimal() and owned(job_id, int(attempt)):

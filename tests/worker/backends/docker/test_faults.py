@@ -91,7 +91,7 @@ def test_a_start_waits_for_an_engine_that_restarts(make, mortal):
 
 
 def test_a_start_does_not_wait_for_ever(make, mortal):
-    place = make(mortal, patience_seconds=0)
+    place = make(mortal, engine_retry_seconds=0)
     mortal.kill()
     with pytest.raises(LaunchError) as error:
         place.launch(place.spec("exit 4"))

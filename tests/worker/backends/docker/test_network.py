@@ -168,10 +168,10 @@ def test_a_fence_that_cannot_be_set_is_a_warning_or_an_error(docker_server, engi
         raise FenceMissing("iptables: Permission denied")
 
     monkeypatch.setattr(module.Fence, "set", refuse)
-    attempt = Network(engine, Settings(home=tmp_path, docker=docker_server.settings(network="open", fence="try")))
+    attempt = Network(engine, Settings(home=tmp_path, docker=docker_server.settings(network="open", firewall="try")))
     assert [attempt.have(), attempt.have()] == ["open", "open"]
     assert [record.message.split(":")[0] for record in caplog.records] == ["jobs_not_fenced"]
-    strict = Network(engine, Settings(home=tmp_path, docker=docker_server.settings(network="open", fence="require")))
+    strict = Network(engine, Settings(home=tmp_path, docker=docker_server.settings(network="open", firewall="require")))
     with pytest.raises(LaunchError, match="Permission denied"):
         strict.have()
     with docker_server.client() as client:

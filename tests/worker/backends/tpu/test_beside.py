@@ -69,7 +69,7 @@ def test_the_start_up_script_is_whole_and_valid(have):
         ({}, True, ["mock"], "mock"),
         ({}, False, ["docker"], "tpu"),
         ({"project": "p"}, False, ["docker", "tpu"], "tpu"),
-        ({"simulator": "h:1"}, True, ["mock", "tpu-simulator"], "tpu-simulator"),
+        ({"simulator_address": "h:1"}, True, ["mock", "tpu-simulator"], "tpu-simulator"),
     ],
 )
 def test_which_backend_tpu_jobs_have(tpu, simulate, names, of_tpus):

@@ -394,10 +394,10 @@ def test_an_upload_that_is_broken_off_is_taken_up_again(gcs, opened, tmp_path):
 
 
 def test_data_sets_that_cannot_be_staged_are_refused(gcs, tmp_path):
-    opened = given(gcs, tmp_path, make_bucket(gcs), stage_bytes=10)
+    opened = given(gcs, tmp_path, make_bucket(gcs), max_dataset_bytes=10)
     (tmp_path / "large").write_bytes(bytes(11))
     os.mkfifo(tmp_path / "fifo")
-    assert "STAGE_BYTES" in refusal(stage, opened, tmp_path / "large").detail
+    assert "MAX_DATASET_BYTES" in refusal(stage, opened, tmp_path / "large").detail
     assert "neither a file nor a folder" in refusal(stage, opened, tmp_path / "fifo").detail
     assert gcs.objects(opened.name) == {}
 

@@ -37,7 +37,7 @@ WAYS = pytest.mark.parametrize("way", ["node", "queued"])
 
 @WAYS
 def test_a_job_finds_its_device_and_nothing_is_left_of_it(have, simulator, way):
-    place = have(way=way)
+    place = have(provisioning=way)
     spec = place.spec('echo "$TPU_NAME $TPU_GRPC_URL"')
     handle = place.launch(spec)
     assert place.wait(handle).code == 0
@@ -52,7 +52,7 @@ def test_a_job_finds_its_device_and_nothing_is_left_of_it(have, simulator, way):
 
 
 def test_what_bills_is_written_down_before_it_is_asked_for(have, simulator):
-    place = have(way="node")
+    place = have(provisioning="node")
     ledger, before = place._ledger, []
     intend = ledger.intend
     ledger.intend = lambda *args, **options: (before.append(list(simulator.cloud.record)), intend(*args, **options))[1]
@@ -63,7 +63,7 @@ def test_what_bills_is_written_down_before_it_is_asked_for(have, simulator):
 
 def test_without_room_for_a_node_the_next_zone_is_tried(have, simulator):
     simulator.cloud.capacity[ZONES[0]] = 0
-    place = have(way="node")
+    place = have(provisioning="node")
     said = []
     place.launch(place.spec("true"), progress=lambda phase, words: said.append((phase, words)))
     assert simulator.cloud.left()[0] == [f"projects/simulated/locations/{ZONES[1]}/nodes/{node_id(place)}"]
@@ -72,7 +72,7 @@ def test_without_room_for_a_node_the_next_zone_is_tried(have, simulator):
 
 def test_without_room_anywhere_it_says_so(have, simulator):
     simulator.cloud.room = 0
-    reason, detail = refused(have(way="node"))
+    reason, detail = refused(have(provisioning="node"))
     assert reason == "tpu_capacity"
     assert all(zone in detail for zone in ZONES)
     assert simulator.cloud.record == []
@@ -94,7 +94,7 @@ def test_without_room_it_queues_says_so_and_goes_on(have, simulator):
 
 def test_a_queue_that_brings_nothing_in_time_is_left(have, simulator):
     simulator.cloud.room = 0
-    reason, detail = refused(have(wait_seconds=0.4))
+    reason, detail = refused(have(provision_timeout_seconds=0.4))
     assert (reason, simulator.cloud.left()) == ("tpu_capacity", NOTHING)
     assert "not had within" in detail
     assert [made for made, _ in simulator.cloud.record] == ["created", "deleted"] * 2, "both zones were queued in"
@@ -103,7 +103,7 @@ def test_a_queue_that_brings_nothing_in_time_is_left(have, simulator):
 @WAYS
 def test_a_stop_while_it_waits_deletes_the_request(have, simulator, way):
     simulator.cloud.create_seconds = 600
-    place = have(way=way)
+    place = have(provisioning=way)
 
     def progress(*_):
         if simulator.cloud.left() != NOTHING:
@@ -126,26 +126,26 @@ def test_a_stop_while_it_waits_deletes_the_request(have, simulator, way):
 @WAYS
 def test_an_operation_that_fails_late(have, simulator, way, code, reason):
     simulator.cloud.late_errors.append((code, "it did not work out"))
-    assert refused(have(way=way)) == (reason, "it did not work out")
+    assert refused(have(provisioning=way)) == (reason, "it did not work out")
     assert simulator.cloud.left() == NOTHING
 
 
 def test_an_operation_that_finds_no_room_late_has_the_next_zone_tried(have, simulator):
     simulator.cloud.late_errors.append((grpc.StatusCode.RESOURCE_EXHAUSTED, "no more room"))
-    place = have(way="node")
+    place = have(provisioning="node")
     place.launch(place.spec("true"))
     assert [made for made, _ in simulator.cloud.record] == ["created", "deleted", "created"]
 
 
 def test_a_kind_of_node_that_google_offers_no_more_is_refused_in_its_words(have, simulator):
     simulator.cloud.deny_tpu_node = True
-    assert refused(have(way="node")) == ("tpu_denied", DENIED)
+    assert refused(have(provisioning="node")) == ("tpu_denied", DENIED)
 
 
 @WAYS
 def test_a_missing_permission_is_told_at_once(have, simulator, way):
     simulator.inject("*", Fault(grpc.StatusCode.PERMISSION_DENIED, "Permission 'tpu.nodes.create' denied", times=0))
-    reason, detail = refused(have(way=way))
+    reason, detail = refused(have(provisioning=way))
     assert (reason, detail) == ("tpu_denied", "Permission 'tpu.nodes.create' denied")
 
 
@@ -154,7 +154,7 @@ def test_a_missing_permission_is_told_at_once(have, simulator, way):
 def test_an_api_that_is_away_for_a_while_is_waited_for(have, simulator, way, code):
     rate = "RATE_LIMIT_EXCEEDED" if code is grpc.StatusCode.RESOURCE_EXHAUSTED else ""
     simulator.inject("*", Fault(code, "later", rate, times=5))
-    place = have(way=way)
+    place = have(provisioning=way)
     assert place.wait(place.launch(place.spec("exit 4"))).code == 4
 
 
@@ -169,7 +169,7 @@ def test_an_api_that_is_away_for_a_while_is_waited_for(have, simulator, way, cod
 def test_an_api_that_stays_away_ends_the_start(have, simulator, fault):
     simulator.inject("*", fault)
     began = time.monotonic()
-    assert refused(have(patience_seconds=0.3, call_seconds=0.3))[0] == "tpu_api_away"
+    assert refused(have(api_retry_seconds=0.3, timeout_seconds=0.3))[0] == "tpu_api_away"
     assert time.monotonic() - began < 20
 
 
@@ -177,7 +177,7 @@ def test_an_api_that_stays_away_ends_the_start(have, simulator, fault):
 @pytest.mark.parametrize(("way", "method"), [("node", "CreateNode"), ("queued", "CreateQueuedResource")])
 def test_what_was_made_though_the_answer_was_lost_is_taken(have, simulator, way, method, fault):
     simulator.inject(method, fault)
-    place = have(way=way, call_seconds=0.5)
+    place = have(provisioning=way, timeout_seconds=0.5)
     assert place.wait(place.launch(place.spec("true"))).code == 0
     made = [name for what, name in simulator.cloud.record if what == "created"]
     assert len(made) == len(set(made)), "nothing was made twice"
@@ -192,7 +192,7 @@ def test_a_slow_api_is_borne(have, simulator):
 @WAYS
 def test_whoever_comes_after_a_crash_goes_on_with_the_same_device(have, simulator, way):
     simulator.cloud.create_seconds = 0.3
-    place = have(way=way)
+    place = have(provisioning=way)
 
     class Crash(Exception):
         pass
@@ -213,7 +213,7 @@ def test_whoever_comes_after_a_crash_goes_on_with_the_same_device(have, simulato
 
 
 def test_a_ready_node_that_stays_ill_is_given_back(have, simulator):
-    place = have(way="node")
+    place = have(provisioning="node")
 
     def progress(*_):
         if simulator.cloud.left() != NOTHING:
@@ -299,7 +299,7 @@ def test_another_worker_knows_why_the_job_was_ended(have, simulator):
 
 
 def test_an_api_that_is_away_says_nothing_of_a_running_job(have, simulator):
-    place = have(call_seconds=0.3)
+    place = have(timeout_seconds=0.3)
     handle = running(place, 'echo up; while [ ! -e "$PWD/end" ]; do sleep 0.05; done; exit 6')
     simulator.inject("*", Fault(seconds=HANG, times=0))
     until = time.monotonic() + 1.0
@@ -314,7 +314,7 @@ def test_an_api_that_is_away_says_nothing_of_a_running_job(have, simulator):
 
 
 def test_a_teardown_is_repeated_until_the_cloud_takes_it(have, simulator):
-    place = have(way="node")
+    place = have(provisioning="node")
     handle = place.launch(place.spec("true"))
     simulator.inject("DeleteNode", Fault(grpc.StatusCode.UNAVAILABLE, "not now"))
     with pytest.raises(LaunchError, match="tpu_api_away"):
@@ -324,7 +324,7 @@ def test_a_teardown_is_repeated_until_the_cloud_takes_it(have, simulator):
 
 
 def test_a_teardown_that_stays_refused_is_left_to_the_sweep(have, simulator):
-    place = have(way="node", patience_seconds=0.0)
+    place = have(provisioning="node", api_retry_seconds=0.0)
     handle = place.launch(place.spec("true"))
     simulator.inject("DeleteNode", Fault(grpc.StatusCode.PERMISSION_DENIED, "no"))
     place.backend.destroy(handle)
@@ -342,7 +342,7 @@ def test_the_sweep_leaves_what_a_job_owns(have, simulator):
 
 @pytest.mark.parametrize(("way", "count"), [("node", 1), ("queued", 1)])
 def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(have, simulator, way, count):
-    place = have(way=way)
+    place = have(provisioning=way)
     place.launch(place.spec("true"))
     place._ledger._rows.clear()
     assert place.backend.remove_strays(lambda *_: False, none_over) == count
@@ -350,7 +350,7 @@ def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(have, simulator, wa
 
 
 def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(have, simulator):
-    place = have(stray_seconds=600.0)
+    place = have(orphan_grace_seconds=600.0)
     place.launch(place.spec("true"))
     forgotten = list(place._ledger._rows)
     place._ledger._rows.clear()
@@ -365,7 +365,7 @@ def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(have, simula
 def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(have, simulator):
     """One zone's node was to be deleted and the next zone had one, but the deletion did not take effect."""
     simulator.cloud.late_errors.append((grpc.StatusCode.RESOURCE_EXHAUSTED, "no more room"))
-    place = have(way="node")
+    place = have(provisioning="node")
     place.launch(place.spec("sleep 600"))
     first = f"projects/simulated/locations/{ZONES[0]}"
     simulator.cloud.create_node(first, node_id(place), None)

@@ -26,11 +26,11 @@ def pool(simulator):
 
 @pytest.fixture
 def with_pool(have, pool):
-    return lambda **options: have(way="pool", pool={"TPU": pool}, **options)
+    return lambda **options: have(provisioning="pool", pool={"TPU": pool}, **options)
 
 
 def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):
-    place = with_pool(wait_seconds=0.3)
+    place = with_pool(provision_timeout_seconds=0.3)
     first, second = (
         Place("tpu", tmp_path / str(number), tpu=place.settings.tpu, ledger=place._ledger, machine_type="TPU")
         for number in range(2)
@@ -78,7 +78,7 @@ def test_a_node_that_only_the_older_api_knows_is_used(with_pool, simulator):
 
 
 def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
-    place = with_pool(wait_seconds=0.2)
+    place = with_pool(provision_timeout_seconds=0.2)
     taken, barrier = [], threading.Barrier(6)
 
     def take(number):

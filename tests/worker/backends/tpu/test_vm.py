@@ -47,7 +47,9 @@ def relay():
 
 @pytest.fixture
 def vms(relay):
-    settings = Settings(tpu={"vm_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1})
+    settings = Settings(
+        tpu={"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}
+    )
     bucket = SimpleNamespace(relay=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
     return OnVm(lambda _region: bucket, settings)
 
@@ -128,13 +130,13 @@ def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
 @pytest.mark.parametrize(
     ("tpu", "options", "reason"),
     [
-        ({"way": "pool", "pool": {"TPU": ["us-central1-b/mine"]}}, {}, "tpu_denied"),
+        ({"provisioning": "pool", "pool": {"TPU": ["us-central1-b/mine"]}}, {}, "tpu_denied"),
         ({}, {"ports": (PortMap(5000, 80),)}, "option_refused"),
         ({}, {}, "bucket_missing"),
     ],
 )
 def test_what_a_vm_cannot_give_is_refused_before_anything_is_made(simulator, tmp_path, tpu, options, reason):
-    settings = tpu_settings(simulator, architectures={"TPU": "vm"}, **tpu)
+    settings = tpu_settings(simulator, placement_by_type={"TPU": "vm"}, **tpu)
     place = Place("tpu", tmp_path, tpu=settings, ledger=MemoryLedger(), machine_type="TPU")
     assert refused(place, place.spec("true", **options))[0] == reason
     assert simulator.cloud.record == []

@@ -102,7 +102,7 @@ class Launcher:
 
     def _patiently(self, action: Callable[[], T], progress: Progress) -> T:
         """Run an action, and retry it while the engine restarts."""
-        give_up = time.monotonic() + self._settings.patience_seconds
+        give_up = time.monotonic() + self._settings.engine_retry_seconds
         pauses = iter(_START_PAUSES)
         while True:
             try:

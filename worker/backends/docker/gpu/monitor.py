@@ -122,7 +122,7 @@ class Gpus:
         if one is None:
             return "the driver does not list it"
         use, limits = one.use, self._settings
-        if use.memory <= limits.gpu_memory_mb * MIB and (use.percent or 0.0) <= limits.gpu_percent:
+        if use.memory <= limits.gpu_idle_max_memory_mb * MIB and (use.percent or 0.0) <= limits.gpu_idle_max_percent:
             return None
         what = f"{use.memory / MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")
         return f"{what}, by {_named(use.pids)}"

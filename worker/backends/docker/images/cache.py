@@ -104,13 +104,13 @@ class Shelf:
         return sorted(found, key=lambda one: one[1].used_at)
 
     def _idle(self, entry: Entry) -> bool:
-        return time.time() - entry.used_at >= self._settings.idle_seconds
+        return time.time() - entry.used_at >= self._settings.unused_ttl_seconds
 
     def _due(self, unused: Unused) -> bool:
-        if unused.built and time.time() - unused.used_at >= self._settings.built_seconds:
+        if unused.built and time.time() - unused.used_at >= self._settings.built_ttl_seconds:
             return True
         full = self._measure(str(self._engine.lasting_info().get("DockerRootDir") or ""))
-        return full is not None and full > self._settings.keep_below_percent
+        return full is not None and full > self._settings.max_disk_percent
 
     def _remove(self, page: Page, image_id: str) -> bool:
         """Remove our names from an image, which deletes it unless it has others; return whether it is gone."""

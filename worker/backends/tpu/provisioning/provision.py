@@ -88,7 +88,7 @@ class Seeker:
         """
         before = self._ledger.of_attempt(spec.job_id, spec.attempt)
         waited = max((entry.age for entry in before), default=0.0)
-        until = time.monotonic() + self._settings.wait_seconds - waited
+        until = time.monotonic() + self._settings.provision_timeout_seconds - waited
         way = self._settings.way_of(spec.machine_type)
         if way == "pool":
             return _Pool(self._api, self._ledger, self._settings, self._ready).take(spec, until, say)
@@ -132,7 +132,7 @@ class _Search:
         entry = self._ledger.intend(self._way.kind, name, job_id=spec.job_id, attempt=spec.attempt)
         if entry is None:
             raise LaunchError("internal_error", f"{name} is another attempt's")
-        patience = Patience(self._settings.patience_seconds)
+        patience = Patience(self._settings.api_retry_seconds)
         while True:
             self._report(entry)
             try:
@@ -211,7 +211,7 @@ class _Pool:
         names = self._settings.pool.get(spec.machine_type, [])
         if not names:
             raise LaunchError("tpu_denied", f"GRADIENT_TPU__POOL names no node for {spec.machine_type}")
-        patience = Patience(self._settings.patience_seconds)
+        patience = Patience(self._settings.api_retry_seconds)
         troubles: dict[str, Trouble] = {}
         ask_again = 0.0
         while True:

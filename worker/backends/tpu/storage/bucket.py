@@ -79,7 +79,7 @@ class JobBucket:
         self._settings = settings
         self._bucket = bucket
         self._region = region
-        self._parallel = settings.gcs.parallel
+        self._parallel = settings.gcs.concurrency
 
     @property
     def name(self) -> str:
@@ -233,7 +233,7 @@ class JobBucket:
             return self._copy_in(f"{self._prefix(job_id)}model/", artifacts.name, opened)
 
     def _copy_in(self, prefix: str, name: str, source: int) -> Staged:
-        most = self._settings.bucket.stage_bytes
+        most = self._settings.bucket.max_dataset_bytes
         return copy_in(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most)
 
     def mirror(self, job_id: str, into: Path) -> Mirrored:

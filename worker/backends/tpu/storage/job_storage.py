@@ -39,7 +39,7 @@ def buckets_of(settings: Settings) -> OpenBucket | None:
 
     None without TPUs, or where TPUs are simulated and Cloud Storage is not.
     """
-    if settings.tpu.backend is None or (settings.tpu.simulator is not None and settings.gcs.endpoint is None):
+    if settings.tpu.backend is None or (settings.tpu.simulator_address is not None and settings.gcs.endpoint is None):
         return None
     # Loaded only where there are TPUs: Google's library takes a second, and need not be installed elsewhere.
     return partial(import_module("worker.backends.tpu.storage").open_bucket, settings)
@@ -114,9 +114,9 @@ class Homecoming:
         self._open = opened
         self._seconds = settings.worker.sync_seconds
         self._keeps = settings.bucket.keep
-        self._sweep_seconds = settings.tpu.stray_seconds
+        self._sweep_seconds = settings.tpu.orphan_grace_seconds
         self._sweep_at = 0.0
-        self._patience = settings.tpu.patience_seconds
+        self._patience = settings.tpu.api_retry_seconds
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bucket-mirror")
         self._lock = threading.Lock()
         self._under_way: dict[str, tuple[float, Future[None] | None]] = {}

@@ -47,7 +47,7 @@ def copy_in(bucket: storage.Bucket, prefix: str, name: str, source: int, *, para
         if sum(sizes.values()) > max_bytes:
             raise BucketRefused(
                 "bucket_refused",
-                f"The data set {name!r} holds {sum(sizes.values()):,} bytes; GRADIENT_BUCKET__STAGE_BYTES "
+                f"The data set {name!r} holds {sum(sizes.values()):,} bytes; GRADIENT_BUCKET__MAX_DATASET_BYTES "
                 f"allows {max_bytes:,}.",
             )
         _Staging(bucket, prefix, source, whole=whole).copy(list(sizes), parallel)

@@ -92,7 +92,7 @@ class OnVm:
             "bucket": relay.bucket,
             "prefix": relay.prefix,
             "model": relay.prefix.partition("/vm/")[0] + "/model/",
-            "seconds": self._settings.vm_seconds,
+            "seconds": self._settings.vm_poll_seconds,
             "token_url": token_url,
         }
         return (
@@ -165,13 +165,13 @@ class OnVm:
             return Exit(code, None if code is not None else "vanished")
         followed = self._of(handle)
         with self._lock:
-            due = time.monotonic() - followed.looked_at >= self._settings.vm_seconds
+            due = time.monotonic() - followed.looked_at >= self._settings.vm_poll_seconds
             if due and (followed.look is None or followed.look.done()):
                 followed.looked_at = time.monotonic()
                 followed.look = self._pool.submit(self._look, handle, followed)
         if read_control(control, _KILLED) is not None:
             followed.killed_at = followed.killed_at or time.monotonic()
-            if time.monotonic() - followed.killed_at >= _LAST_STEPS * self._settings.vm_seconds:
+            if time.monotonic() - followed.killed_at >= _LAST_STEPS * self._settings.vm_poll_seconds:
                 return Exit(None, "vanished")  # the VM is gone, or might as well be
         return None
 
@@ -179,7 +179,7 @@ class OnVm:
         """Return a problem if the VM has not reported for long."""
         followed = self._of(handle)
         quiet = time.monotonic() - followed.heard_at if followed.heard_at else 0.0
-        if quiet < self._settings.unhealthy_seconds + 2 * BEAT_STEPS * self._settings.vm_seconds:
+        if quiet < self._settings.unhealthy_seconds + 2 * BEAT_STEPS * self._settings.vm_poll_seconds:
             return None
         return Trouble("tpu_unhealthy", f"{handle['name']}: the TPU VM has told nothing for {quiet:.0f} s")
 

@@ -44,7 +44,7 @@ def no_library(driver):
 def gpus(monkeypatch):
     monkeypatch.setattr(monitor, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(monitor, "_PAUSE_SHARE", 0)
-    return Gpus(DockerSettings(gpu_memory_mb=100, gpu_percent=20))
+    return Gpus(DockerSettings(gpu_idle_max_memory_mb=100, gpu_idle_max_percent=20))
 
 
 @pytest.fixture

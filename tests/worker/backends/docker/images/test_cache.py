@@ -29,7 +29,7 @@ def brought(registry, store, unlike):
 
 def shelf(place, percent=50.0, **settings):
     measured = percent if callable(percent) else lambda _: percent
-    images = ImageSettings(**{"keep_below_percent": 80.0} | settings)
+    images = ImageSettings(**{"max_disk_percent": 80.0} | settings)
     return Shelf(place.engine, place.images, place.settings.model_copy(update={"images": images}), measured)
 
 
@@ -58,7 +58,7 @@ def test_on_a_full_disk_the_longest_unused_goes_first_until_there_is_room(brough
 def test_using_an_image_makes_it_the_last_to_go(brought):
     place, names = brought
     place.have(names[0])
-    assert pruned(shelf(place, 99.0, idle_seconds=100)) == names[1:]
+    assert pruned(shelf(place, 99.0, unused_ttl_seconds=100)) == names[1:]
     assert here(place, names[0]), "and for a while it does not go at all"
 
 
@@ -68,7 +68,7 @@ def test_what_somebody_else_brought_stays(brought, clean_engine):
         client.import_image_from_data(b"\0" * 1024, repository="operators", tag="own")
     place.have("operators:own")
     place.have(SHELL)
-    assert pruned(shelf(place, 99.0, idle_seconds=0)) == names
+    assert pruned(shelf(place, 99.0, unused_ttl_seconds=0)) == names
     assert here(place, "operators:own")
     assert here(place, SHELL)
 
@@ -108,8 +108,8 @@ def test_built_images_go_after_a_while_whatever_the_disk(store, clean_engine):
     with place.images.ledger().open() as page:
         page.bring(found.id, "gradient-jobs/jx:1", built=True)
         page.images[found.id].used_at = time.time() - 5000
-    assert pruned(shelf(place, built_seconds=6000)) == []
-    assert pruned(shelf(place, built_seconds=4000)) == ["gradient-jobs/jx:1"]
+    assert pruned(shelf(place, built_ttl_seconds=6000)) == []
+    assert pruned(shelf(place, built_ttl_seconds=4000)) == ["gradient-jobs/jx:1"]
 
 
 def test_what_a_newer_image_of_the_same_name_replaced_goes_too(registry, store, unlike, clean_engine):
@@ -118,7 +118,7 @@ def test_what_a_newer_image_of_the_same_name_replaced_goes_too(registry, store, 
     old = place.have(reference)
     registry.put("team/moving:latest", unlike())
     new = place.have(reference, policy="Always")
-    pruned(shelf(place, idle_seconds=0), everything=True)
+    pruned(shelf(place, unused_ttl_seconds=0), everything=True)
     with clean_engine.client() as client:
         assert {old.id, new.id} & {one["Id"] for one in client.images()} == set()
 
@@ -130,7 +130,7 @@ def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, store, unlike, 
         page.pulls[reference] = Pull(time.time(), None)
     with clean_engine.client() as client:
         client.pull(*reference.rsplit(":", 1))
-    assert pruned(shelf(place, idle_seconds=0), everything=True) == [reference]
+    assert pruned(shelf(place, unused_ttl_seconds=0), everything=True) == [reference]
 
 
 def test_a_pull_that_brought_nothing_new_makes_nothing_ours(registry, store, unlike, clean_engine):
@@ -140,7 +140,7 @@ def test_a_pull_that_brought_nothing_new_makes_nothing_ours(registry, store, unl
         client.pull(*reference.rsplit(":", 1))
     place.have(reference, policy="Always")
     assert place.ours() == []
-    assert pruned(shelf(place, 99.0, idle_seconds=0), everything=True) == []
+    assert pruned(shelf(place, 99.0, unused_ttl_seconds=0), everything=True) == []
 
 
 def test_the_images_that_are_here_are_told_the_last_used_first(brought):
