@@ -173,8 +173,8 @@ def _add_secrets(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "rotate",
         help="encrypt all secrets and registry passwords with a new key",
         description="Makes a new key in secrets.key under GRADIENT_HOME and encrypts all secrets and registry "
-        "passwords with it; where GRADIENT_SECRETS__ENCRYPTION_KEYS names the keys, with the first of those. Nothing needs to be "
-        "stopped.",
+        "passwords with it; where GRADIENT_SECRETS__ENCRYPTION_KEYS names the keys, with the first of those. Nothing "
+        "needs to be stopped.",
     )
 
 

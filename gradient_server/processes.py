@@ -28,7 +28,7 @@ from gradient_server.readiness import wait_until_ready
 from gradient_server.schema_upgrade import prepare_schema
 
 if TYPE_CHECKING:
-    from worker.context import Host
+    from worker.context import WorkerContext
     from worker.supervisor import Supervisor
 
 _ONLY_HOST = "this machine"
@@ -161,14 +161,14 @@ def _open_ready(settings: Settings, *, migrate: bool = False) -> Database:
     return wait_until_ready(settings.root, prepare)
 
 
-def _supervisor(settings: Settings, database: Database, name: str | None) -> "tuple[Host, Supervisor]":
-    from worker.context import Host
+def _supervisor(settings: Settings, database: Database, name: str | None) -> "tuple[WorkerContext, Supervisor]":
+    from worker.context import WorkerContext
     from worker.supervisor import Supervisor
 
     hostname = socket.gethostname()
     # With SQLite there is only one machine, so a fixed name is used: a laptop's name changes with its network.
     host = settings.worker.host or (_ONLY_HOST if database.is_sqlite else hostname)
-    opened = Host.open(settings, database, name=name or hostname, host=host)
+    opened = WorkerContext.open(settings, database, worker_name=name or hostname, hostname=host)
     return opened, Supervisor(opened, _bell(settings))
 
 

@@ -24,12 +24,12 @@ from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.factory import open_artifacts
 from core.storage.stores import Stores
 from core.system.filesystem import shortage
-from worker.attempt.git_fetch import Fetcher
+from worker.attempt.git_fetch import GitFetcher
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
-from worker.backends.base import Backend, ImageKeeper
-from worker.resource_log import DatabaseLedger
-from worker.storage import Storage
+from worker.backends.base import Backend, ImageBackend
+from worker.resource_log import DatabaseResourceLog
+from worker.storage import SharedStorage
 
 logger = logging.getLogger(__name__)
 
@@ -37,101 +37,107 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
-class Host(Stores):
+class WorkerContext(Stores):
     """The stores and backends of one worker.
 
     Attributes:
-        name: The worker's name, which its jobs are held under.
-        host: The machine's name; jobs of other workers on it can be adopted.
+        worker_name: The worker's name, which its jobs are held under.
+        hostname: The machine's name; jobs of other workers on it can be adopted.
     """
 
-    name: str
-    host: str
-    attempts_bytes: int = 0
+    worker_name: str
+    hostname: str
+    scratch_bytes: int = 0
     """Disk space of all attempts' folders here, as last measured."""
     _backends: dict[str, Backend] = field(default_factory=dict)
-    _unready: dict[str, str | None] = field(default_factory=dict)
+    _unavailable_reasons: dict[str, str | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     @classmethod
-    def open(cls, settings: Settings, database: Database, *, name: str, host: str) -> "Host":
+    def open(cls, settings: Settings, database: Database, *, worker_name: str, hostname: str) -> "WorkerContext":
         """Open the stores that the settings name."""
-        return cls(settings=settings, database=database, artifacts=open_artifacts(settings), name=name, host=host)
+        return cls(
+            settings=settings,
+            database=database,
+            artifacts=open_artifacts(settings),
+            worker_name=worker_name,
+            hostname=hostname,
+        )
 
     @property
-    def attempts(self) -> Path:
+    def scratch_root(self) -> Path:
         """The folder of the scratch directories."""
         return self.settings.root / "attempts"
 
     @property
-    def storage(self) -> Storage:
+    def storage(self) -> SharedStorage:
         """The folders that jobs share as `/storage`."""
-        return Storage(self.settings.root / "storage")
+        return SharedStorage(self.settings.root / "storage")
 
     @cached_property
-    def ledger(self) -> DatabaseLedger:
+    def resource_log(self) -> DatabaseResourceLog:
         """The database's record of billed cloud resources."""
-        return DatabaseLedger(self.database, self.host)
+        return DatabaseResourceLog(self.database, self.hostname)
 
     @cached_property
-    def fetcher(self) -> Fetcher:
+    def fetcher(self) -> GitFetcher:
         """The fetcher of git workspaces."""
-        fetcher = Fetcher(self.settings)
-        if fetcher.uncontained is not None:
+        fetcher = GitFetcher(self.settings)
+        if fetcher.sandbox_problem is not None:
             logger.warning(
                 "git_not_contained: git for jobs runs as the worker's own user. Install bubblewrap, or set "
                 "GRADIENT_WORKER__SANDBOX=off to have it so.",
-                extra={"why": fetcher.uncontained},
+                extra={"why": fetcher.sandbox_problem},
             )
         return fetcher
 
     @property
-    def offered(self) -> list[str]:
+    def enabled_backends(self) -> list[str]:
         """Names of the backends that this host runs, ready or not."""
         return offered(self.settings)
 
-    def offer(self) -> Offer:
+    def build_offer(self) -> Offer:
         """Build this worker's current offer: the capacity of its backends that are ready.
 
         Raises:
             MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
         """
-        asked = self.settings.worker
-        ready = [name for name in self.offered if self._is_ready(name)]
+        configured = self.settings.worker
+        ready = [name for name in self.enabled_backends if self._is_backend_available(name)]
         memory_mb = psutil.virtual_memory().total // MIB
         return Offer(
-            worker=self.name,
-            host=self.host,
+            worker=self.worker_name,
+            host=self.hostname,
             backends=tuple(ready),
-            machine_types=None if asked.machine_types is None else tuple(one.name for one in self.takes()),
-            gpus=self._gpus(ready) if asked.gpus is None else tuple(asked.gpus),
-            image_wait_seconds=self.settings.images.affinity_seconds if self.image_keepers() else 0.0,
-            cpus=asked.cpus or os.cpu_count() or 1,
-            memory_mb=asked.memory_mb or memory_mb,
+            machine_types=None if configured.machine_types is None else tuple(one.name for one in self.machine_types()),
+            gpus=self._gpus(ready) if configured.gpus is None else tuple(configured.gpus),
+            image_wait_seconds=self.settings.images.affinity_seconds if self.image_backends() else 0.0,
+            cpus=configured.cpus or os.cpu_count() or 1,
+            memory_mb=configured.memory_mb or memory_mb,
             ports=self._ports(),
         )
 
-    def shortage(self) -> str | None:
+    def disk_shortage(self) -> str | None:
         """Return the reason that disk space is too low to claim a job; None if there is enough."""
         limits, root = self.settings.disk, self.settings.root
-        if limits.host_mb and self.attempts_bytes > limits.host_mb * MIB:
-            taken = f"{self.attempts_bytes // MIB:,} MiB of {limits.host_mb:,} MiB"
-            return f"the attempts on {self.host} take {taken} (GRADIENT_DISK__HOST_MB)"
-        engines = (keeper.data_folder() for keeper in self.image_keepers())
-        folders = [self.attempts, root / "logs", root / "artifacts", *(one for one in engines if one is not None)]
+        if limits.host_mb and self.scratch_bytes > limits.host_mb * MIB:
+            taken = f"{self.scratch_bytes // MIB:,} MiB of {limits.host_mb:,} MiB"
+            return f"the attempts on {self.hostname} take {taken} (GRADIENT_DISK__HOST_MB)"
+        engines = (keeper.data_folder() for keeper in self.image_backends())
+        folders = [self.scratch_root, root / "logs", root / "artifacts", *(one for one in engines if one is not None)]
         short = shortage(folders, limits.min_free_mb)
-        return None if short is None else f"{self.host}: {short}"
+        return None if short is None else f"{self.hostname}: {short}"
 
     def _ports(self) -> PortRange:
         ports = self.settings.ports
         return PortRange(ports.range_start, ports.range_end, self.settings.ports_host)
 
-    def _is_ready(self, name: str) -> bool:
-        why = self.backend(name).unready()
-        if why != self._unready.get(name):
-            self._unready[name] = why
-            logger.warning("backend_not_ready" if why else "backend_ready", extra={"backend": name, "why": why})
-        return why is None
+    def _is_backend_available(self, name: str) -> bool:
+        reason = self.backend(name).unavailable_reason()
+        if reason != self._unavailable_reasons.get(name):
+            self._unavailable_reasons[name] = reason
+            logger.warning("backend_not_ready" if reason else "backend_ready", extra={"backend": name, "why": reason})
+        return reason is None
 
     def _gpus(self, ready: list[str]) -> tuple[str, ...] | None:
         """Return the GPUs that the backends find; None if no backend counts GPUs, as on simulated machines."""
@@ -145,28 +151,28 @@ class Host(Stores):
             gpus: GPUs that are free according to the database.
         """
         found: dict[str, str] = {}
-        for name in self.offered:
+        for name in self.enabled_backends:
             backend = self.backend(name)
             if backend.gpus() is not None:
                 found |= backend.taken_gpus(gpus)
         return found
 
-    def image_keepers(self) -> list[ImageKeeper]:
+    def image_backends(self) -> list[ImageBackend]:
         """Return the backends of this host that keep images on it."""
-        backends = (self.backend(name) for name in self.offered)
-        return [backend for backend in backends if isinstance(backend, ImageKeeper)]
+        backends = (self.backend(name) for name in self.enabled_backends)
+        return [backend for backend in backends if isinstance(backend, ImageBackend)]
 
-    def takes(self) -> list[MachineType]:
+    def machine_types(self) -> list[MachineType]:
         """Return the machine types whose jobs this host takes.
 
         Raises:
             MachineTypeUnknown: The settings name a machine type that is not in the catalogue.
         """
         catalogue = Catalogue.load(override_path=self.settings.machines.file)
-        named = self.settings.worker.machine_types
-        if named is not None:
-            return [catalogue.get(name) for name in named]
-        return [one for one in catalogue if self.settings.backend_of(one.backend) in self.offered]
+        configured = self.settings.worker.machine_types
+        if configured is not None:
+            return [catalogue.get(name) for name in configured]
+        return [one for one in catalogue if self.settings.backend_of(one.backend) in self.enabled_backends]
 
     @property
     def limits(self) -> ArchiveLimits:
@@ -179,12 +185,12 @@ class Host(Stores):
         """Return the backend of this name, created on first use."""
         with self._lock:
             if name not in self._backends:
-                self._backends[name] = make_backend(name, self.settings, self.ledger)
+                self._backends[name] = make_backend(name, self.settings, self.resource_log)
             return self._backends[name]
 
     def scratch(self, job_id: str, attempt: int) -> Scratch:
         """The scratch directory of one attempt."""
-        return Scratch(self.attempts, job_id, attempt)
+        return Scratch(self.scratch_root, job_id, attempt)
 
     def write(self, action: Callable[[Session], T]) -> T:
         """Run one short transaction.

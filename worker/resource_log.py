@@ -13,15 +13,15 @@ from core.ids import new_id
 from core.jobs.cloud_resources import Resource
 from core.jobs.states import OWNED
 from core.jobs.transitions import insert_once
-from worker.backends.tpu.resource_log import Entry
+from worker.backends.tpu.resource_log import ResourceEntry
 
 _INSTALLATION = "installation"
-_THERE = Resource.gone_at.is_(None)
-_IN_USE = _THERE & Resource.deleting_at.is_(None)
+_NOT_DELETED = Resource.gone_at.is_(None)
+_NOT_DELETING = _NOT_DELETED & Resource.deleting_at.is_(None)
 
 
-class DatabaseLedger:
-    """Implements `Ledger` on the database; each call is its own transaction.
+class DatabaseResourceLog:
+    """Implements `ResourceLog` on the database; each call is its own transaction.
 
     Args:
         database: The database.
@@ -34,7 +34,7 @@ class DatabaseLedger:
         self._installation: str | None = None
 
     def installation(self) -> str:
-        """See `Ledger.installation`: it tells this database's resources from others' in the same cloud project."""
+        """See `ResourceLog.installation`: it tells this database's resources from others' in the same cloud project."""
         if self._installation is None:
             with self._database.write() as session:
                 made = insert_once(session.get_bind().dialect.name, SchemaInfo)
@@ -43,8 +43,8 @@ class DatabaseLedger:
                 self._installation = session.scalars(named).one()
         return self._installation
 
-    def intend(self, kind: str, name: str, *, job_id: str, attempt: int) -> Entry | None:
-        """See `Ledger.intend`."""
+    def record_intent(self, kind: str, name: str, *, job_id: str, attempt: int) -> ResourceEntry | None:
+        """See `ResourceLog.record_intent`."""
         with self._database.write() as session:
             made = insert_once(session.get_bind().dialect.name, Resource).values(
                 kind=kind,
@@ -56,12 +56,12 @@ class DatabaseLedger:
                 intended_at=now(),
             )
             session.execute(made)
-            held = _entries(session, _THERE, Resource.name == name)
+            held = _select_entries(session, _NOT_DELETED, Resource.name == name)
         return next((one for one in held if (one.job_id, one.attempt) == (job_id, attempt)), None)
 
-    def note(
+    def update(
         self,
-        entry: Entry,
+        entry: ResourceEntry,
         *,
         state: str,
         health: str | None = None,
@@ -69,53 +69,60 @@ class DatabaseLedger:
         operation: str | None = None,
         bills: bool = False,
     ) -> None:
-        """See `Ledger.note`."""
+        """See `ResourceLog.update`."""
         with self._database.write() as session:
             _update(
-                session, entry, _IN_USE, seen_at=now(), state=state, health=health, detail=detail, operation=operation
+                session,
+                entry,
+                _NOT_DELETING,
+                seen_at=now(),
+                state=state,
+                health=health,
+                detail=detail,
+                operation=operation,
             )
             if bills:
                 _update(session, entry, Resource.billed_at.is_(None), billed_at=now())
 
-    def close(self, entry: Entry, *, gone: bool, detail: str | None = None) -> None:
-        """See `Ledger.close`."""
+    def record_deletion(self, entry: ResourceEntry, *, gone: bool, detail: str | None = None) -> None:
+        """See `ResourceLog.record_deletion`."""
         with self._database.write() as session:
             if gone:
-                _update(session, entry, _THERE, gone_at=now(), state="gone", detail=detail)
+                _update(session, entry, _NOT_DELETED, gone_at=now(), state="gone", detail=detail)
             else:
                 _update(
                     session, entry, Resource.deleting_at.is_(None), deleting_at=now(), state="deleting", detail=detail
                 )
 
-    def of_attempt(self, job_id: str, attempt: int) -> list[Entry]:
-        """See `Ledger.of_attempt`."""
+    def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
+        """See `ResourceLog.list_of_attempt`."""
         return self._list(Resource.job_id == job_id, Resource.attempt == attempt)
 
-    def here(self) -> list[Entry]:
-        """See `Ledger.here`."""
-        return self._list(Resource.host == self._host, _IN_USE)
+    def list_on_host(self) -> list[ResourceEntry]:
+        """See `ResourceLog.list_on_host`."""
+        return self._list(Resource.host == self._host, _NOT_DELETING)
 
-    def unowned(self) -> list[Entry]:
-        """See `Ledger.unowned`."""
+    def list_orphaned(self) -> list[ResourceEntry]:
+        """See `ResourceLog.list_orphaned`."""
         owned = exists().where(Job.id == Resource.job_id, Job.attempt == Resource.attempt, Job.state.in_(OWNED))
-        return self._list(_THERE, or_(~owned, Resource.deleting_at.is_not(None)))
+        return self._list(_NOT_DELETED, or_(~owned, Resource.deleting_at.is_not(None)))
 
-    def _list(self, *conditions: ColumnElement[bool]) -> list[Entry]:
+    def _list(self, *conditions: ColumnElement[bool]) -> list[ResourceEntry]:
         with self._database.read() as session:
-            return _entries(session, *conditions)
+            return _select_entries(session, *conditions)
 
 
-def _update(session: Session, entry: Entry, condition: ColumnElement[bool], **values: Any) -> None:  # noqa: ANN401 - column values
+def _update(session: Session, entry: ResourceEntry, condition: ColumnElement[bool], **values: Any) -> None:  # noqa: ANN401 - column values
     """Write these values to the entry's row if it meets the condition; None leaves a column as it is."""
     known = {name: value for name, value in values.items() if value is not None}
     session.execute(update(Resource).where(Resource.id == entry.id, condition).values(**known))
 
 
-def _entries(session: Session, *conditions: ColumnElement[bool]) -> list[Entry]:
+def _select_entries(session: Session, *conditions: ColumnElement[bool]) -> list[ResourceEntry]:
     """Return the entries that meet all conditions, oldest first."""
     current = session.scalars(select(now())).one().astimezone(UTC)
     return [
-        Entry(
+        ResourceEntry(
             id=row.id,
             kind=row.kind,
             name=row.name,

@@ -8,7 +8,7 @@ DATASETS = "datasets"
 _PROJECTS = "projects"
 
 
-class Storage:
+class SharedStorage:
     """The folders under one root; docs/operating.md describes their layout.
 
     Args:
@@ -23,7 +23,7 @@ class Storage:
         """The folder of the data sets, filled by an administrator."""
         return self._root / DATASETS
 
-    def of(self, project_id: str, *, mounted: bool) -> Path:
+    def project_folder(self, project_id: str, *, mounted: bool) -> Path:
         """Return a project's folder, created if missing; its folder `datasets` holds the data sets.
 
         Args:

@@ -9,10 +9,10 @@ from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
-from worker.backends.docker.container.policy import mistakes
+from worker.backends.docker.container.policy import policy_problems
 from worker.backends.docker.engine.client import Engine, EngineError
 from worker.backends.docker.gpu import device_requests, nvml
-from worker.backends.docker.gpu.nvml import Seen
+from worker.backends.docker.gpu.nvml import GpuSample
 
 _TIMEOUT_SECONDS = 5.0
 
@@ -36,7 +36,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield engine_found(info)
     yield walls(settings, info)
     yield firewall(settings)
-    found = nvml.look()
+    found = nvml.read_gpus()
     yield gpus(found, info)
     if found:
         yield from toolkit()
@@ -121,7 +121,7 @@ def firewall(settings: Settings) -> Finding:
     return ok("firewall", "The worker sets it with the first job: for IPv4, and for IPv6 where this host has it.")
 
 
-def gpus(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
+def gpus(found: Sequence[GpuSample], info: dict[str, Any]) -> Finding:
     """Check that containers can use this machine's GPUs.
 
     Args:
@@ -135,7 +135,7 @@ def gpus(found: Sequence[Seen], info: dict[str, Any]) -> Finding:
     count = f"{len(found)} NVIDIA GPU{'s' * (len(found) != 1)} ({models}; driver {first.driver})"
     if device_requests.cdi_names(indices, info):
         return ok("gpus", f"{count}, and Docker hands them to jobs by their CDI names.")
-    if device_requests.can_hand_over(indices, info):
+    if device_requests.is_supported(indices, info):
         return ok("gpus", f"{count}, and Docker can hand them to jobs.")
     return problem(
         "gpus",
@@ -171,7 +171,7 @@ def opened(settings: Settings) -> Iterator[Finding]:
     except SpecInvalid:
         return  # another check reports the error in the file
     for machine in types:
-        wrong = "; ".join(mistakes(machine.docker, settings))
+        wrong = "; ".join(policy_problems(machine.docker, settings))
         if wrong:
             yield problem(
                 "opened",

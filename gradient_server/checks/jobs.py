@@ -19,7 +19,7 @@ from core.settings import Settings
 from gradient_server.checks import secrets
 from gradient_server.checks import workers as fleet
 from gradient_server.checks.finding import Finding, duration, ok, problem, warning
-from worker.attempt.scratch import scratches
+from worker.attempt.scratch import list_scratch_folders
 
 _SHOWN = 5
 _TREND_DAYS = 7
@@ -122,7 +122,7 @@ def client_file(path: Path, session: Session) -> Finding:
 def scratch(settings: Settings, session: Session) -> Finding:
     """Check that no scratch folder is left that belongs to no running job."""
     # The folders first: a job that starts between the two reads must not seem to be left over.
-    found = scratches(settings.root / "attempts")
+    found = list_scratch_folders(settings.root / "attempts")
     left = [f"{job_id}-{attempt}" for job_id, attempt in sorted(set(found) - queries.held_attempts(session))]
     if left and not settings.worker.keep_scratch:
         number = "1 folder" if len(left) == 1 else f"{len(left)} folders"

@@ -7,8 +7,8 @@ from core.errors import GradientError
 from core.settings import Settings
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from worker.backends.tpu import node_state
-from worker.backends.tpu.api import ApiAway, ApiError, TpuApi
-from worker.backends.tpu.provisioning.node_request import runtime_of
+from worker.backends.tpu.api import ApiError, ApiUnavailable, TpuApi
+from worker.backends.tpu.provisioning.node_request import runtime_for
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
 
 _ROLES = "roles/tpu.admin, and roles/iam.serviceAccountUser on the account that nodes act as"
@@ -78,7 +78,7 @@ def _zones(settings: Settings, api: TpuApi) -> Iterator[Finding]:
 
 
 def _refused(zone: str, error: ApiError) -> Finding:
-    if isinstance(error, ApiAway):
+    if isinstance(error, ApiUnavailable):
         return problem(
             "tpu-access",
             f"{zone}: the TPU API does not answer: {error}",
@@ -93,7 +93,7 @@ def _refused(zone: str, error: ApiError) -> Finding:
 
 def _runtimes(settings: Settings, zone: str, machines: list[MachineType], there: set[str]) -> Iterator[Finding]:
     for machine in machines:
-        wanted = runtime_of(machine, settings.tpu)
+        wanted = runtime_for(machine, settings.tpu)
         if wanted not in there:
             yield problem(
                 "tpu-runtime",
@@ -139,14 +139,14 @@ def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
     if not slash:
         return problem("tpu-pool", f"{name!r} names no zone.", "Write it as ZONE/NAME, us-central1-b/my-tpu.")
     try:
-        node = api.node(zone, node_id) or api.old_node(zone, node_id)
+        node = api.node(zone, node_id) or api.node_v1(zone, node_id)
     except ApiError as error:
         return _refused(zone, error)
     if node is None:
         return problem("tpu-pool", f"There is no node {name}.", fix)
     if node.accelerator_type not in {"", wanted}:
         return problem("tpu-pool", f"{name} is a {node.accelerator_type}, and {machine} a {wanted}.", fix)
-    trouble = node_state.lost(node) or node_state.ill(node)
+    trouble = node_state.permanent_failure(node) or node_state.temporary_failure(node)
     if trouble is not None:
         return warning("tpu-pool", f"{trouble.detail}.", fix)
     return ok("tpu-pool", f"{name} is {node.state}.")

@@ -46,12 +46,12 @@ def _tpus(settings: Settings) -> Iterator[Finding]:
     # Only on demand: it queries a cloud, and its library takes seconds to import.
     try:
         from gradient_server.checks import tpus
-        from worker.backends.tpu.storage.job_storage import buckets_of
+        from worker.backends.tpu.storage.job_storage import make_bucket_opener
     except ModuleNotFoundError as error:
         return iter(
             [problem("tpu", f"{error.name} is not installed.", "Run `pip install 'gradient-jobs[server,tpu]'`.")]
         )
-    return tpus.check(settings, buckets_of(settings))
+    return tpus.check(settings, make_bucket_opener(settings))
 
 
 def _database(settings: Settings) -> Iterator[Finding]:

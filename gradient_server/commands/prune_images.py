@@ -9,7 +9,7 @@ from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time_ms
 from core.settings import Settings
 from worker.backends import make_backend
-from worker.backends.base import ImageKeeper, LaunchError, Unused
+from worker.backends.base import ImageBackend, LaunchError, UnusedImage
 
 _ROW = "{:52} {:>10}  {:16} {}"
 
@@ -28,14 +28,14 @@ def run(settings: Settings, *, dry_run: bool, as_json: bool) -> int:
     return 0
 
 
-def _keepers(settings: Settings) -> list[ImageKeeper]:
+def _keepers(settings: Settings) -> list[ImageBackend]:
     backends = (
         make_backend(name, settings) for name, backend in BACKENDS.items() if backend.capabilities.builds_images
     )
-    return [backend for backend in backends if isinstance(backend, ImageKeeper)]
+    return [backend for backend in backends if isinstance(backend, ImageBackend)]
 
 
-def _prune(keeper: ImageKeeper, *, dry_run: bool) -> list[Unused]:
+def _prune(keeper: ImageBackend, *, dry_run: bool) -> list[UnusedImage]:
     try:
         return keeper.prune_images(everything=True, dry_run=dry_run)
     except LaunchError as error:
@@ -45,7 +45,7 @@ def _prune(keeper: ImageKeeper, *, dry_run: bool) -> list[Unused]:
         ) from error
 
 
-def _lines(gone: Sequence[Unused], *, dry_run: bool) -> Iterator[str]:
+def _lines(gone: Sequence[UnusedImage], *, dry_run: bool) -> Iterator[str]:
     if gone:
         yield _ROW.format("IMAGE", "BYTES", "LAST USED (UTC)", "CAME BY")
         for one in gone:
@@ -56,7 +56,7 @@ def _lines(gone: Sequence[Unused], *, dry_run: bool) -> Iterator[str]:
     yield f"{'Would be removed' if dry_run else 'Removed'}: {count if gone else 'nothing'}."
 
 
-def _json(gone: Sequence[Unused], *, dry_run: bool) -> str:
+def _json(gone: Sequence[UnusedImage], *, dry_run: bool) -> str:
     images = [
         {
             "reference": one.reference,

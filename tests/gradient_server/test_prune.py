@@ -19,7 +19,7 @@ from core.settings.retention import RetentionSettings
 from core.storage.archives import ArchiveLimits
 from core.storage.retention import DAY_SECONDS
 from gradient_server.commands import prune
-from worker.context import Host
+from worker.context import WorkerContext
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +35,7 @@ def settings(database, tmp_path):
 @pytest.fixture
 def aging(settings, database, tmp_path):
     """An installation with something to remove in it: two logs, one job's artifacts, an archive."""
-    host = Host.open(settings, database, name="w", host="h")
+    host = WorkerContext.open(settings, database, worker_name="w", hostname="h")
     aging = Aging(host, tmp_path / "left")
     aging.job(40, project="vision", log=b"x" * 1500, files=["model"])
     aging.job(31, project="speech", log=b"y" * 500)
@@ -136,7 +136,7 @@ def test_progress_is_shown_on_a_terminal_alone(settings, capsys, monkeypatch):
 
 
 def test_killed_in_the_middle_the_next_pass_leaves_nothing_behind(settings, database, tmp_path, capsys):
-    aging = Aging(Host.open(settings, database, name="w", host="h"), tmp_path / "left")
+    aging = Aging(WorkerContext.open(settings, database, worker_name="w", hostname="h"), tmp_path / "left")
     jobs = [aging.job(31 + number, log=b"x\n") for number in range(250)]
     logs = settings.root / "logs"
     environment = {

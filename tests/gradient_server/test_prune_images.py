@@ -9,10 +9,13 @@ from core.settings import Settings
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from gradient_server.commands import prune_images
-from worker.backends.base import Unused
+from worker.backends.base import UnusedImage
 from worker.backends.docker.backend import DockerBackend
 
-UNUSED = [Unused("team/old:1", 1_500_000, 0.0, built=False), Unused("gradient-jobs/j1:1", 500_000, 60.0, built=True)]
+UNUSED = [
+    UnusedImage("team/old:1", 1_500_000, 0.0, built=False),
+    UnusedImage("gradient-jobs/j1:1", 500_000, 60.0, built=True),
+]
 
 
 @pytest.fixture

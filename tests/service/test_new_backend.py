@@ -12,7 +12,7 @@ from core.catalogue.machine_types import PACKAGED
 from core.notify.local_notifier import Bell
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
-from worker.context import Host
+from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 
 pytestmark = pytest.mark.integration
@@ -36,7 +36,7 @@ def settings(settings, tmp_path, monkeypatch):
 
 @pytest.fixture
 def worker(settings, database, tmp_path):
-    host = Host.open(settings, database, name="w1", host="here")
+    host = WorkerContext.open(settings, database, worker_name="w1", hostname="here")
     supervisor = Supervisor(host, Bell(tmp_path / "bell"))
     thread = threading.Thread(target=supervisor.run)
     thread.start()

@@ -9,7 +9,7 @@ from core.storage.artifacts.store import DirectoryStore
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
 from worker.backends.base import LaunchSpec
-from worker.storage import Storage
+from worker.storage import SharedStorage
 
 
 class Place:
@@ -36,7 +36,7 @@ class Place:
         scratch.make(DirectoryStore(self.root / "artifacts-store"))
         scratch.workspace.mkdir(exist_ok=True)
         project_id = options.pop("project_id", "p1")
-        storage = Storage(self.root / "storage")
+        storage = SharedStorage(self.root / "storage")
         env = {"GRADIENT_JOB_ID": job_id, "GRADIENT_ATTEMPT": str(attempt)} | options.pop("env", {})
         return LaunchSpec(
             name=scratch.name,
@@ -48,7 +48,7 @@ class Place:
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             project_id=project_id,
-            storage=storage.of(project_id, mounted=self.backend.capabilities.mounts),
+            storage=storage.project_folder(project_id, mounted=self.backend.capabilities.mounts),
             datasets=storage.datasets,
             control=scratch.control,
             **{"container": None, "cpus": None, "memory_bytes": None, "gpus": (), "stop_grace": 5} | options,

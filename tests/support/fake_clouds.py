@@ -9,7 +9,7 @@ import pytest
 from gradient_server.simulator.tpu.api import Cloud
 from gradient_server.simulator.tpu.state import TpuSimulator
 from worker.backends.base import LaunchError
-from worker.backends.tpu.resource_log import Entry
+from worker.backends.tpu.resource_log import ResourceEntry
 
 ZONES = ["us-central1-b", "us-west4-a"]
 NOTHING = ([], [])
@@ -35,7 +35,7 @@ class Device:
             while True:
                 self._listener.accept()[0].close()
 
-    def close(self) -> None:
+    def record_deletion(self) -> None:
         # Closing alone does not wake who waits in accept.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -73,7 +73,7 @@ def tpu_settings(simulator, **options):
     } | options
 
 
-class MemoryLedger:
+class MemoryResourceLog:
     """A ledger of billed resources in memory, for a backend without a database."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class MemoryLedger:
     def installation(self) -> str:
         return "gtest"
 
-    def intend(self, kind, name, *, job_id, attempt):
+    def record_intent(self, kind, name, *, job_id, attempt):
         with self._lock:
             row = next((row for row in self._rows if row["name"] == name and not row["gone"]), None)
             if row is None:
@@ -92,24 +92,24 @@ class MemoryLedger:
                 self._rows.append(row)
             return self._entry(row) if (row["job_id"], row["attempt"]) == (job_id, attempt) else None
 
-    def note(self, entry, *, state, health=None, detail=None, operation=None, bills=False):
+    def update(self, entry, *, state, health=None, detail=None, operation=None, bills=False):
         row = self._rows[entry.id]
         row["states"].append((state, health, bills))
         row["operation"] = operation or row["operation"]
         row["detail"] = detail or row["detail"]
 
-    def close(self, entry, *, gone, detail=None):
+    def record_deletion(self, entry, *, gone, detail=None):
         row = self._rows[entry.id]
         row["gone" if gone else "deleting"] = True
         row["detail"] = detail or row["detail"]
 
-    def of_attempt(self, job_id, attempt):
+    def list_of_attempt(self, job_id, attempt):
         return [self._entry(row) for row in self._rows if (row["job_id"], row["attempt"]) == (job_id, attempt)]
 
-    def here(self):
+    def list_on_host(self):
         return [entry for entry in map(self._entry, self._rows) if not entry.over]
 
-    def unowned(self):
+    def list_orphaned(self):
         return [self._entry(row) for row in self._rows if not row["gone"]]
 
     def states(self, index=0):
@@ -121,7 +121,7 @@ class MemoryLedger:
     def _entry(self, row):
         over = row["gone"] or row["deleting"]
         known = {name: row[name] for name in ("id", "kind", "name", "job_id", "attempt", "operation")}
-        return Entry(**known, age=0.0, over=over)
+        return ResourceEntry(**known, age=0.0, over=over)
 
 
 def refused(place, spec=None, confirm=lambda: None):

@@ -4,7 +4,7 @@ import signal
 import subprocess
 
 from core.catalogue.backends import Capabilities
-from worker.backends.base import WRAPPER, Backend, Exit, handle_of, read_exit_code, write_command
+from worker.backends.base import WRAPPER, Backend, Exit, base_handle, read_exit_code, write_command
 
 
 class ToyBackend(Backend):
@@ -20,7 +20,7 @@ class ToyBackend(Backend):
         write_command(spec)
         command = [str(WRAPPER), str(spec.control)]
         self._children[spec.name] = spec.control, subprocess.Popen(command, cwd=spec.workspace, env=spec.env)
-        return handle_of(spec.job_id, spec.attempt, spec.control)
+        return base_handle(spec.job_id, spec.attempt, spec.control)
 
     def poll(self, handle):
         control, child = self._children[handle["name"]]

@@ -14,7 +14,7 @@ from core.jobs.scheduling import claims
 from core.notify.local_notifier import Bell
 from core.settings import Settings
 from worker import supervisor as module
-from worker.context import Host
+from worker.context import WorkerContext
 from worker.maintenance.jobs import Sweep
 from worker.supervisor import Supervisor
 
@@ -39,7 +39,7 @@ def attempts(monkeypatch):
 def host(database, tmp_path):
     settings = Settings(home=tmp_path / "home")
     settings.worker.heartbeat_seconds = settings.worker.poll_seconds = 0.05
-    return Host.open(settings, database, name="w1", host="here")
+    return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_job_that_another_worker_took_over_is_let_go(host, database, submit, a
     with database.write() as session:
         assert lifecycle.adopt(session, "w2", "here", backends=["mock"], stale_seconds=-10)
     wait_until(lambda: attempts[job.id].detached, "the first worker to let go")
-    assert host.name == "w1"
+    assert host.worker_name == "w1"
 
 
 def test_the_loop_outlives_what_nobody_thought_of(host, submit, attempts, start, monkeypatch):
@@ -94,8 +94,8 @@ def test_cut_off_from_the_database_it_ends_what_others_will_start_again(host, su
         raise StoreUnavailable("The database does not answer.")
 
     monkeypatch.setattr(host.database, "write", away)
-    wait_until(lambda: attempts[again.id].cut_off, "the job that may run again to be ended")
-    assert not attempts[once.id].cut_off, "nobody starts this one again: it runs on"
+    wait_until(lambda: attempts[again.id].contact_lost, "the job that may run again to be ended")
+    assert not attempts[once.id].contact_lost, "nobody starts this one again: it runs on"
     monkeypatch.setattr(host.database, "write", write)
 
 
@@ -105,13 +105,13 @@ def test_a_place_is_given_away_as_soon_as_it_is_free(host, submit, attempts, tmp
     host.settings.worker.poll_seconds = host.settings.worker.heartbeat_seconds = 600.0
     supervisor = Supervisor(host, Bell(tmp_path / "bell"))
     thread = threading.Thread(target=supervisor.run)
-    wake, over = supervisor._watch.wake, threading.Event()
+    wake, over = supervisor._watcher.wake, threading.Event()
 
     def wake_and_linger():
         wake()
         over.wait()
 
-    monkeypatch.setattr(supervisor._watch, "wake", wake_and_linger)  # an attempt's thread lives a little longer
+    monkeypatch.setattr(supervisor._watcher, "wake", wake_and_linger)  # an attempt's thread lives a little longer
     first, second = submit(), submit()
     thread.start()
     try:
@@ -134,7 +134,7 @@ def taken(host, monkeypatch):
 
 
 def test_a_gpu_that_something_uses_is_passed_over(database, submit, attempts, taken, host, start, monkeypatch):
-    monkeypatch.setattr(module, "_TOLD_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_REPORT_SECONDS", 0.1)
     host.settings.worker.sweep_seconds = 0.1
     taken["0"] = "900 MiB in use, by process 7"
     first, second = submit(machine="V100"), submit(machine="V100")
@@ -166,7 +166,7 @@ def test_a_connection_that_dies_at_the_end_of_a_read_is_a_database_that_is_away(
 ):
     away = []
     monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(Sweep, "database_was_away", lambda _: away.append(1))
+    monkeypatch.setattr(Sweep, "defer_lost_detection", lambda _: away.append(1))
     EndedBackends(database)
     start()
     wait_until(lambda: away, "the connection to die")

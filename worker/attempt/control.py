@@ -9,14 +9,14 @@ class Detached(Exception):
     """The worker is shutting down or lost the job: leave it running and write nothing more."""
 
 
-class Signals:
+class AttemptControl:
     """Requests for one attempt, set by the supervisor's thread and read by the attempt's."""
 
     def __init__(self, *, stop_requested: bool = False) -> None:
         self._stop = stop_requested
-        self._cut_off = False
+        self._contact_lost = False
         self._detached = threading.Event()
-        self._watch: FileWatch | None = None
+        self._watcher: FileWatch | None = None
         self._lock = threading.Lock()
 
     @property
@@ -36,14 +36,14 @@ class Signals:
             self._wake()
 
     @property
-    def cut_off(self) -> bool:
+    def contact_lost(self) -> bool:
         """True if the database has been away for so long that other workers will soon restart the job."""
-        return self._cut_off
+        return self._contact_lost
 
-    def cut_off_from_record(self) -> None:
+    def report_contact_lost(self) -> None:
         """Request that the job be ended before a worker that considers this host lost restarts it."""
-        if not self._cut_off:
-            self._cut_off = True
+        if not self._contact_lost:
+            self._contact_lost = True
             self._wake()
 
     def detach(self) -> None:
@@ -70,16 +70,16 @@ class Signals:
             raise Detached
 
     @property
-    def watched(self) -> bool:
+    def monitored(self) -> bool:
         """True while a watch follows the job and acts on requests."""
-        return self._watch is not None
+        return self._watcher is not None
 
-    def wakes(self, watch: FileWatch | None) -> None:
+    def set_watcher(self, watcher: FileWatch | None) -> None:
         """Wake this watch at every request from now on; None: no longer."""
         with self._lock:
-            self._watch = watch
+            self._watcher = watcher
 
     def _wake(self) -> None:
         with self._lock:
-            if self._watch is not None:
-                self._watch.wake()
+            if self._watcher is not None:
+                self._watcher.wake()

@@ -17,7 +17,7 @@ from worker.backends.base import LaunchError
 from worker.sandbox.bubblewrap import FolderFull, Limits, Sandbox, SandboxError
 from worker.sandbox.tunnel import Tunnel
 
-_MOST_FILES = ArchiveLimits.max_files
+_MAX_FILES = ArchiveLimits.max_files
 """As for uploads; includes git's own files."""
 # Reads the commit before the checkout creates files that the repository chooses.
 _SCRIPT = """set -e
@@ -48,7 +48,7 @@ _ENV = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 _COMMIT = re.compile(r"[0-9a-f]{40,64}\Z")
-_MEANINGS = (
+_ERROR_MESSAGES = (
     (r"couldn't find remote ref", "the repository has no such branch, tag or commit"),
     (
         r"could not read Username|Authentication failed|returned error: 40[13]",
@@ -70,18 +70,18 @@ Git's own text may repeat the server's answer, which is untrusted.
 """
 
 
-class Fetcher:
+class GitFetcher:
     """Fetches workspaces within the limits of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         worker = settings.worker
         self._egress = Egress(settings.egress)
         self._sandbox = Sandbox(worker.sandbox)
-        self.uncontained = None if worker.sandbox == "off" else self._sandbox.problem
+        self.sandbox_problem = None if worker.sandbox == "off" else self._sandbox.problem
         """Reason that git runs without the sandbox that the settings ask for; None otherwise."""
-        self._silent_seconds = worker.fetch_silent_seconds
+        self._idle_timeout_seconds = worker.fetch_silent_seconds
         memory = worker.fetch_memory_mb * MIB
-        self._limits = Limits(worker.fetch_seconds, memory, settings.api.max_unpacked_bytes, _MOST_FILES)
+        self._limits = Limits(worker.fetch_seconds, memory, settings.api.max_unpacked_bytes, _MAX_FILES)
 
     def fetch(self, url: str, login: str | None, folder: Path, check: Callable[[], None]) -> str:
         """Fetch the branch, tag or commit after `#`, or the default branch, into an empty folder.
@@ -105,7 +105,7 @@ class Fetcher:
         try:
             addresses = self._egress.resolve(*self._egress.check_url(address, "workspace"), "workspace")
             command = ["/bin/sh", "-c", _SCRIPT, "fetch", address, ref or "HEAD"]
-            with Tunnel(lambda: connect(addresses), self._silent_seconds) as tunnel:
+            with Tunnel(lambda: connect(addresses), self._idle_timeout_seconds) as tunnel:
                 env = _environment(login or inside)
                 done = self._sandbox.run(command, folder, self._limits, env=env, tunnel=tunnel, check=check)
         except SpecInvalid as error:
@@ -117,7 +117,7 @@ class Fetcher:
             raise LaunchError("workspace_fetch", f"{address}: {error}") from error
         commit = (done.output.split() or [""])[-1]
         if done.code or not _COMMIT.match(commit):
-            why = tunnel.problem or _meaning(done.output, done.code)
+            why = tunnel.problem or _describe_failure(done.output, done.code)
             raise LaunchError("workspace_fetch", f"{address}: {why}")
         return commit
 
@@ -134,10 +134,10 @@ def _environment(login: str | None) -> dict[str, str]:
     return env
 
 
-def _meaning(output: str, code: int) -> str:
+def _describe_failure(output: str, code: int) -> str:
     # The server's lines begin with `remote:`. Other text of the server may follow on a line of git's own.
     said = "\n".join(line for line in output.split("\n") if line.startswith(("fatal:", "error:", "fetch:")))
-    for pattern, meaning in _MEANINGS:
+    for pattern, meaning in _ERROR_MESSAGES:
         found = re.search(pattern, said)
         if found:
             return found.expand(meaning)

@@ -13,12 +13,12 @@ from core.jobs.scheduling import allocations
 from core.security import credentials
 from core.security.encryption import Vault
 from core.settings import Settings
-from worker.backends.base import LaunchError, PortMap
+from worker.backends.base import LaunchError, PortForward
 
 T = TypeVar("T")
 
 
-class Grants:
+class LaunchSecrets:
     """Secrets, logins and ports of one job."""
 
     def __init__(self, settings: Settings, database: Database, job: Job) -> None:
@@ -50,15 +50,15 @@ class Grants:
         """
         return self._read(lambda session: credentials.git_login(session, self._vault, self._job))
 
-    def ports(self) -> tuple[PortMap, ...]:
+    def ports(self) -> tuple[PortForward, ...]:
         """Return the host ports allocated to the job."""
-        held = self._read(lambda session: allocations.ports_of(session, [self._job]))
-        return tuple(PortMap(port.port, port.internal) for port in held.get(self._job.id, ()))
+        allocated = self._read(lambda session: allocations.ports_of(session, [self._job]))
+        return tuple(PortForward(port.port, port.internal) for port in allocated.get(self._job.id, ()))
 
-    def _read(self, look: Callable[[Session], T]) -> T:
+    def _read(self, query: Callable[[Session], T]) -> T:
         try:
             with self._database.read() as session:
-                return look(session)
+                return query(session)
         except CredentialNotFound as error:
             raise LaunchError("secret_missing", error.message) from error
         except SecretUnreadable as error:

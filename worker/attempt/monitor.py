@@ -19,33 +19,33 @@ from core.jobs import metrics, queries
 from core.jobs.reasons import reason_of_exit
 from core.jobs.transitions import note_attempt
 from core.system.inotify import FileWatch
-from worker.attempt.control import Signals
+from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
-from worker.attempt.outputs.log_shipper import BATCH_VALUES, LogShipper, MetricsReader, SourceFile, system_row
+from worker.attempt.outputs.log_shipper import BATCH_VALUES, LogShipper, MetricsReader, SourceFile, usage_row
 from worker.attempt.periodic import PeriodicThread
 from worker.attempt.scratch import Scratch
-from worker.attempt.self_fence import CUT_OFF_GRACE
-from worker.attempt.usage import Peaks, Sampling
-from worker.backends.base import STOPPING, Backend, Exit, Handle, read_control
-from worker.context import Host
+from worker.attempt.self_fence import CONTACT_LOST_GRACE_SECONDS
+from worker.attempt.usage import UsageSampler, UsageTotals
+from worker.backends.base import STOPPING_FILE, Backend, Exit, Handle, read_control
+from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-CALM_SECONDS = 0.005
-BUSY_SECONDS = 0.025
-_BUSY_ROUNDS = 40
+SHORT_BATCH_SECONDS = 0.005
+LONG_BATCH_SECONDS = 0.025
+_BUSY_POLLS = 40
 _FLUSH_SECONDS = 1.0
-_SYNC_SHARE = 10
+_SYNC_PAUSE_FACTOR = 10
 _KILL_AGAIN_SECONDS = 5.0
-_SAMPLED_AT_MOST_EVERY_SECONDS = 1.0
-_PEAKS_SECONDS = 30.0
+_MIN_SAMPLE_SECONDS = 1.0
+_TOTALS_SECONDS = 30.0
 _SHORT_GRACE = frozenset({"cut_off", "disk_quota"})
-_WAITING_VALUES = 5 * BATCH_VALUES
+_MAX_QUEUED_VALUES = 5 * BATCH_VALUES
 
 
 @contextlib.contextmanager
-def opened_log(host: Host, job: Job, scratch: Scratch) -> Iterator[LogShipper]:
+def open_log_shipper(context: WorkerContext, job: Job, scratch: Scratch) -> Iterator[LogShipper]:
     """Open the shipper of an attempt's output to its job's log; only one may be open for a job.
 
     Raises:
@@ -53,36 +53,36 @@ def opened_log(host: Host, job: Job, scratch: Scratch) -> Iterator[LogShipper]:
         LeaseLost: A later attempt has already written.
     """
     with ExitStack() as stack:
-        writer = host.logs.open_writer(job.id, job.attempt)
+        writer = context.logs.open_writer(job.id, job.attempt)
         stack.callback(writer.close, sync=False)  # finish syncs once what must be durable
         output = SourceFile(scratch.control / "log")
         stack.callback(output.close)
-        yield LogShipper(output, writer, host.settings.logs.tail_bytes)
+        yield LogShipper(output, writer, context.settings.logs.tail_bytes)
 
 
-class Recorder:
+class OutputRecorder:
     """Ships output and metrics of one attempt to the stores, while it runs and at its end."""
 
-    def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
-        self._host = host
+    def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
+        self._context = context
         self._job = job
         self._scratch = scratch
         self._rows: deque[dict[str, Any]] = deque()
-        self._waiting = 0  # values in the rows that are not stored yet
-        self._said: set[str] = set()
-        self._peaks: dict[str, Any] = {}
-        self._peaks_at = time.monotonic()
+        self._queued_values = 0  # values in the rows that are not stored yet
+        self._reported: set[str] = set()
+        self._totals: dict[str, Any] = {}
+        self._totals_at = time.monotonic()
         self._lock = threading.Lock()
-        self._full = False
+        self._log_failed = False
         self._stack = ExitStack()
         self._log: LogShipper | None = None
 
     def __enter__(self) -> Self:
         lines = SourceFile(self._scratch.control / "metrics.jsonl")
         self._stack.callback(lines.close)
-        with self._host.database.read() as session:
+        with self._context.database.read() as session:
             stored = metrics.stored(session, self._job.id, self._job.attempt)
-        settings = self._host.settings.metrics
+        settings = self._context.settings.metrics
         self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, settings, stored)
         return self
 
@@ -94,26 +94,26 @@ class Recorder:
     def ship(self) -> int:
         """Ship new output and metrics; return how much. Output that cannot be stored (full disk) is tried again."""
         # While the database is away, or slower than the job, unread metrics wait in the job's file.
-        rows = self.metrics.read() if self._waiting < _WAITING_VALUES else []
-        self._keep(rows)
+        rows = self.metrics.read() if self._queued_values < _MAX_QUEUED_VALUES else []
+        self._enqueue(rows)
         try:
-            shipped = self._opened_log().ship()
+            shipped = self._log_shipper().ship()
         except OSError:
-            if not self._full:
+            if not self._log_failed:
                 logger.warning("output_not_stored", exc_info=True, extra=self._job.log_context())
-            self._full = True
+            self._log_failed = True
             return len(rows)
-        self._full = False
+        self._log_failed = False
         return shipped + len(rows)
 
-    def add(self, row: dict[str, Any] | None, peaks: dict[str, Any]) -> None:
+    def add(self, row: dict[str, Any] | None, totals: dict[str, Any]) -> None:
         """Queue one row of metrics, and the attempt's peaks; without a row, the peaks only at intervals."""
         with self._lock:
             if row is not None:
                 self._rows.append(row)
-                self._waiting += len(row["values"])
-            if row is not None or time.monotonic() - self._peaks_at >= _PEAKS_SECONDS:
-                self._peaks, self._peaks_at = peaks, time.monotonic()
+                self._queued_values += len(row["values"])
+            if row is not None or time.monotonic() - self._totals_at >= _TOTALS_SECONDS:
+                self._totals, self._totals_at = totals, time.monotonic()
 
     def flush(self) -> None:
         """Store the metrics read so far, one batch per transaction.
@@ -127,32 +127,34 @@ class Recorder:
     def _flush_batch(self) -> bool:
         """Store one batch; return whether there were rows."""
         with self._lock:
-            rows, values = self._batch()
-            peaks, self._peaks = self._peaks, {}
-        unsaid = {reason: text for reason, text in dict(self.metrics.left_out).items() if reason not in self._said}
-        if not rows and not peaks and not unsaid:
+            rows, values = self._take_batch()
+            totals, self._totals = self._totals, {}
+        unreported = {
+            reason: text for reason, text in dict(self.metrics.left_out).items() if reason not in self._reported
+        }
+        if not rows and not totals and not unreported:
             return False
 
         def store(session: Session) -> None:
             metrics.add(session, rows)
-            if peaks:
-                note_attempt(session, self._job, **peaks)
-            for reason, text in unsaid.items():
+            if totals:
+                note_attempt(session, self._job, **totals)
+            for reason, text in unreported.items():
                 metrics.limited(session, self._job, reason, text)
 
         try:
-            self._host.write(store)
+            self._context.write(store)
         except BaseException:
             with self._lock:
                 self._rows.extendleft(reversed(rows))
-                self._peaks = self._peaks or peaks
+                self._totals = self._totals or totals
             raise
-        self._said |= unsaid.keys()
+        self._reported |= unreported.keys()
         with self._lock:
-            self._waiting -= values
+            self._queued_values -= values
         return bool(rows)
 
-    def _batch(self) -> tuple[list[dict[str, Any]], int]:
+    def _take_batch(self) -> tuple[list[dict[str, Any]], int]:
         rows: list[dict[str, Any]] = []
         values = 0
         while self._rows and values < BATCH_VALUES:
@@ -169,26 +171,26 @@ class Recorder:
         """
         self.metrics.more = True
         while self.metrics.more:
-            self._keep(self.metrics.read())
+            self._enqueue(self.metrics.read())
             self.flush()
-        self._opened_log().finish()
+        self._log_shipper().finish()
 
-    def _keep(self, rows: list[dict[str, Any]]) -> None:
+    def _enqueue(self, rows: list[dict[str, Any]]) -> None:
         with self._lock:
             self._rows += rows
-            self._waiting += sum(len(row["values"]) for row in rows)
+            self._queued_values += sum(len(row["values"]) for row in rows)
 
-    def _opened_log(self) -> LogShipper:
+    def _log_shipper(self) -> LogShipper:
         """Open the job's log on first use: on a full disk that fails, and the job must be watched all the same."""
         if self._log is None:
-            self._log = self._stack.enter_context(opened_log(self._host, self._job, self._scratch))
+            self._log = self._stack.enter_context(open_log_shipper(self._context, self._job, self._scratch))
         return self._log
 
 
 class MetricsSync(PeriodicThread):
     """Stores a running attempt's metrics in its own thread: a database that hangs must not delay a stop."""
 
-    def __init__(self, recorder: Recorder, job: Job) -> None:
+    def __init__(self, recorder: OutputRecorder, job: Job) -> None:
         super().__init__("metrics", job, _FLUSH_SECONDS)
         self._recorder = recorder
 
@@ -207,10 +209,10 @@ class MetricsSync(PeriodicThread):
 class ArtifactSync(PeriodicThread):
     """Copies a running attempt's artifacts to the store in its own thread: a long copy must not delay the log."""
 
-    def __init__(self, host: Host, job: Job, scratch: Scratch) -> None:
-        self._every = host.settings.worker.sync_seconds
-        super().__init__("sync", job, self._every)
-        self._artifacts = host.artifacts
+    def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
+        self._interval = context.settings.worker.sync_seconds
+        super().__init__("sync", job, self._interval)
+        self._artifacts = context.artifacts
         self._source = scratch.artifacts
 
     def step(self) -> float:
@@ -220,36 +222,42 @@ class ArtifactSync(PeriodicThread):
             self._artifacts.sync(self._job.id, self._job.attempt, self._source)
         except (OSError, GradientError):
             logger.warning("artifact_sync_failed", exc_info=True)
-        return max(self._every, _SYNC_SHARE * (time.monotonic() - began))
+        return max(self._interval, _SYNC_PAUSE_FACTOR * (time.monotonic() - began))
 
 
-class Watch:
+class JobMonitor:
     """Follows one attempt from launch to exit."""
 
     def __init__(
-        self, host: Host, job: Job, scratch: Scratch, signals: Signals, recorder: Recorder, quota: DiskQuota
+        self,
+        context: WorkerContext,
+        job: Job,
+        scratch: Scratch,
+        control: AttemptControl,
+        recorder: OutputRecorder,
+        quota: DiskQuota,
     ) -> None:
-        self._host = host
+        self._context = context
         self._quota = quota
         self._job = job
-        self._signals = signals
+        self._requests = control
         self._recorder = recorder
         self._control = scratch.control
-        self._backend: Backend = host.backend(job.backend)
+        self._backend: Backend = context.backend(job.backend)
         self._handle: Handle = job.handle or {}
         self._grace = job.spec.stop_grace
-        with host.database.read() as session:
+        with context.database.read() as session:
             ran = queries.running_seconds(session, job)
-            peaks = Peaks.of(queries.attempt(session, job.id, job.attempt))
+            totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
         self._began = time.monotonic() - ran
         limit = job.spec.time_limit
         self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts anew.
-        self._ending = self._wished() if read_control(self._control, STOPPING) is not None else None
+        self._ending = self._requested_end() if read_control(self._control, STOPPING_FILE) is not None else None
         self._kill_at = time.monotonic() + self._grace
-        self._every = max(_SAMPLED_AT_MOST_EVERY_SECONDS, host.settings.worker.sample_seconds)
-        self._sample_at = time.monotonic() + self._every / 4  # not during its start
-        self._sampling = Sampling(peaks, self._every, ran)
+        self._interval = max(_MIN_SAMPLE_SECONDS, context.settings.worker.sample_seconds)
+        self._sample_at = time.monotonic() + self._interval / 4  # not during its start
+        self._usage_sampler = UsageSampler(totals, self._interval, ran)
 
     def run(self) -> Exit:
         """Watch until the job has ended.
@@ -259,26 +267,26 @@ class Watch:
         """
         busy = 0
         with FileWatch(self._control) as files:
-            self._signals.wakes(files)
+            self._requests.set_watcher(files)
             try:
                 while True:
-                    self._signals.check()
+                    self._requests.check()
                     ended = self._backend.poll(self._handle)
                     shipped = self._recorder.ship()
                     busy = busy + 1 if shipped else 0
                     if ended is not None:
-                        self._record(time.monotonic() - self._began, self._sampling.rest())
-                        return self._explained(ended)
+                        self._record(time.monotonic() - self._began, self._usage_sampler.flush())
+                        return self._with_reason(ended)
                     self._sample()
                     self._end_if_due()
                     # Small writes are shipped together: a wake-up costs more than a line.
                     if shipped:
-                        time.sleep(BUSY_SECONDS if busy > _BUSY_ROUNDS else CALM_SECONDS)
+                        time.sleep(LONG_BATCH_SECONDS if busy > _BUSY_POLLS else SHORT_BATCH_SECONDS)
                     files.wait(min(POLL_SECONDS, self._sample_at - time.monotonic()))
             finally:
-                self._signals.wakes(None)
+                self._requests.set_watcher(None)
 
-    def _explained(self, ended: Exit) -> Exit:
+    def _with_reason(self, ended: Exit) -> Exit:
         """Return the end with its reason; the worker's own reason to end the job takes precedence."""
         if self._ending is not None:
             return replace(self._ending, code=ended.code)
@@ -290,22 +298,22 @@ class Watch:
         """Ask the job to end on a request or at a limit; kill it when its grace period is over."""
         now = time.monotonic()
         if self._ending is None:
-            self._ending = self._wished()
+            self._ending = self._requested_end()
             if self._ending is None:
                 return
-            grace = min(self._grace, CUT_OFF_GRACE) if self._ending.reason in _SHORT_GRACE else self._grace
+            grace = min(self._grace, CONTACT_LOST_GRACE_SECONDS) if self._ending.reason in _SHORT_GRACE else self._grace
             self._kill_at = now + grace
             self._backend.stop(self._handle, grace=True)
         elif now >= self._kill_at:
             self._backend.stop(self._handle, grace=False)
             self._kill_at = now + _KILL_AGAIN_SECONDS
 
-    def _wished(self) -> Exit | None:
+    def _requested_end(self) -> Exit | None:
         """Return the reason to end the job now; None if it may keep running."""
-        if self._signals.stop_requested:
+        if self._requests.stop_requested:
             return Exit(None, "stopped_by_user")
-        if self._signals.cut_off:
-            return Exit(None, "cut_off", f"{self._host.settings.worker.cut_off_seconds / 60:.0f} minutes")
+        if self._requests.contact_lost:
+            return Exit(None, "cut_off", f"{self._context.settings.worker.cut_off_seconds / 60:.0f} minutes")
         if self._quota.over is not None:
             return Exit(None, "disk_quota", self._quota.over)
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -316,12 +324,12 @@ class Watch:
         now = time.monotonic()
         if now < self._sample_at:
             return
-        self._sample_at = now + self._every
+        self._sample_at = now + self._interval
         elapsed = now - self._began
         values = self._backend.sample(self._handle)
         if values:
-            self._record(elapsed, self._sampling.add(elapsed, values))
+            self._record(elapsed, self._usage_sampler.add(elapsed, values))
 
     def _record(self, elapsed: float, values: dict[str, float] | None) -> None:
-        row = system_row(self._job.id, self._job.attempt, elapsed, values) if values else None
-        self._recorder.add(row, self._sampling.peaks.columns())
+        row = usage_row(self._job.id, self._job.attempt, elapsed, values) if values else None
+        self._recorder.add(row, self._usage_sampler.totals.columns())

@@ -25,18 +25,18 @@ from core.jobs.spec.image import DOCKERFILE
 from core.jobs.states import JobState
 from core.jobs.transitions import note_sizes
 from core.system.failpoints import failpoint
-from worker.attempt.control import Detached, Signals
+from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
-from worker.attempt.launch_secrets import Grants
-from worker.attempt.monitor import ArtifactSync, MetricsSync, Recorder, Watch, opened_log
+from worker.attempt.launch_secrets import LaunchSecrets
+from worker.attempt.monitor import ArtifactSync, JobMonitor, MetricsSync, OutputRecorder, open_log_shipper
 from worker.attempt.outputs.build_log import build_log
-from worker.attempt.outputs.collection_limits import Bounds
-from worker.attempt.outputs.missing_artifacts import lost
+from worker.attempt.outputs.collection_limits import CollectionLimits
+from worker.attempt.outputs.missing_artifacts import read_missing
 from worker.attempt.scratch import Scratch
 from worker.attempt.spans import AttemptSpans
 from worker.backends import base
-from worker.backends.base import Build, Exit, Handle, ImageKeeper, LaunchError, LaunchSpec, PortMap
-from worker.context import Host
+from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, LaunchError, LaunchSpec, PortForward
+from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ _TEARDOWN_PAUSE_SECONDS = 5.0
 _STOPPED_COLLECT_SECONDS = 60.0
 """A user who stops the collection does not wait longer; a disk that is full for a moment costs no output even so."""
 _FAILURE_PAUSE_SECONDS = 5.0
-_MOST_FAILURES = 5
-_FORGIVEN_SECONDS = 300.0
+_MAX_FAILURES = 5
+_FAILURE_RESET_SECONDS = 300.0
 
 
-class _Kept(NamedTuple):
+class _CollectedOutputs(NamedTuple):
     """Stored output of an attempt: state of its artifacts, bytes of its job's log, bytes of its artifacts."""
 
     artifacts_state: str
@@ -61,17 +61,17 @@ class AttemptRun:
     """Runs one attempt for its supervisor.
 
     Args:
-        host: The stores and backends.
+        context: The stores and backends.
         job: The row as it was claimed or adopted; the attribute `job` holds its latest state.
-        signals: Stop and detach requests from the supervisor.
+        control: Stop and detach requests from the supervisor.
     """
 
-    def __init__(self, host: Host, job: Job, signals: Signals) -> None:
+    def __init__(self, context: WorkerContext, job: Job, control: AttemptControl) -> None:
         self.job = job
-        self._host = host
-        self._signals = signals
-        self._scratch: Scratch = host.scratch(job.id, job.attempt)
-        self._backend = host.backend(job.backend)
+        self._context = context
+        self._requests = control
+        self._scratch: Scratch = context.scratch(job.id, job.attempt)
+        self._backend = context.backend(job.backend)
         self._spans = AttemptSpans(job)
 
     def run(self) -> None:
@@ -81,39 +81,39 @@ class AttemptRun:
             LeaseLost: Another worker holds the job now.
             Detached: The worker must release the job, which keeps running.
         """
-        self._host.logs.nudge(self.job.id)
+        self._context.logs.nudge(self.job.id)
         if self.job.state is JobState.STARTING:
             self._start()
         if self.job.state is JobState.RUNNING:
-            self._watch()
+            self._monitor()
         if self.job.state is JobState.FINISHING:
             failpoint("finishing")
             with self._spans.step("tear down"):
                 self._tear_down()
             failpoint("destroyed")
             with self._spans.step("collect"):
-                kept = self._collect()
+                outputs = self._collect()
             failpoint("collected")
-            self._close(kept)
+            self._finish(outputs)
             failpoint("finished")
-        if not self._host.settings.worker.keep_scratch:
+        if not self._context.settings.worker.keep_scratch:
             self._scratch.remove()
 
-    def abandon(self, why: str) -> None:
+    def fail(self, detail: str) -> None:
         """Close an attempt that keeps failing because of an internal error, so that its job does not hang for ever.
 
         Raises:
             LeaseLost: Another worker holds the job now.
         """
         if self.job.state is not JobState.FINISHING:
-            self._end(Exit(None, "internal_error", why))
+            self._mark_finishing(Exit(None, "internal_error", detail))
         self._tear_down()
         try:
-            kept = self._store(Bounds(self._host, self.job))
+            outputs = self._store(CollectionLimits(self._context, self.job))
         except Exception:  # this may be the step that fails; what was stored before is kept
             logger.exception("abandoned_outputs_not_stored")
-            kept = _Kept("failed")
-        self._close(kept)
+            outputs = _CollectedOutputs("failed")
+        self._finish(outputs)
 
     def _start(self) -> None:
         try:
@@ -122,162 +122,169 @@ class AttemptRun:
             with self._spans.step("launch"):
                 handle = self._launch()
         except LaunchError as error:
-            self._end(Exit(None, error.reason, error.detail))
+            self._mark_finishing(Exit(None, error.reason, error.detail))
             return
         except OSError as error:
             full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            self._end(Exit(None, "disk_full" if full else "launch_failed", str(error)))
+            self._mark_finishing(Exit(None, "disk_full" if full else "launch_failed", str(error)))
             return
         if handle is None:
-            self._end(Exit(0, "built", self.job.image_digest))
+            self._mark_finishing(Exit(0, "built", self.job.image_digest))
             return
-        self._move(lambda session: lifecycle.started(session, self.job, handle))
+        self._transition(lambda session: lifecycle.started(session, self.job, handle))
         failpoint("running")
 
     def _launch(self) -> Handle | None:
         """Start the command, or only build the image: then return None."""
         spec = self._launch_spec()
         if spec.build is None:
-            return self._backend.launch(spec, self._confirm, self._progress)
-        if not isinstance(self._backend, ImageKeeper):
+            return self._backend.launch(spec, self._confirm, self._report_progress)
+        if not isinstance(self._backend, ImageBackend):
             raise LaunchError("image_build", "this machine has no engine that builds images")
-        with build_log(self._host, self.job, self._scratch):
+        with build_log(self._context, self.job, self._scratch):
             if not self.job.spec.build_only:
-                return self._backend.launch(spec, self._confirm, self._progress)
-            digest = self._backend.build(spec, self._progress)
-        self._move(lambda session: lifecycle.note_image(session, self.job, digest))
+                return self._backend.launch(spec, self._confirm, self._report_progress)
+            digest = self._backend.build(spec, self._report_progress)
+        self._transition(lambda session: lifecycle.note_image(session, self.job, digest))
         return None
 
     def _prepare(self) -> None:
         failpoint("claimed")
-        self._scratch.make(self._host.artifacts)
+        self._scratch.make(self._context.artifacts)
         spec = self.job.spec
         if spec.workspace is not None:
-            self._phase("provisioning", f"fetching {spec.shown_workspace()}")
-        commit = self._scratch.fill(spec, self._host.workspaces, self._host.limits, self._fetch)
+            self._set_phase("provisioning", f"fetching {spec.shown_workspace()}")
+        commit = self._scratch.unpack_workspace(spec, self._context.workspaces, self._context.limits, self._fetch)
         if commit is not None:
-            self._phase("provisioning", f"workspace at commit {commit}")
+            self._set_phase("provisioning", f"workspace at commit {commit}")
         failpoint("prepared")
 
     def _fetch(self, folder: Path) -> str:
         url = self.job.spec.workspace or ""
-        login = Grants(self._host.settings, self._host.database, self.job).git_login()
-        return self._host.fetcher.fetch(url, login, folder, self._check)
+        login = LaunchSecrets(self._context.settings, self._context.database, self.job).git_login()
+        return self._context.fetcher.fetch(url, login, folder, self._check)
 
     def _check(self) -> None:
         """Raise if the start must be aborted."""
-        self._signals.check()
-        if self._signals.stop_requested:
+        self._requests.check()
+        if self._requests.stop_requested:
             raise LaunchError("stopped_by_user", "before it was started")
 
     def _confirm(self) -> None:
         self._check()
-        self._move(lambda session: lifecycle.confirm(session, self.job))
+        self._transition(lambda session: lifecycle.confirm(session, self.job))
 
-    def _progress(self, phase: str, detail: str | None) -> None:
+    def _report_progress(self, phase: str, detail: str | None) -> None:
         self._check()
-        self._phase(phase, detail)
+        self._set_phase(phase, detail)
 
-    def _watch(self) -> None:
-        with Recorder(self._host, self.job, self._scratch) as recorder:
+    def _monitor(self) -> None:
+        with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.ship()  # at once: a user may be waiting for the first line of output
-            quota = DiskQuota(self._host, self.job, self._scratch)
-            watch = Watch(self._host, self.job, self._scratch, self._signals, recorder, quota)
-            syncs = ArtifactSync(self._host, self.job, self._scratch), MetricsSync(recorder, self.job), quota
+            quota = DiskQuota(self._context, self.job, self._scratch)
+            monitor = JobMonitor(self._context, self.job, self._scratch, self._requests, recorder, quota)
+            syncs = ArtifactSync(self._context, self.job, self._scratch), MetricsSync(recorder, self.job), quota
             for sync in syncs:
                 sync.start()
             try:
-                end = watch.run()
+                end = monitor.run()
             finally:
                 for sync in syncs:
                     sync.end()
         failpoint("exited")
-        self._end(end)
+        self._mark_finishing(end)
 
-    def _end(self, end: Exit) -> None:
+    def _mark_finishing(self, end: Exit) -> None:
         reason = end.reason or "vanished"
-        self._move(lambda session: lifecycle.ended(session, self.job, reason, detail=end.detail, exit_code=end.code))
+        self._transition(
+            lambda session: lifecycle.ended(session, self.job, reason, detail=end.detail, exit_code=end.code)
+        )
 
-    def _close(self, kept: _Kept) -> None:
-        over = self.job
+    def _finish(self, outputs: _CollectedOutputs) -> None:
+        ended = self.job
 
         def close(session: Session) -> Job:
-            closed = lifecycle.finish(session, over, artifacts_state=kept.artifacts_state)
-            note_sizes(session, closed, log_bytes=kept.log_bytes, artifact_bytes=kept.artifact_bytes)
+            closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state)
+            note_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
             return closed
 
         with self._spans.step("finish"):
-            self._move(close)
-        reason = over.reason or "internal_error"
-        self._spans.closed(over, reason)
-        logger.info("attempt_closed", extra={"reason": reason, "exit_code": over.exit_code, "state": self.job.state})
+            self._transition(close)
+        reason = ended.reason or "internal_error"
+        self._spans.emit_run(ended, reason)
+        logger.info("attempt_closed", extra={"reason": reason, "exit_code": ended.exit_code, "state": self.job.state})
 
     def _tear_down(self) -> None:
         """Remove what the backend created, before collecting outputs: nothing may write to them any more."""
         while True:
             try:
-                handle = self.job.handle or self._found()
+                handle = self.job.handle or self._find_existing()
                 if handle is not None:
                     self._backend.destroy(handle)
             except LaunchError as error:
                 logger.warning("teardown_failed", extra={"error": str(error)})
-                self._phase("tearing down", error.detail)
-                self._signals.pause(_TEARDOWN_PAUSE_SECONDS)
+                self._set_phase("tearing down", error.detail)
+                self._requests.pause(_TEARDOWN_PAUSE_SECONDS)
                 continue
             return
 
-    def _found(self) -> Handle | None:
+    def _find_existing(self) -> Handle | None:
         """Find what a launch created if its handle was never stored."""
         return next((h for h in self._backend.list_owned() if h["name"] == self._scratch.name), None)
 
-    def _collect(self) -> _Kept:
+    def _collect(self) -> _CollectedOutputs:
         """Collect output, metrics and artifacts. A failure here does not change the reason that the job ended for."""
-        bounds = Bounds(self._host, self.job)
-        until = time.monotonic() + self._host.settings.worker.collect_seconds
+        limits = CollectionLimits(self._context, self.job)
+        until = time.monotonic() + self._context.settings.worker.collect_seconds
         while True:
             try:
-                return self._store(bounds)
+                return self._store(limits)
             except (OSError, StoreUnavailable) as error:
                 logger.warning("collect_failed", exc_info=True)
                 now = time.monotonic()
-                if bounds.stopped():
+                if limits.stopped():
                     until = min(until, now + _STOPPED_COLLECT_SECONDS)
                 if now > until:
-                    return _Kept("failed")
-                self._phase("collecting", f"trying again: {error}")
-                self._signals.pause(_TEARDOWN_PAUSE_SECONDS)
+                    return _CollectedOutputs("failed")
+                self._set_phase("collecting", f"trying again: {error}")
+                self._requests.pause(_TEARDOWN_PAUSE_SECONDS)
 
-    def _store(self, bounds: Bounds) -> _Kept:
+    def _store(self, limits: CollectionLimits) -> _CollectedOutputs:
         """Store the rest of output and metrics, and the artifacts."""
         if not self._scratch.control.is_dir():
-            return _Kept(self.job.artifacts_state)
-        with Recorder(self._host, self.job, self._scratch) as recorder:
+            return _CollectedOutputs(self.job.artifacts_state)
+        with OutputRecorder(self._context, self.job, self._scratch) as recorder:
             recorder.finish()
-        log_bytes = self._host.logs.reader(self.job.id).size
-        began = base.read_control(self._scratch.control, "started") is not None
-        if not (began or self._scratch.artifacts.is_dir()):
-            return _Kept(
+        log_bytes = self._context.logs.reader(self.job.id).size
+        started = base.read_control(self._scratch.control, "started") is not None
+        if not (started or self._scratch.artifacts.is_dir()):
+            return _CollectedOutputs(
                 self.job.artifacts_state, log_bytes
             )  # the command never started: artifacts of an earlier attempt are still the latest
-        left = self._scratch.artifacts
-        most = bounds.max_bytes()
-        manifest = self._host.artifacts.close(
-            self.job.id, self.job.attempt, left, lost=lost(left), max_bytes=most, stopped=bounds.stopped
+        artifacts = self._scratch.artifacts
+        max_bytes = limits.max_bytes()
+        manifest = self._context.artifacts.close(
+            self.job.id,
+            self.job.attempt,
+            artifacts,
+            lost=read_missing(artifacts),
+            max_bytes=max_bytes,
+            stopped=limits.stopped,
         )
         state = manifest.state if manifest.files or manifest.skipped else "none"
-        return _Kept(state, log_bytes, manifest.bytes)
+        return _CollectedOutputs(state, log_bytes, manifest.bytes)
 
     def _gpus(self) -> tuple[str, ...]:
         if not self.job.gpus:
             return ()
-        with self._host.database.read() as session:
+        with self._context.database.read() as session:
             return claims.gpus_of(session, self.job)
 
     def _launch_spec(self) -> LaunchSpec:
         spec, scratch, gpus = self.job.spec, self._scratch, self._gpus()
-        grants = Grants(self._host.settings, self._host.database, self.job)
+        grants = LaunchSecrets(self._context.settings, self._context.database, self.job)
         ports = grants.ports()
-        storage = self._host.storage.of(self.job.project_id, mounted=self._backend.capabilities.mounts)
+        storage = self._context.storage.project_folder(self.job.project_id, mounted=self._backend.capabilities.mounts)
         return LaunchSpec(
             name=scratch.name,
             job_id=self.job.id,
@@ -290,7 +297,7 @@ class AttemptRun:
             workspace=scratch.workspace,
             artifacts=scratch.artifacts,
             storage=storage,
-            datasets=self._host.storage.datasets,
+            datasets=self._context.storage.datasets,
             control=scratch.control,
             gpus=gpus,
             cpus=spec.cpus,
@@ -300,25 +307,27 @@ class AttemptRun:
             working_dir=self._working_dir(),
             user=spec.user,
             pull_policy=spec.image_pull_policy,
-            build=Build(spec.rel_dockerfile_path or DOCKERFILE, spec.registry_target) if spec.use_dockerfile else None,
+            build=ImageBuild(spec.rel_dockerfile_path or DOCKERFILE, spec.registry_target)
+            if spec.use_dockerfile
+            else None,
             ports=ports,
             login=grants.login,
         )
 
     def _working_dir(self) -> str | None:
         """Return the folder that the command starts in, as the job sees it; None if it is the workspace itself."""
-        asked = self.job.spec.working_dir
-        if asked is None:
+        wanted = self.job.spec.working_dir
+        if wanted is None:
             return None
-        if not is_in_workspace(asked):
-            return asked  # a folder of the container
-        within = str(PurePosixPath(base.WORKSPACE, asked).relative_to(base.WORKSPACE))
+        if not is_in_workspace(wanted):
+            return wanted  # a folder of the container
+        within = str(PurePosixPath(base.WORKSPACE, wanted).relative_to(base.WORKSPACE))
         if base.read_control(self._scratch.control, "started") is None:  # once started, the job may remove the folder
             within = str(self._scratch.folder(within).relative_to(self._scratch.workspace.resolve()))
         workspace = base.WORKSPACE if self._backend.capabilities.mounts else self._scratch.workspace
         return str(Path(workspace, within))
 
-    def _port_env(self, ports: tuple[PortMap, ...]) -> dict[str, str]:
+    def _port_env(self, ports: tuple[PortForward, ...]) -> dict[str, str]:
         """Build the environment variables that name the ports to listen on.
 
         These are the job's own ports in a container, else the host's allocated ports.
@@ -349,56 +358,56 @@ class AttemptRun:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def _phase(self, phase: str, detail: str | None = None) -> None:
-        self.job = self._retried(lambda session: lifecycle.set_phase(session, self.job, phase, detail))
+    def _set_phase(self, phase: str, detail: str | None = None) -> None:
+        self.job = self._write_with_retry(lambda session: lifecycle.set_phase(session, self.job, phase, detail))
 
-    def _move(self, action: Callable[[Session], Job]) -> None:
-        self.job = self._retried(action)
+    def _transition(self, action: Callable[[Session], Job]) -> None:
+        self.job = self._write_with_retry(action)
 
-    def _retried(self, action: Callable[[Session], Job]) -> Job:
+    def _write_with_retry(self, action: Callable[[Session], Job]) -> Job:
         """Retry one write until the database answers; the job and its files go on meanwhile.
 
         Raises:
             LeaseLost: Another worker holds the job now.
             Detached: The worker must release the job.
         """
-        unsure = False
+        uncertain = False
         while True:
             try:
-                job = self._host.write(action)
+                job = self._context.write(action)
             except LeaseLost:
-                done = self._done_before(unsure=unsure)
+                done = self._find_applied(unsure=uncertain)
                 if done is None:
                     raise
                 return done
             except StoreUnavailable:
-                unsure = True
-                self._keep_output()
-                self._signals.pause(_DATABASE_PAUSE_SECONDS)
+                uncertain = True
+                self._save_output()
+                self._requests.pause(_DATABASE_PAUSE_SECONDS)
             else:
-                self._host.logs.nudge(job.id)
+                self._context.logs.nudge(job.id)
                 return job
 
-    def _keep_output(self) -> None:
+    def _save_output(self) -> None:
         """Store the output so far: this host may be declared lost before the database is back."""
         if (self._scratch.control / "log").exists():
-            with suppress(OSError, LeaseLost), opened_log(self._host, self.job, self._scratch) as log:
+            with suppress(OSError, LeaseLost), open_log_shipper(self._context, self.job, self._scratch) as log:
                 log.ship()
 
-    def _done_before(self, *, unsure: bool) -> Job | None:
+    def _find_applied(self, *, unsure: bool) -> Job | None:
         """Return the row if our write was applied although its answer was lost; else None."""
         if not unsure:
             return None
-        with self._host.database.read() as session:
+        with self._context.database.read() as session:
             row = queries.row(session, self.job.id)
         ours = row is not None and row.lease == self.job.lease and row.state is not self.job.state
         return row if ours else None
 
 
-def run_attempt(host: Host, job: Job, signals: Signals) -> None:
+def run_attempt(context: WorkerContext, job: Job, control: AttemptControl) -> None:
     """Run an attempt to its end, or until this worker must release it. Raises nothing."""
     logger.info("attempt_taken_up", extra={"state": job.state, "machine_type": job.machine_type})
-    attempt = AttemptRun(host, job, signals)
+    attempt = AttemptRun(context, job, control)
     failures = 0
     while True:
         began = time.monotonic()
@@ -407,30 +416,30 @@ def run_attempt(host: Host, job: Job, signals: Signals) -> None:
         except (LeaseLost, Detached) as error:
             logger.info("attempt_let_go", extra={"why": str(error) or "the worker is going away"})
         except StoreUnavailable:
-            if _paused(signals, _DATABASE_PAUSE_SECONDS):
+            if _wait_before_retry(control, _DATABASE_PAUSE_SECONDS):
                 continue
         except Exception as error:  # the job must not be left unwatched
             logger.exception("attempt_failed")
             # Failures that lie days apart must not add up and end a job that runs for weeks.
-            failures = 1 if time.monotonic() - began > _FORGIVEN_SECONDS else failures + 1
-            if failures >= _MOST_FAILURES:
-                _abandon(attempt, error)
-            elif _paused(signals, _FAILURE_PAUSE_SECONDS):
+            failures = 1 if time.monotonic() - began > _FAILURE_RESET_SECONDS else failures + 1
+            if failures >= _MAX_FAILURES:
+                _fail_attempt(attempt, error)
+            elif _wait_before_retry(control, _FAILURE_PAUSE_SECONDS):
                 continue
         return
 
 
-def _paused(signals: Signals, seconds: float) -> bool:
+def _wait_before_retry(control: AttemptControl, seconds: float) -> bool:
     """Wait before the next try; return False if the worker must release the job instead."""
     try:
-        signals.pause(seconds)
+        control.pause(seconds)
     except Detached:
         return False
     return True
 
 
-def _abandon(attempt: AttemptRun, error: Exception) -> None:
+def _fail_attempt(attempt: AttemptRun, error: Exception) -> None:
     try:
-        attempt.abandon(f"{type(error).__name__}: {error}")
+        attempt.fail(f"{type(error).__name__}: {error}")
     except Exception:  # the job keeps its heartbeat; the next worker to start here adopts it and tries again
         logger.exception("abandon_failed")

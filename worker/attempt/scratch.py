@@ -14,11 +14,11 @@ from core.storage.artifacts.paths import resolve
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
 from core.system.filesystem import flatten
-from worker.backends.base import RESERVED, LaunchError
+from worker.backends.base import RESERVED_FILES, LaunchError
 
 _COPY_BYTES = 1024**2
 _BLOCK_BYTES = 4096
-_NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
+_FOLDER_NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 
 
 class _TooDeep(Exception):
@@ -49,13 +49,13 @@ class Scratch:
 
         A later attempt gets a copy of an earlier attempt's artifacts, so that it can resume from the last checkpoint.
         """
-        self._make_control()
+        self._create_control_folder()
         if self.artifacts.is_dir():
             return
         filling = self.root / "artifacts.new"
         shutil.rmtree(filling, ignore_errors=True)
         filling.mkdir(mode=0o700)
-        for earlier, file in self._left_before(store):
+        for earlier, file in self._earlier_artifacts(store):
             target = filling / Path(*resolve(file.path))
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -68,7 +68,7 @@ class Scratch:
             os.utime(target, ns=(file.mtime_ms * 1_000_000,) * 2)
         filling.rename(self.artifacts)
 
-    def _make_control(self) -> None:
+    def _create_control_folder(self) -> None:
         """Create the control folder, all or nothing, with space reserved for what must be written even on a full disk.
 
         Once it exists, a job may have access to it: this worker writes nothing in it any more.
@@ -78,11 +78,11 @@ class Scratch:
         filling = self.root / "control.new"
         shutil.rmtree(filling, ignore_errors=True)
         filling.mkdir(parents=True, mode=0o700)
-        for name in RESERVED:
+        for name in RESERVED_FILES:
             (filling / name).write_bytes(b" " * _BLOCK_BYTES)
         filling.rename(self.control)
 
-    def _left_before(self, store: ArtifactStore) -> Iterator[tuple[int, ArtifactFile]]:
+    def _earlier_artifacts(self, store: ArtifactStore) -> Iterator[tuple[int, ArtifactFile]]:
         """Yield the artifacts of the latest earlier attempt that left any, each with that attempt's number."""
         for earlier in range(self._attempt - 1, 0, -1):
             found = False
@@ -92,7 +92,7 @@ class Scratch:
             if found:
                 return
 
-    def fill(
+    def unpack_workspace(
         self, spec: JobSpec, store: WorkspaceStore, limits: ArchiveLimits, fetch: Callable[[Path], str]
     ) -> str | None:
         """Fill the workspace, all or nothing; a repeat does nothing.
@@ -147,11 +147,11 @@ class Scratch:
             shutil.rmtree(self.root, onerror=_make_removable)
 
 
-def scratches(attempts: Path) -> list[tuple[str, int]]:
+def list_scratch_folders(attempts: Path) -> list[tuple[str, int]]:
     """List (job id, attempt) of every scratch directory."""
     if not attempts.is_dir():
         return []
-    names = (_NAME.match(entry.name) for entry in attempts.iterdir())
+    names = (_FOLDER_NAME.match(entry.name) for entry in attempts.iterdir())
     return [(name[1], int(name[2])) for name in names if name]
 
 

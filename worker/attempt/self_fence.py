@@ -5,17 +5,17 @@ import time
 from collections.abc import Iterable
 
 from core.db.models.jobs import Job
-from worker.attempt.control import Signals
+from worker.attempt.control import AttemptControl
 from worker.backends.base import Backend, Handle, LaunchError
-from worker.context import Host
+from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
-CUT_OFF_GRACE = 30.0
+CONTACT_LOST_GRACE_SECONDS = 30.0
 """Longest grace period of a job on a cut-off host, in seconds; the settings leave room for it."""
 
 
-class Fence:
+class SelfFence:
     """Checked repeatedly by a thread of its own, which nothing else can block.
 
     Attempts without retries keep running; their record is updated when the database returns. A watched job is ended by
@@ -23,42 +23,42 @@ class Fence:
     here.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._in_contact_at = time.monotonic()
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._last_contact_at = time.monotonic()
         self._kill_at: dict[str, float] = {}
 
-    def in_contact(self, asked_at: float) -> None:
+    def record_contact(self, asked_at: float) -> None:
         """Record that the database answered a query that was sent at this time (monotonic clock)."""
-        self._in_contact_at = asked_at
+        self._last_contact_at = asked_at
 
-    def look(self, running: Iterable[tuple[Job, Signals]]) -> None:
+    def check(self, running: Iterable[tuple[Job, AttemptControl]]) -> None:
         """End the jobs that must be ended by now."""
-        if time.monotonic() - self._in_contact_at < self._host.settings.worker.cut_off_seconds:
+        if time.monotonic() - self._last_contact_at < self._context.settings.worker.cut_off_seconds:
             self._kill_at.clear()
             return
         for job, signals in running:
             if job.max_attempts == 1:
                 continue
-            if not signals.cut_off:
+            if not signals.contact_lost:
                 logger.error("job_cut_off", extra=job.log_context())
-                signals.cut_off_from_record()
-            if not signals.watched:
-                self._end(job)
+                signals.report_contact_lost()
+            if not signals.monitored:
+                self._end_job(job)
 
-    def _end(self, job: Job) -> None:
+    def _end_job(self, job: Job) -> None:
         try:
-            backend = self._host.backend(job.backend)
+            backend = self._context.backend(job.backend)
             for handle in backend.list_owned():
                 if (handle["job_id"], handle["attempt"]) == (job.id, job.attempt):
-                    self._end_one(backend, handle, job)
+                    self._stop_or_kill(backend, handle, job)
         except LaunchError as error:
             logger.warning("cut_off_not_ended", extra=job.log_context() | {"error": str(error)})
 
-    def _end_one(self, backend: Backend, handle: Handle, job: Job) -> None:
+    def _stop_or_kill(self, backend: Backend, handle: Handle, job: Job) -> None:
         now = time.monotonic()
         if job.id not in self._kill_at:
-            self._kill_at[job.id] = now + min(job.spec.stop_grace, CUT_OFF_GRACE)
+            self._kill_at[job.id] = now + min(job.spec.stop_grace, CONTACT_LOST_GRACE_SECONDS)
             backend.stop(handle, grace=True)
         elif now >= self._kill_at[job.id]:
             backend.stop(handle, grace=False)

@@ -17,7 +17,7 @@ from core.monitoring import tracing
 from core.monitoring.tracing import TRACE_PARENT, Ids
 from worker.attempt.control import Detached
 
-_AS_WISHED = frozenset({JobState.SUCCEEDED, JobState.CANCELLED})
+_OK_STATES = frozenset({JobState.SUCCEEDED, JobState.CANCELLED})
 
 
 class AttemptSpans:
@@ -51,7 +51,7 @@ class AttemptSpans:
         if let_go is not None:
             raise let_go
 
-    def closed(self, job: Job, reason: str) -> None:
+    def emit_run(self, job: Job, reason: str) -> None:
         """Emit the spans of the run and of the whole attempt.
 
         Args:
@@ -59,7 +59,7 @@ class AttemptSpans:
             reason: Why the attempt ended.
         """
         attributes = self._attributes | {"gradient.reason": reason, "gradient.worker": job.worker or ""}
-        error = None if REASONS[reason].final in _AS_WISHED else reason
+        error = None if REASONS[reason].final in _OK_STATES else reason
         ended = job.ended_at or datetime.now(UTC)
         if job.started_at is not None:
             self._run.emit("run", job.started_at, ended, attributes, error)

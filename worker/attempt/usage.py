@@ -11,34 +11,34 @@ from typing import Any
 
 from core.db.models.jobs import Attempt
 
-_LONGER_EVERY_SECONDS = 600.0
-_LONGEST_GAP_SECONDS = 60.0
+_INTERVAL_GROWTH_SECONDS = 600.0
+_MAX_GAP_SECONDS = 60.0
 _AVERAGED = ("_percent", "_watts", "_celsius")
 _OF_GPUS = re.compile(r"gpu\d+_(percent|memory_bytes)\Z")
-_TOLD: tuple[str, ...] = ("cpu_percent", "memory_bytes")
+_STORED: tuple[str, ...] = ("cpu_percent", "memory_bytes")
 _MEANS = ("cpu_percent", "gpu_percent")
 
 
 @dataclass
-class Peaks:
+class UsageTotals:
     """Peak and mean usage of an attempt so far.
 
     Attributes:
         seconds: Running time that the samples cover.
-        highest: By name: cpu_percent, memory_bytes, gpu_percent, gpu_memory_bytes (the GPU with the most).
+        maxima: By name: cpu_percent, memory_bytes, gpu_percent, gpu_memory_bytes (the GPU with the most).
         means: By name: cpu_percent, gpu_percent (of all its GPUs).
     """
 
     seconds: float = 0.0
-    highest: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
     means: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, attempt: Attempt | None) -> "Peaks":
+    def of(cls, attempt: Attempt | None) -> "UsageTotals":
         """Load the peaks from an attempt's row."""
         if attempt is None or attempt.sampled_seconds is None:
             return cls()
-        highest = {
+        maxima = {
             "memory_bytes": attempt.peak_memory_bytes,
             "cpu_percent": attempt.peak_cpu_percent,
             "gpu_memory_bytes": attempt.peak_gpu_memory_bytes,
@@ -47,7 +47,7 @@ class Peaks:
         means = {"cpu_percent": attempt.mean_cpu_percent, "gpu_percent": attempt.mean_gpu_percent}
         return cls(
             attempt.sampled_seconds,
-            {name: float(value) for name, value in highest.items() if value is not None},
+            {name: float(value) for name, value in maxima.items() if value is not None},
             {name: value for name, value in means.items() if value is not None},
         )
 
@@ -57,11 +57,11 @@ class Peaks:
         for name, value in values.items():
             if found := _OF_GPUS.match(name):
                 of_gpus[found[1]].append(value)
-        told: dict[str, float] = {name: values[name] for name in _TOLD if name in values}
-        told |= {f"gpu_{name}": max(found) for name, found in of_gpus.items() if found}
-        for name, value in told.items():
-            self.highest[name] = max(value, self.highest.get(name, value))
-        now = {name: value for name, value in told.items() if name in _MEANS}
+        stored: dict[str, float] = {name: values[name] for name in _STORED if name in values}
+        stored |= {f"gpu_{name}": max(found) for name, found in of_gpus.items() if found}
+        for name, value in stored.items():
+            self.maxima[name] = max(value, self.maxima.get(name, value))
+        now = {name: value for name, value in stored.items() if name in _MEANS}
         if of_gpus["percent"]:
             now["gpu_percent"] = sum(of_gpus["percent"]) / len(of_gpus["percent"])
         for name, value in now.items():
@@ -72,35 +72,35 @@ class Peaks:
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of an attempt's row; empty before the first sample."""
-        if not self.highest:
+        if not self.maxima:
             return {}
         return {
             "sampled_seconds": self.seconds,
-            "peak_memory_bytes": _whole(self.highest.get("memory_bytes")),
-            "peak_cpu_percent": self.highest.get("cpu_percent"),
+            "peak_memory_bytes": _to_int(self.maxima.get("memory_bytes")),
+            "peak_cpu_percent": self.maxima.get("cpu_percent"),
             "mean_cpu_percent": self.means.get("cpu_percent"),
-            "peak_gpu_memory_bytes": _whole(self.highest.get("gpu_memory_bytes")),
-            "peak_gpu_percent": self.highest.get("gpu_percent"),
+            "peak_gpu_memory_bytes": _to_int(self.maxima.get("gpu_memory_bytes")),
+            "peak_gpu_percent": self.maxima.get("gpu_percent"),
             "mean_gpu_percent": self.means.get("gpu_percent"),
         }
 
 
-class Sampling:
+class UsageSampler:
     """The samples of one attempt.
 
     Args:
-        peaks: Peaks so far.
+        totals: Totals so far.
         every: Seconds between samples, and between rows at first.
         elapsed: Seconds that the job has run.
     """
 
-    def __init__(self, peaks: Peaks, every: float, elapsed: float) -> None:
-        self.peaks = peaks
-        self._every = every
+    def __init__(self, totals: UsageTotals, every: float, elapsed: float) -> None:
+        self.totals = totals
+        self._interval = every
         self._last_at = elapsed
         self._row_at = elapsed
         self._sums: dict[str, tuple[float, int]] = {}
-        self._highest: dict[str, float] = {}
+        self._maxima: dict[str, float] = {}
 
     def add(self, elapsed: float, values: dict[str, float]) -> dict[str, float] | None:
         """Add a sample; return the row that is due with it, if any.
@@ -110,24 +110,24 @@ class Sampling:
             values: By name.
         """
         # A gap in which no worker watched says nothing about the usage in it.
-        self.peaks.add(values, min(max(0.0, elapsed - self._last_at), max(_LONGEST_GAP_SECONDS, 2 * self._every)))
+        self.totals.add(values, min(max(0.0, elapsed - self._last_at), max(_MAX_GAP_SECONDS, 2 * self._interval)))
         self._last_at = elapsed
         for name, value in values.items():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value, count + 1)
-            self._highest[name] = max(value, self._highest.get(name, value))
+            self._maxima[name] = max(value, self._maxima.get(name, value))
         if elapsed < self._row_at:
             return None
-        self._row_at = elapsed + self._every * (1 + elapsed // _LONGER_EVERY_SECONDS)
-        return self.rest()
+        self._row_at = elapsed + self._interval * (1 + elapsed // _INTERVAL_GROWTH_SECONDS)
+        return self.flush()
 
-    def rest(self) -> dict[str, float] | None:
+    def flush(self) -> dict[str, float] | None:
         """Return a row of the samples since the last row; None if there are none."""
         averaged = {name: total / count for name, (total, count) in self._sums.items() if name.endswith(_AVERAGED)}
-        row = self._highest | averaged
-        self._sums, self._highest = {}, {}
+        row = self._maxima | averaged
+        self._sums, self._maxima = {}, {}
         return row or None
 
 
-def _whole(value: float | None) -> int | None:
+def _to_int(value: float | None) -> int | None:
     return None if value is None else int(value)

@@ -33,10 +33,10 @@ and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, ty
 WRAPPER = Path(__file__).parent.parent / "wrapper" / "run.sh"
 """The script that every job runs under."""
 
-STOPPING = "stopping"
+STOPPING_FILE = "stopping"
 """Control file that `stop` writes: a worker that adopts the job learns that the job was asked to end."""
 
-RESERVED = ("started", "exit")
+RESERVED_FILES = ("started", "exit")
 """Control files that the wrapper overwrites in place, so that a full disk cannot prevent it."""
 
 WORKSPACE = options.WORKSPACE
@@ -61,19 +61,19 @@ class FindLogin(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PortMap:
+class PortForward:
     """A port of the host that is forwarded to one of the job's."""
 
     external: int
     internal: int
 
 
-def _nobody(image: str, *, push: bool = False) -> None:
+def _no_login(image: str, *, push: bool = False) -> None:
     del image, push
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class ImageBuild:
     """An image to be built from the workspace.
 
     Attributes:
@@ -135,9 +135,9 @@ class LaunchSpec:
     working_dir: str | None = None
     user: str | None = None
     pull_policy: str | None = None
-    build: Build | None = None
-    ports: tuple[PortMap, ...] = ()
-    login: FindLogin = _nobody
+    build: ImageBuild | None = None
+    ports: tuple[PortForward, ...] = ()
+    login: FindLogin = _no_login
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Backend(Protocol):
 
     capabilities: Capabilities
 
-    def unready(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Return the reason, for the operator, that no job can be started here now; None if jobs can be started."""
         return None
 
@@ -231,7 +231,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
+class UnusedImage:
     """An image that a job brought to this host and nothing uses now.
 
     Attributes:
@@ -248,7 +248,7 @@ class Unused:
 
 
 @runtime_checkable
-class ImageKeeper(Protocol):
+class ImageBackend(Protocol):
     """A backend that runs jobs in images, and stores the images on this host."""
 
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
@@ -264,7 +264,7 @@ class ImageKeeper(Protocol):
     def data_folder(self) -> Path | None:
         """Return this host's folder of images and containers; None if it is unknown now, or not on this host."""
 
-    def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
+    def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[UnusedImage]:
         """Remove images that jobs brought and nothing uses, the longest unused first.
 
         Args:
@@ -280,12 +280,12 @@ class ImageKeeper(Protocol):
 class CloudBackend(Backend, Protocol):
     """A backend whose machines are created in a cloud, and cost money until they are deleted."""
 
-    def remove_strays(self, owned: Callable[[str, int], bool], over: Callable[[str], bool]) -> int:
+    def remove_orphans(self, is_owned: Callable[[str, int], bool], is_finished: Callable[[str], bool]) -> int:
         """Delete this service's machines that no job owns, found by the resource log and by label.
 
         Args:
-            owned: Whether a worker runs this attempt of this job.
-            over: Whether this job of this service has ended for good.
+            is_owned: Whether a worker runs this attempt of this job.
+            is_finished: Whether this job of this service has ended for good.
 
         Returns:
             The number of machines deleted, or found to be gone.
@@ -311,13 +311,13 @@ def read_control(control: Path, name: str) -> str | None:
         os.close(descriptor)
 
 
-def handle_of(job_id: str, attempt: int, control: Path) -> Handle:
+def base_handle(job_id: str, attempt: int, control: Path) -> Handle:
     """Build the fields that every handle has: enough for `destroy`."""
     name = f"{job_id}-{attempt}"
     return {"version": 1, "name": name, "job_id": job_id, "attempt": attempt, "control": str(control)}
 
 
-def note_control(control: Path, name: str, detail: str) -> None:
+def write_control_file(control: Path, name: str, detail: str) -> None:
     """Write a note beside the wrapper's files; the job, which can write there too, must not redirect it.
 
     A file of that name is replaced, not written to: it may be a link, or a hard link to a file outside.

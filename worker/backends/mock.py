@@ -28,7 +28,7 @@ from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import (
-    STOPPING,
+    STOPPING_FILE,
     WRAPPER,
     Backend,
     Exit,
@@ -36,19 +36,19 @@ from worker.backends.base import (
     LaunchError,
     LaunchSpec,
     Progress,
-    handle_of,
-    note_control,
+    base_handle,
     read_control,
     read_exit_code,
     write_command,
+    write_control_file,
 )
-from worker.backends.ports import require_free
-from worker.backends.processes import Members, boot_id
+from worker.backends.ports import check_ports_free
+from worker.backends.processes import JobProcesses, boot_id
 
-REFUSED = 97
+EXIT_REFUSED = 97
 """Exit code of a wrapper that found the attempt already started, or gone."""
 
-_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
+_INHERITED_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER")
 _NEVER_STARTED_SECONDS = 15.0
 _MEMORY_CHECK_SECONDS = 0.5
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is put there
@@ -79,17 +79,17 @@ class MockBackend(Backend):
         del progress  # the start takes no time
         if "MOCK_START_FAILURE" in spec.env:
             raise LaunchError("launch_failed", spec.env["MOCK_START_FAILURE"] or "as MOCK_START_FAILURE asks")
-        _refuse_what_a_process_cannot_have(spec)
+        _reject_unsupported(spec)
         failpoint("created")
         confirm()
         failpoint("confirmed")
         if read_control(spec.control, "started") is None:
-            require_free(self._bind, spec.ports)
+            check_ports_free(self._bind, spec.ports)
             write_command(spec)
             self._start(spec)
         preempt = _seconds(spec.env.get("MOCK_PREEMPT_AFTER"))
         return {
-            **handle_of(spec.job_id, spec.attempt, spec.control),
+            **base_handle(spec.job_id, spec.attempt, spec.control),
             "boot_id": boot_id(),
             # The clock that neither administrators nor time servers adjust; all processes since the machine's start
             # share it.
@@ -102,23 +102,23 @@ class MockBackend(Backend):
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`."""
         control = Path(handle["control"])
-        returned = self._returned(handle["name"])
+        returned = self._wrapper_exit_code(handle["name"])
         code = read_exit_code(control)
         if code is None and handle["boot_id"] == boot_id():
-            members = _members(handle)
-            if members.leads():
+            members = _job_processes(handle)
+            if members.leader_alive():
                 self._watch_limits(handle, members, control)
                 return None
             code = read_exit_code(control)  # the job may have ended since the first read
             if code is None:
-                return self._without_exit_file(handle, members, returned)
+                return self._exit_without_file(handle, members, returned)
         if code is None:
             return Exit(None, "host_restarted")
-        if read_control(control, STOPPING) is not None and any(_members(handle).all()):
+        if read_control(control, STOPPING_FILE) is not None and any(_job_processes(handle).all()):
             return None  # the shell is gone at once; the training may still be saving, until its grace period is over
         return Exit(code, *_marked(control))
 
-    def _without_exit_file(self, handle: Handle, members: Members, returned: int | None) -> Exit | None:
+    def _exit_without_file(self, handle: Handle, members: JobProcesses, returned: int | None) -> Exit | None:
         """Handle a missing wrapper without exit file: the disk was full, all was killed, or it has not begun yet."""
         if returned is not None and returned >= 0:
             return Exit(returned, *_marked(Path(handle["control"])))
@@ -130,16 +130,16 @@ class MockBackend(Backend):
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`; the wrapper is spared, so that it can record the exit code."""
-        members = _members(handle)
+        members = _job_processes(handle)
         if grace:
-            note_control(Path(handle["control"]), STOPPING, "asked to end")
+            write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
             members.signal(signal.SIGTERM, spare_leader=True)
         else:
             members.kill(spare_leader=True)
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`."""
-        cpu_seconds, memory, count = _members(handle).usage()
+        cpu_seconds, memory, count = _job_processes(handle).usage()
         now = time.monotonic()
         before = self._usage.get(handle["name"])
         self._usage[handle["name"]] = _Usage(now, cpu_seconds)
@@ -151,7 +151,7 @@ class MockBackend(Backend):
     def destroy(self, handle: Handle) -> None:
         """Kill all remaining processes of the job; see `Backend.destroy`."""
         name = handle["name"]
-        _members(handle).kill(spare_leader=False)
+        _job_processes(handle).kill(spare_leader=False)
         with self._lock:
             children = self._children.pop(name, [])
         for child in children:
@@ -166,8 +166,8 @@ class MockBackend(Backend):
             job_id, _, attempt = folder.name.rpartition("-")
             if not job_id or not attempt.isdecimal():
                 continue
-            handle = handle_of(job_id, int(attempt), folder / "control")
-            if any(_members(handle).all()):
+            handle = base_handle(job_id, int(attempt), folder / "control")
+            if any(_job_processes(handle).all()):
                 owned.append(handle)
         return owned
 
@@ -180,7 +180,7 @@ class MockBackend(Backend):
             child = subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
                 [str(WRAPPER), str(spec.control)],
                 cwd=spec.working_dir or spec.workspace,
-                env=_inherited() | spec.env,
+                env=_inherited_environment() | spec.env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -204,20 +204,20 @@ class MockBackend(Backend):
             self._next_cpu += count
         return {available[(first + i) % len(available)] for i in range(count)}
 
-    def _returned(self, name: str) -> int | None:
+    def _wrapper_exit_code(self, name: str) -> int | None:
         """Return the exit code of the wrapper that ran the command, if it is our child; reaps all children."""
         with self._lock:
             codes = [child.poll() for child in self._children.get(name, ())]
-        return next((code for code in codes if code not in {None, REFUSED}), None)
+        return next((code for code in codes if code not in {None, EXIT_REFUSED}), None)
 
-    def _watch_limits(self, handle: Handle, members: Members, control: Path) -> None:
+    def _watch_limits(self, handle: Handle, members: JobProcesses, control: Path) -> None:
         limit: int | None = handle["memory_bytes"]
         now = time.monotonic()
         if limit is not None and now - self._memory_checked.get(handle["name"], 0.0) >= _MEMORY_CHECK_SECONDS:
             self._memory_checked[handle["name"]] = now
             used = members.usage()[1]
             if used > limit:
-                note_control(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
+                write_control_file(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
                 members.kill(spare_leader=True)
         after: float | None = handle["preempt_after"]
         if after is None:
@@ -226,11 +226,11 @@ class MockBackend(Backend):
         if running >= after + handle["stop_grace"]:
             members.kill(spare_leader=True)
         elif running >= after and read_control(control, "preempted") is None:
-            note_control(control, "preempted", "as MOCK_PREEMPT_AFTER asks")
+            write_control_file(control, "preempted", "as MOCK_PREEMPT_AFTER asks")
             members.signal(signal.SIGTERM, spare_leader=True)
 
 
-def _refuse_what_a_process_cannot_have(spec: LaunchSpec) -> None:
+def _reject_unsupported(spec: LaunchSpec) -> None:
     """Refuse options that a process cannot have, for example those of a submission that did not know of simulation."""
     if spec.user is not None:
         raise LaunchError("option_refused", "machine types are simulated here, by processes of the worker's own user")
@@ -245,10 +245,10 @@ def _refuse_what_a_process_cannot_have(spec: LaunchSpec) -> None:
             )
 
 
-def _members(handle: Handle) -> Members:
+def _job_processes(handle: Handle) -> JobProcesses:
     leader = read_control(Path(handle["control"]), "started")
     pid = int(leader) if leader and leader.isdecimal() else None
-    return Members(handle["job_id"], handle["attempt"], pid)
+    return JobProcesses(handle["job_id"], handle["attempt"], pid)
 
 
 def _age(handle: Handle) -> float:
@@ -257,9 +257,9 @@ def _age(handle: Handle) -> float:
     return time.monotonic() - launched
 
 
-def _inherited() -> dict[str, str]:
+def _inherited_environment() -> dict[str, str]:
     """Select the job's part of the worker's environment: no keys or addresses; the worker's Python first on PATH."""
-    env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    env = {name: os.environ[name] for name in _INHERITED_NAMES if name in os.environ}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     return env
 

@@ -4,10 +4,10 @@ import errno
 import socket
 from collections.abc import Iterable
 
-from worker.backends.base import LaunchError, PortMap
+from worker.backends.base import LaunchError, PortForward
 
 
-def require_free(address: str, ports: Iterable[PortMap]) -> None:
+def check_ports_free(address: str, ports: Iterable[PortForward]) -> None:
     """Check that nothing listens on any of these ports of an address.
 
     Raises:

@@ -17,7 +17,7 @@ _KILL_ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class JobProcesses:
     """Finds the processes of one attempt.
 
     Attributes:
@@ -32,18 +32,18 @@ class Members:
 
     def all(self) -> Iterator[psutil.Process]:
         """Yield every living process of the attempt, the wrapper included."""
-        session = self.leader if self.leads() else None
+        session = self.leader if self.leader_alive() else None
         for process in psutil.process_iter():
-            if self._ours(process, session):
+            if self._is_own(process, session):
                 yield process
 
-    def leads(self) -> bool:
+    def leader_alive(self) -> bool:
         """Return whether the wrapper is alive. The job can write the file with its pid, so the kernel is asked."""
         if self.leader is None:
             return False
         try:
             process = psutil.Process(self.leader)
-            return process.status() != psutil.STATUS_ZOMBIE and self._marked(process)
+            return process.status() != psutil.STATUS_ZOMBIE and self._has_job_environment(process)
         except _GONE:
             return False
 
@@ -75,15 +75,15 @@ class Members:
                 count += 1
         return cpu, memory, count
 
-    def _ours(self, process: psutil.Process, session: int | None) -> bool:
+    def _is_own(self, process: psutil.Process, session: int | None) -> bool:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return self._marked(process) or (session is not None and os.getsid(process.pid) == session)
+            return self._has_job_environment(process) or (session is not None and os.getsid(process.pid) == session)
         except _GONE:
             return False
 
-    def _marked(self, process: psutil.Process) -> bool:
+    def _has_job_environment(self, process: psutil.Process) -> bool:
         env = process.environ()
         return env.get("GRADIENT_JOB_ID") == self.job_id and env.get("GRADIENT_ATTEMPT") == str(self.attempt)
 

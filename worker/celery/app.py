@@ -12,22 +12,22 @@ from core.notify.broker import Ringer, make_app, queue
 from core.notify.local_notifier import Bell
 from core.notify.messages import host_queue, pool_queue
 from worker.celery import redis_transport, tasks
-from worker.celery.broker_watchdog import Probe
-from worker.context import Host
+from worker.celery.broker_watchdog import BrokerWatchdog
+from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 
-DEAF = 70
+EXIT_BROKER_SILENT = 70
 """Exit code of a worker that no longer receives messages."""
 
-_LET_GO_SECONDS = 60.0
+_STOP_SECONDS = 60.0
 
 
-def queues(host: Host) -> list[str]:
+def queues(context: WorkerContext) -> list[str]:
     """Return the names of the queues that this worker consumes: one for each machine type it takes, and its own."""
-    return [*dict.fromkeys(pool_queue(one.name) for one in host.takes()), host_queue(host.name)]
+    return [*dict.fromkeys(pool_queue(one.name) for one in context.machine_types()), host_queue(context.worker_name)]
 
 
-def run(broker_url: str, host: Host, supervisor: Supervisor, bell: Bell) -> int:
+def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, bell: Bell) -> int:
     """Run the Celery worker and its supervisor until SIGTERM; jobs keep running.
 
     Tasks run in threads: a pool of forked processes would be forked while attempts run in threads of their own.
@@ -37,27 +37,27 @@ def run(broker_url: str, host: Host, supervisor: Supervisor, bell: Bell) -> int:
     """
     redis_transport.install()
     app = make_app(broker_url)
-    app.conf.task_queues = [queue(name) for name in queues(host)]
+    app.conf.task_queues = [queue(name) for name in queues(context)]
     app.conf.worker_consumer = "worker.celery.consumer:Consumer"
-    work = threading.Thread(target=supervisor.run, name="supervisor")
+    supervisor_thread = threading.Thread(target=supervisor.run, name="supervisor")
 
     def end() -> None:
         # Not through Celery: its thread may hang in the very fault that keeps messages from arriving.
         supervisor.stop()
-        work.join(_LET_GO_SECONDS)
-        os._exit(DEAF)
+        supervisor_thread.join(_STOP_SECONDS)
+        os._exit(EXIT_BROKER_SILENT)
 
-    probe = _probe(broker_url, host, end)
-    tasks.register(app, bell, probe.heard)
+    watchdog = _broker_watchdog(broker_url, context, end)
+    tasks.register(app, bell, watchdog.ping_received)
 
-    app.steps["worker"].add(_step(supervisor, work, probe))
-    signals.setup_logging.connect(_leave_logging)
+    app.steps["worker"].add(_supervisor_step(supervisor, supervisor_thread, watchdog))
+    signals.setup_logging.connect(_keep_own_logging)
     worker = app.Worker(pool="threads", concurrency=2, loglevel=None, without_gossip=True, without_mingle=True)
     worker.start()
     return int(worker.exitcode or 0)
 
 
-def _step(supervisor: Supervisor, work: threading.Thread, probe: Probe) -> type:
+def _supervisor_step(supervisor: Supervisor, supervisor_thread: threading.Thread, watchdog: BrokerWatchdog) -> type:
     class SupervisorStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery ships no types
         """Starts the supervisor after the worker's pool, and stops it with the worker.
 
@@ -68,29 +68,29 @@ def _step(supervisor: Supervisor, work: threading.Thread, probe: Probe) -> type:
 
         def start(self, parent: Any) -> None:  # noqa: ANN401 - celery's hook
             del parent
-            work.start()
-            probe.start()
+            supervisor_thread.start()
+            watchdog.start()
 
         def stop(self, parent: Any) -> None:  # noqa: ANN401 - celery's hook
             del parent
-            probe.stop()
+            watchdog.stop()
             supervisor.stop()
-            work.join()
+            supervisor_thread.join()
 
     return SupervisorStep
 
 
-def _leave_logging(**_: object) -> None:
+def _keep_own_logging(**_: object) -> None:
     """Do nothing: a connected receiver keeps Celery from replacing our logging configuration."""
 
 
-def _probe(broker_url: str, host: Host, on_deaf: Callable[[], None]) -> Probe:
+def _broker_watchdog(broker_url: str, context: WorkerContext, on_silent: Callable[[], None]) -> BrokerWatchdog:
     ringer = Ringer(broker_url)
-    own = host_queue(host.name)
-    return Probe(
-        lambda: ringer.ping(own),
-        lambda: host.write(lambda session: note_heard(session, host.name)),
-        on_deaf,
-        ping_seconds=host.settings.queue.ping_seconds,
-        deaf_seconds=host.settings.queue.broker_silent_seconds,
+    own_queue = host_queue(context.worker_name)
+    return BrokerWatchdog(
+        lambda: ringer.ping(own_queue),
+        lambda: context.write(lambda session: note_heard(session, context.worker_name)),
+        on_silent,
+        ping_seconds=context.settings.queue.ping_seconds,
+        deaf_seconds=context.settings.queue.broker_silent_seconds,
     )

@@ -14,13 +14,13 @@ from core.errors import StoreUnavailable
 logger = logging.getLogger(__name__)
 
 
-class Probe:
+class BrokerWatchdog:
     """Sends messages to this worker's own queue from a thread, and measures how long none has come back.
 
     Args:
         ping: Sends one; raises OSError if the broker is down, which does not count as a missed ping.
-        note: Records that one came back; may raise StoreUnavailable.
-        on_deaf: Ends the worker.
+        record_ping: Records that one came back; may raise StoreUnavailable.
+        on_silent: Ends the worker.
         ping_seconds: Seconds between messages.
         deaf_seconds: Seconds without a returned message after which the worker is ended; 0: never.
     """
@@ -28,16 +28,16 @@ class Probe:
     def __init__(
         self,
         ping: Callable[[], None],
-        note: Callable[[], None],
-        on_deaf: Callable[[], None],
+        record_ping: Callable[[], None],
+        on_silent: Callable[[], None],
         *,
         ping_seconds: float,
         deaf_seconds: float,
     ) -> None:
-        self._ping, self._note, self._on_deaf = ping, note, on_deaf
-        self._ping_seconds, self._deaf_seconds = ping_seconds, deaf_seconds
-        self._heard_at = time.monotonic()
-        self._heard = threading.Event()
+        self._ping, self._record_ping, self._on_silent = ping, record_ping, on_silent
+        self._ping_seconds, self._broker_silent_seconds = ping_seconds, deaf_seconds
+        self._received_at = time.monotonic()
+        self._received = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
 
@@ -48,47 +48,47 @@ class Probe:
     def stop(self) -> None:
         """Stop sending; does not wait for the thread."""
         self._stopping = True
-        self._heard.set()
+        self._received.set()
 
-    def heard(self) -> None:
+    def ping_received(self) -> None:
         """Record that a message came back; called by the ping task, in a pool thread that must not be kept busy."""
-        self._heard_at = time.monotonic()
-        self._heard.set()
+        self._received_at = time.monotonic()
+        self._received.set()
 
     def _run(self) -> None:
         silent = 0.0
         while not self._stopping:
             try:
-                silent = self._round(silent)
+                silent = self._ping_once(silent)
             except Exception:  # the thread must survive any broker error: nothing restarts it
                 logger.exception("probe_failed")
                 time.sleep(self._ping_seconds)
                 continue
-            if self._deaf_seconds and silent >= self._deaf_seconds and not self._stopping:
-                logger.error("worker_deaf", extra={"silent_seconds": round(time.monotonic() - self._heard_at)})
-                self._on_deaf()
+            if self._broker_silent_seconds and silent >= self._broker_silent_seconds and not self._stopping:
+                logger.error("worker_deaf", extra={"silent_seconds": round(time.monotonic() - self._received_at)})
+                self._on_silent()
                 return
 
-    def _round(self, silent: float) -> float:
+    def _ping_once(self, silent: float) -> float:
         """Send a message and wait for it; return the seconds waited so far without an answer.
 
         Counts the time waited, not clock time: a process resumed from SIGSTOP must get time to receive pings before it
         counts as silent.
         """
-        self._heard.clear()
+        self._received.clear()
         try:
             self._ping()
         except OSError as error:
             logger.info("broker_away", extra={"error": str(error)})
             self._pause(self._ping_seconds)
             return 0.0
-        left = self._deaf_seconds - silent
+        left = self._broker_silent_seconds - silent
         wait = min(self._ping_seconds, left) if left > 0 else self._ping_seconds
         began = time.monotonic()
-        if not self._heard.wait(wait):
+        if not self._received.wait(wait):
             return silent + wait
         try:
-            self._note()
+            self._record_ping()
         except StoreUnavailable:
             logger.debug("not_noted")  # the next one will be
         self._pause(self._ping_seconds - (time.monotonic() - began))
@@ -98,5 +98,5 @@ class Probe:
         """Wait the whole time unless `stop` is called; a late message must not shorten the wait."""
         until = time.monotonic() + seconds
         while not self._stopping and (left := until - time.monotonic()) > 0:
-            self._heard.clear()
-            self._heard.wait(left)
+            self._received.clear()
+            self._received.wait(left)

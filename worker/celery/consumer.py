@@ -26,7 +26,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery ships no type
         handle = super().create_task_handler(*args, **kwargs)
 
         def handle_ours(message: Any) -> None:  # noqa: ANN401 - celery's hook
-            if _is_ours(message):
+            if _is_own_message(message):
                 handle(message)
             else:
                 logger.warning("message_refused")  # its content is not logged
@@ -35,7 +35,7 @@ class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery ships no type
         return handle_ours
 
 
-def _is_ours(message: Any) -> bool:  # noqa: ANN401 - celery's
+def _is_own_message(message: Any) -> bool:  # noqa: ANN401 - celery's
     try:
         headers = message.headers
         args, kwargs, embedded = message.decode()

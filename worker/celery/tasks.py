@@ -16,7 +16,7 @@ from core.notify.local_notifier import Bell
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_ID = 64
+_MAX_ID_LENGTH = 64
 
 
 def register(app: Celery, bell: Bell, heard: Callable[[], None] = lambda: None) -> None:
@@ -43,4 +43,4 @@ def register(app: Celery, bell: Bell, heard: Callable[[], None] = lambda: None) 
 
 
 def _is_id(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= _LONGEST_ID
+    return isinstance(value, str) and 0 < len(value) <= _MAX_ID_LENGTH

@@ -10,19 +10,19 @@ from core.errors import StoreUnavailable
 from core.jobs import maintenance, queries
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import CloudBackend
-from worker.context import Host
+from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
-_TURN = "clouds"
-_TURN_SWEEPS = 3
+_LEASE_NAME = "clouds"
+_LEASE_SWEEPS = 3
 
 
 class CloudSweep:
     """Deletes unowned TPUs from one host."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
 
     def run(self) -> dict[str, int]:
         """Delete TPUs that no job owns, if this host has a ready TPU backend and it is its turn.
@@ -31,31 +31,33 @@ class CloudSweep:
             Number of repairs by kind.
         """
         # A separate turn: the worker whose turn the other repairs are may not reach the cloud.
-        clouds = [name for name in self._host.offered if capabilities_of(name).billed]
-        if not clouds or not self._my_turn():
+        clouds = [name for name in self._context.enabled_backends if capabilities_of(name).billed]
+        if not clouds or not self._is_leader():
             return {}
-        backends = (cast("CloudBackend", self._host.backend(name)) for name in clouds)
-        ready = [backend for backend in backends if backend.unready() is None]
+        backends = (cast("CloudBackend", self._context.backend(name)) for name in clouds)
+        ready = [backend for backend in backends if backend.unavailable_reason() is None]
         try:
-            return {"tpus": sum(backend.remove_strays(self._owned, self._over) for backend in ready)}
+            return {"tpus": sum(backend.remove_orphans(self._is_owned, self._is_finished) for backend in ready)}
         except StoreUnavailable:
             raise
         except Exception:  # a failure here must not prevent the other repairs
             logger.exception("tpus_not_swept")
             return {}
 
-    def _my_turn(self) -> bool:
-        seconds = _TURN_SWEEPS * self._host.settings.worker.sweep_seconds
-        return self._host.write(partial(maintenance.take_turn, name=_TURN, holder=self._host.name, seconds=seconds))
+    def _is_leader(self) -> bool:
+        seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
+        return self._context.write(
+            partial(maintenance.take_turn, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds)
+        )
 
-    def _owned(self, job_id: str, attempt: int) -> bool:
-        job = self._row(job_id)
+    def _is_owned(self, job_id: str, attempt: int) -> bool:
+        job = self._read_job(job_id)
         return job is not None and job.attempt == attempt and job.state in OWNED
 
-    def _over(self, job_id: str) -> bool:
-        job = self._row(job_id)
+    def _is_finished(self, job_id: str) -> bool:
+        job = self._read_job(job_id)
         return job is not None and job.state in TERMINAL
 
-    def _row(self, job_id: str) -> Job | None:
-        with self._host.database.read() as session:
+    def _read_job(self, job_id: str) -> Job | None:
+        with self._context.database.read() as session:
             return queries.row(session, job_id)

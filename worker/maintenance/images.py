@@ -5,20 +5,20 @@ from itertools import chain
 
 from core.jobs.scheduling import image_affinity
 from worker.backends.base import LaunchError
-from worker.context import Host
+from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
 
-class Shelves:
+class ImageSweep:
     """The images of one host, in all of its backends.
 
     Args:
-        host: The backends and the database.
+        context: The backends and the database.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._reported: set[str] | None = None
 
     def report(self) -> None:
@@ -27,18 +27,18 @@ class Shelves:
         Raises:
             StoreUnavailable: The database does not answer.
         """
-        told = [keeper.images() for keeper in self._host.image_keepers()]
-        if None in told:
+        lists = [backend.images() for backend in self._context.image_backends()]
+        if None in lists:
             return
-        images = list(chain.from_iterable(one for one in told if one is not None))
+        images = list(chain.from_iterable(one for one in lists if one is not None))
         if set(images) != self._reported:
-            self._host.write(lambda session: image_affinity.report(session, self._host.host, images))
+            self._context.write(lambda session: image_affinity.report(session, self._context.hostname, images))
             self._reported = set(images)
 
     def prune(self) -> int:
         """Remove images by disk usage and age; return how many."""
         try:
-            return sum(len(keeper.prune_images(everything=False)) for keeper in self._host.image_keepers())
+            return sum(len(backend.prune_images(everything=False)) for backend in self._context.image_backends())
         except LaunchError as error:
             logger.warning("images_not_pruned", extra={"error": str(error)})
             return 0

@@ -17,22 +17,22 @@ from core.jobs import lifecycle, maintenance, metrics, queries
 from core.jobs.scheduling import allocations
 from core.jobs.states import OWNED, TERMINAL
 from core.storage.prune import prune
-from worker.attempt.disk_quota import used_bytes
-from worker.attempt.scratch import Scratch, scratches
+from worker.attempt.disk_quota import measure_used_bytes
+from worker.attempt.scratch import Scratch, list_scratch_folders
 from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Backend, Handle, LaunchError
-from worker.context import Host
+from worker.context import WorkerContext
 from worker.maintenance.cloud import CloudSweep
-from worker.maintenance.images import Shelves
+from worker.maintenance.images import ImageSweep
 
 logger = logging.getLogger(__name__)
 
-_TURN = "sweep"
-_TURN_SWEEPS = 3
+_LEASE_NAME = "sweep"
+_LEASE_SWEEPS = 3
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
-HOST_GONE_SECONDS = 24 * 3600
+HOST_LOST_SECONDS = 24 * 3600
 """A host silent for this long is not expected to return and clean up its attempts."""
-PRUNE_EVERY_SECONDS = 3600.0
+PRUNE_INTERVAL_SECONDS = 3600.0
 PRUNE_SECONDS = 20.0
 """Longest time that deletions by retention policy delay the other repairs; the next sweep continues."""
 
@@ -44,18 +44,18 @@ class Sweep:
     plane must not look like dead hosts.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._strays_in_clouds = CloudSweep(host)
-        self._shelves = Shelves(host)
-        self._lost_after = host.settings.worker.lost_after_seconds
-        self._rung_again = host.settings.worker.renotify_seconds
-        self._trusted_at = time.monotonic() + self._lost_after
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._cloud_sweep = CloudSweep(context)
+        self._image_sweep = ImageSweep(context)
+        self._lost_after = context.settings.worker.lost_after_seconds
+        self._renotify_seconds = context.settings.worker.renotify_seconds
+        self._lost_detection_at = time.monotonic() + self._lost_after
         self._prune_at = 0.0
 
-    def database_was_away(self) -> None:
+    def defer_lost_detection(self) -> None:
         """Wait again before declaring hosts lost: they could not send heartbeats."""
-        self._trusted_at = time.monotonic() + self._lost_after
+        self._lost_detection_at = time.monotonic() + self._lost_after
 
     def run(self, held: set[str]) -> dict[str, int]:
         """Run the repairs of this host and, if it is this worker's turn, those that all hosts share.
@@ -66,58 +66,60 @@ class Sweep:
         Returns:
             Number of repairs by kind.
         """
-        self._shelves.report()
-        self._measure()
+        self._image_sweep.report()
+        self._measure_scratch()
         repaired = {
             "scratch": self._remove_scratch(held),
-            "strays": self._destroy_strays(held),
-            "images": self._shelves.prune(),
-            "uploads": self._host.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
+            "strays": self._destroy_orphans(held),
+            "images": self._image_sweep.prune(),
+            "uploads": self._context.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS),
         }
-        repaired |= self._strays_in_clouds.run()
-        if self._my_turn():
+        repaired |= self._cloud_sweep.run()
+        if self._is_leader():
             repaired |= {
-                "lost_jobs": self._give_up_lost(),
-                "deleted_jobs": self._empty_deleted(),
-                "rung_again": self._host.write(partial(maintenance.ring_again, seconds=self._rung_again)),
-                "gpus": self._host.write(maintenance.free_gpus),
-                "ports": self._host.write(allocations.free_ports),
+                "lost_jobs": self._fail_lost_attempts(),
+                "deleted_jobs": self._remove_deleted_outputs(),
+                "rung_again": self._context.write(partial(maintenance.ring_again, seconds=self._renotify_seconds)),
+                "gpus": self._context.write(maintenance.free_gpus),
+                "ports": self._context.write(allocations.free_ports),
                 "retention": self._prune(),
             }
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
-            self._host.write(partial(maintenance.note, worker=self._host.name, repaired=repaired))
+            self._context.write(partial(maintenance.note, worker=self._context.worker_name, repaired=repaired))
         return repaired
 
-    def _measure(self) -> None:
+    def _measure_scratch(self) -> None:
         """Measure the disk space of this host's attempts, if they have a joint quota."""
-        if self._host.settings.disk.host_mb and self._host.attempts.is_dir():
-            used = used_bytes([self._host.attempts], threading.Event())
-            self._host.attempts_bytes = self._host.attempts_bytes if used is None else used
+        if self._context.settings.disk.host_mb and self._context.scratch_root.is_dir():
+            used = measure_used_bytes([self._context.scratch_root], threading.Event())
+            self._context.scratch_bytes = self._context.scratch_bytes if used is None else used
 
-    def _my_turn(self) -> bool:
+    def _is_leader(self) -> bool:
         """Take or keep the turn: one worker at a time, replaced by another if it misses a few sweeps."""
-        seconds = _TURN_SWEEPS * self._host.settings.worker.sweep_seconds
-        return self._host.write(partial(maintenance.take_turn, name=_TURN, holder=self._host.name, seconds=seconds))
-
-    def _give_up_lost(self) -> int:
-        """Give up attempts whose host sent no heartbeat for `lost_after` seconds; they may be retried elsewhere."""
-        if time.monotonic() < self._trusted_at:
-            return 0
-        silent = select(Job).where(
-            Job.state.in_(OWNED), Job.heartbeat_at < now(-self._lost_after), Job.host != self._host.host
+        seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
+        return self._context.write(
+            partial(maintenance.take_turn, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds)
         )
-        with self._host.database.read() as session:
-            jobs = list(session.scalars(silent))
-        return sum(self._give_up(job) for job in jobs)
 
-    def _give_up(self, job: Job) -> bool:
+    def _fail_lost_attempts(self) -> int:
+        """Give up attempts whose host sent no heartbeat for `lost_after` seconds; they may be retried elsewhere."""
+        if time.monotonic() < self._lost_detection_at:
+            return 0
+        lost = select(Job).where(
+            Job.state.in_(OWNED), Job.heartbeat_at < now(-self._lost_after), Job.host != self._context.hostname
+        )
+        with self._context.database.read() as session:
+            jobs = list(session.scalars(lost))
+        return sum(self._fail_lost(job) for job in jobs)
+
+    def _fail_lost(self, job: Job) -> bool:
         detail = f"{self._lost_after / 60:.0f} minutes"
         try:
-            self._host.write(lambda session: lifecycle.give_up(session, job, "worker_lost", detail))
+            self._context.write(lambda session: lifecycle.give_up(session, job, "worker_lost", detail))
         except LeaseLost:
             return False  # the host came back
-        AttemptSpans(job).closed(job, "worker_lost")
+        AttemptSpans(job).emit_run(job, "worker_lost")
         logger.warning("job_given_up", extra=job.log_context())
         return True
 
@@ -129,50 +131,50 @@ class Sweep:
         scratch folder.
         """
         count = 0
-        for job_id, attempt in scratches(self._host.attempts):
-            if job_id in held or not self._over(job_id, attempt):
+        for job_id, attempt in list_scratch_folders(self._context.scratch_root):
+            if job_id in held or not self._is_finished(job_id, attempt):
                 continue
-            scratch = self._host.scratch(job_id, attempt)
-            if self._destroyed(scratch.name) and not self._host.settings.worker.keep_scratch:
-                count += _removed(scratch)
+            scratch = self._context.scratch(job_id, attempt)
+            if self._destroy_attempt(scratch.name) and not self._context.settings.worker.keep_scratch:
+                count += _remove_scratch_folder(scratch)
         return count
 
-    def _destroy_strays(self, held: set[str]) -> int:
+    def _destroy_orphans(self, held: set[str]) -> int:
         """Destroy what runs without a scratch folder: it was removed, or a late start came after its removal."""
-        strays = [
+        orphans = [
             (backend, handle)
-            for backend, handle in self._found() or ()
+            for backend, handle in self._list_handles() or ()
             if handle["job_id"] not in held
-            and not self._host.scratch(handle["job_id"], handle["attempt"]).root.exists()
-            and self._over(handle["job_id"], handle["attempt"])
+            and not self._context.scratch(handle["job_id"], handle["attempt"]).root.exists()
+            and self._is_finished(handle["job_id"], handle["attempt"])
         ]
-        return sum(self._end(backend, handle) for backend, handle in strays)
+        return sum(self._destroy(backend, handle) for backend, handle in orphans)
 
-    def _over(self, job_id: str, attempt: int) -> bool:
-        with self._host.database.read() as session:
+    def _is_finished(self, job_id: str, attempt: int) -> bool:
+        with self._context.database.read() as session:
             job = queries.row(session, job_id)
             if job is None or (job.attempt == attempt and job.state in OWNED):
                 return False
-            here = self._host.host
-            return not queries.belongs_elsewhere(session, job_id, attempt, here, seconds=HOST_GONE_SECONDS)
+            hostname = self._context.hostname
+            return not queries.belongs_elsewhere(session, job_id, attempt, hostname, seconds=HOST_LOST_SECONDS)
 
-    def _destroyed(self, name: str) -> bool:
+    def _destroy_attempt(self, name: str) -> bool:
         """Destroy what still runs of an attempt; return whether nothing is left."""
-        found = self._found()
+        found = self._list_handles()
         if found is None:
             return False
-        return all(self._end(backend, handle) for backend, handle in found if handle["name"] == name)
+        return all(self._destroy(backend, handle) for backend, handle in found if handle["name"] == name)
 
-    def _found(self) -> list[tuple[Backend, Handle]] | None:
+    def _list_handles(self) -> list[tuple[Backend, Handle]] | None:
         """List the handles of this host's backends; None if a backend does not answer."""
         try:
-            backends = [self._host.backend(name) for name in self._host.offered]
+            backends = [self._context.backend(name) for name in self._context.enabled_backends]
             return [(backend, handle) for backend in backends for handle in backend.list_owned()]
         except LaunchError as error:
             logger.warning("strays_not_listed", extra={"error": str(error)})
             return None
 
-    def _end(self, backend: Backend, handle: Handle) -> bool:
+    def _destroy(self, backend: Backend, handle: Handle) -> bool:
         try:
             backend.destroy(handle)
         except LaunchError:
@@ -180,29 +182,31 @@ class Sweep:
             return False
         return True
 
-    def _empty_deleted(self) -> int:
+    def _remove_deleted_outputs(self) -> int:
         """Remove the logs, artifacts and metrics of deleted jobs; their rows stay."""
-        over = select(Job).where(Job.deleted_at.is_not(None), Job.state.in_(TERMINAL), Job.artifacts_state != "removed")
-        with self._host.database.read() as session:
-            jobs = list(session.scalars(over))
+        deleted = select(Job).where(
+            Job.deleted_at.is_not(None), Job.state.in_(TERMINAL), Job.artifacts_state != "removed"
+        )
+        with self._context.database.read() as session:
+            jobs = list(session.scalars(deleted))
         for job in jobs:
-            self._host.logs.remove(job.id)
-            self._host.artifacts.remove(job.id)
-            metrics.remove(self._host.database, job.id)
-            self._host.write(partial(lifecycle.mark_emptied, job_id=job.id))
+            self._context.logs.remove(job.id)
+            self._context.artifacts.remove(job.id)
+            metrics.remove(self._context.database, job.id)
+            self._context.write(partial(lifecycle.mark_emptied, job_id=job.id))
         return len(jobs)
 
     def _prune(self) -> int:
         """Delete expired logs, artifacts and archives, once an hour; return how many."""
         if time.monotonic() < self._prune_at:
             return 0
-        report = prune(self._host, seconds=PRUNE_SECONDS)
+        report = prune(self._context, seconds=PRUNE_SECONDS)
         if not report.more:
-            self._prune_at = time.monotonic() + PRUNE_EVERY_SECONDS
+            self._prune_at = time.monotonic() + PRUNE_INTERVAL_SECONDS
         return report.total.count
 
 
-def _removed(scratch: Scratch) -> bool:
+def _remove_scratch_folder(scratch: Scratch) -> bool:
     """Remove a scratch folder; return False on failure, which must not prevent the other repairs."""
     try:
         scratch.remove()

@@ -34,7 +34,7 @@ _CHECK_SECONDS = 0.5
 _MEASURE_SHARE = 20
 """The folder is measured again after this multiple of the time that measuring took: a large one less often."""
 _START_SECONDS = 30.0
-_KEPT_BYTES = 64 * 1024
+_MAX_OUTPUT_BYTES = 64 * 1024
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin")
 _CONFIGURATION = ("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/alternatives", "/etc/ld.so.cache")
 
@@ -64,7 +64,7 @@ class Limits:
     folder_files: int
 
 
-class Done(NamedTuple):
+class SandboxResult(NamedTuple):
     """Exit code of a finished program, and the end of its output."""
 
     code: int
@@ -92,7 +92,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         tunnel: Tunnel | None = None,
         check: Callable[[], None] = lambda: None,
-    ) -> Done:
+    ) -> SandboxResult:
         """Run a program in a folder, and kill all processes that it leaves.
 
         Args:
@@ -110,10 +110,10 @@ class Sandbox:
             raise SandboxError(f"there is no sandbox, and GRADIENT_WORKER__SANDBOX=require: {self.problem}")
         given = {"PATH": _PATH, "HOME": "/nonexistent", "LC_ALL": "C"} | dict(env or {})
         if self.problem:
-            return self._plain(command, folder, limits, given, tunnel, check)
-        return self._contained(command, folder, limits, given, tunnel, check)
+            return self._run_plain(command, folder, limits, given, tunnel, check)
+        return self._run_sandboxed(command, folder, limits, given, tunnel, check)
 
-    def _plain(
+    def _run_plain(
         self,
         command: Sequence[str],
         folder: Path,
@@ -121,16 +121,16 @@ class Sandbox:
         env: dict[str, str],
         tunnel: Tunnel | None,
         check: Callable[[], None],
-    ) -> Done:
+    ) -> SandboxResult:
         if tunnel is not None:
             listener = socket.create_server(("127.0.0.1", 0))
             env["ALL_PROXY"] = f"socks5h://127.0.0.1:{listener.getsockname()[1]}"
             tunnel.serve(listener)
-        words = [*_entry(str(_ENTRY), -1, -1, ".", limits), *command]
-        with _started(words, env, folder) as process:
+        words = [*_entry_command(str(_ENTRY), -1, -1, ".", limits), *command]
+        with _start_process(words, env, folder) as process:
             return _wait(process, folder, limits, check)
 
-    def _contained(
+    def _run_sandboxed(
         self,
         command: Sequence[str],
         folder: Path,
@@ -138,29 +138,29 @@ class Sandbox:
         env: dict[str, str],
         tunnel: Tunnel | None,
         check: Callable[[], None],
-    ) -> Done:
+    ) -> SandboxResult:
         ours, theirs = socket.socketpair()
         out = theirs.fileno() if tunnel is not None else -1
         uid = _NOBODY if os.geteuid() == 0 else -1
         if tunnel is not None:
             env["ALL_PROXY"] = f"socks5h://127.0.0.1:{_PORT}"
-        words = [*_bubblewrap(folder), *_entry("/run/entry.py", out, uid, FOLDER, limits), *command]
-        _give(folder, uid)
+        words = [*_bubblewrap_command(folder), *_entry_command("/run/entry.py", out, uid, FOLDER, limits), *command]
+        _chown_tree(folder, uid)
         try:
-            with ours, _started(words, env, folder, (theirs.fileno(),)) as process:
+            with ours, _start_process(words, env, folder, (theirs.fileno(),)) as process:
                 theirs.close()
                 if tunnel is not None:
-                    tunnel.serve(_received(ours, process))
+                    tunnel.serve(_receive_listener(ours, process))
                 return _wait(process, folder, limits, check)
         finally:
             theirs.close()
-            _give(folder, os.geteuid() if uid >= 0 else -1)
+            _chown_tree(folder, os.geteuid() if uid >= 0 else -1)
 
 
 @cache
 def unavailable() -> str | None:
     """Return the reason that the sandbox does not work here; None if it works."""
-    words = [*_bubblewrap(None), "/usr/bin/env", "true"]
+    words = [*_bubblewrap_command(None), "/usr/bin/env", "true"]
     try:
         done = subprocess.run(  # noqa: S603 - words of ours
             words,
@@ -178,7 +178,7 @@ def unavailable() -> str | None:
     return None if done.returncode == 0 else f"bubblewrap does not work: {' '.join(done.stderr.split())[:300]}"
 
 
-def _bubblewrap(folder: Path | None) -> list[str]:
+def _bubblewrap_command(folder: Path | None) -> list[str]:
     """Return the bubblewrap part of a sandboxed command."""
     words = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
@@ -207,13 +207,13 @@ def _bubblewrap(folder: Path | None) -> list[str]:
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--"]
 
 
-def _entry(program: str, out: int, uid: int, folder: str, limits: Limits) -> list[str]:
+def _entry_command(program: str, out: int, uid: int, folder: str, limits: Limits) -> list[str]:
     most = f"CORE=0,FSIZE={limits.folder_bytes},DATA={limits.memory_bytes},CPU={int(limits.seconds) + 1}"
     python = os.path.realpath(sys.executable)
     return [python, "-I", "-S", program, str(out), str(_PORT), str(uid), folder, most]
 
 
-def _started(
+def _start_process(
     words: Sequence[str], env: Mapping[str, str], folder: Path, passed: tuple[int, ...] = ()
 ) -> "subprocess.Popen[bytes]":
     try:
@@ -231,7 +231,7 @@ def _started(
         raise SandboxError(f"it could not be started: {error}") from error
 
 
-def _received(ours: socket.socket, process: "subprocess.Popen[bytes]") -> socket.socket:
+def _receive_listener(ours: socket.socket, process: "subprocess.Popen[bytes]") -> socket.socket:
     """Receive the listening socket that was created inside the sandbox."""
     ours.settimeout(_START_SECONDS)
     try:
@@ -241,7 +241,7 @@ def _received(ours: socket.socket, process: "subprocess.Popen[bytes]") -> socket
     if descriptors:
         return socket.socket(fileno=descriptors[0])
     _kill(process)
-    said = os.read(_output(process), _KEPT_BYTES).decode(errors="replace")
+    said = os.read(_output(process), _MAX_OUTPUT_BYTES).decode(errors="replace")
     raise SandboxError(f"it could not be started: {' '.join(said.split())[:300]}")
 
 
@@ -251,7 +251,7 @@ def _output(process: "subprocess.Popen[bytes]") -> int:
     return process.stdout.fileno()
 
 
-def _wait(process: "subprocess.Popen[bytes]", folder: Path, limits: Limits, check: Callable[[], None]) -> Done:
+def _wait(process: "subprocess.Popen[bytes]", folder: Path, limits: Limits, check: Callable[[], None]) -> SandboxResult:
     """Read the output until the program ends; only the last part is kept, since the output may be endless."""
     pipe, kept = _output(process), b""
     began = time.monotonic()
@@ -260,10 +260,10 @@ def _wait(process: "subprocess.Popen[bytes]", folder: Path, limits: Limits, chec
         while True:
             check()
             if wait([pipe], _CHECK_SECONDS):
-                block = os.read(pipe, _KEPT_BYTES)
+                block = os.read(pipe, _MAX_OUTPUT_BYTES)
                 if not block:
                     break
-                kept = (kept + block)[-_KEPT_BYTES:]
+                kept = (kept + block)[-_MAX_OUTPUT_BYTES:]
             now = time.monotonic()
             if now - began > limits.seconds:
                 raise SandboxError(f"it was not done within {limits.seconds:g} seconds")
@@ -273,10 +273,10 @@ def _wait(process: "subprocess.Popen[bytes]", folder: Path, limits: Limits, chec
         code = process.wait(_START_SECONDS)
     finally:
         _kill(process)
-        while os.read(pipe, _KEPT_BYTES):  # whatever has it open is being killed
+        while os.read(pipe, _MAX_OUTPUT_BYTES):  # whatever has it open is being killed
             pass
     _check_size(folder, limits)
-    return Done(code, kept.decode(errors="replace"))
+    return SandboxResult(code, kept.decode(errors="replace"))
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -289,7 +289,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 def _check_size(folder: Path, limits: Limits) -> None:
     size = 0
-    for number, (_, status) in enumerate(_below(folder), 1):  # an empty file takes no bytes, but an inode
+    for number, (_, status) in enumerate(_walk(folder), 1):  # an empty file takes no bytes, but an inode
         if number > limits.folder_files:
             raise SandboxError(f"it is more than {limits.folder_files:,} files and folders, which is the limit")
         size += status.st_blocks * 512
@@ -297,18 +297,18 @@ def _check_size(folder: Path, limits: Limits) -> None:
         raise FolderFull(f"it takes more than {limits.folder_bytes:,} bytes of disk")
 
 
-def _give(folder: Path, uid: int) -> None:
+def _chown_tree(folder: Path, uid: int) -> None:
     """Change the owner of a folder with everything in it, and clear setuid bits; -1: do nothing."""
     if uid < 0:
         return
-    for path, status in _below(folder):
+    for path, status in _walk(folder):
         os.chown(path, uid, uid, follow_symlinks=False)
         if stat.S_ISREG(status.st_mode) and status.st_mode & (stat.S_ISUID | stat.S_ISGID):
             path.chmod(status.st_mode & 0o777)
     os.chown(folder, uid, uid)
 
 
-def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Walk everything in a folder without following links; skip what disappears meanwhile."""
     for inner, folders, files in os.walk(folder):
         for name in (*folders, *files):

@@ -28,7 +28,7 @@ class Tunnel:
 
     def __init__(self, connect: Callable[[], socket.socket], silent_seconds: float) -> None:
         self._connect = connect
-        self._silent_seconds = silent_seconds
+        self._idle_timeout_seconds = silent_seconds
         self._ended, self._end = socket.socketpair()
         self._threads: list[threading.Thread] = []
         self.problem: str | None = None
@@ -46,7 +46,7 @@ class Tunnel:
 
     def serve(self, listener: socket.socket) -> None:
         """Serve a listening socket, and close it at the end."""
-        self._threads.append(_started(self._accept, listener))
+        self._threads.append(_start_thread(self._accept, listener))
 
     def _accept(self, listener: socket.socket) -> None:
         relays: list[threading.Thread] = []
@@ -55,7 +55,7 @@ class Tunnel:
                 inside = listener.accept()[0]
                 relays = [relay for relay in relays if relay.is_alive()]
                 if len(relays) < _MAX_CONNECTIONS:
-                    relays.append(_started(self._relay, inside))
+                    relays.append(_start_thread(self._relay, inside))
                 else:
                     inside.close()
         for relay in relays:
@@ -63,17 +63,17 @@ class Tunnel:
 
     def _relay(self, inside: socket.socket) -> None:
         with inside:
-            inside.settimeout(self._silent_seconds)
+            inside.settimeout(self._idle_timeout_seconds)
             try:
-                _greet(inside)
+                _handshake(inside)
                 outside = self._connect()
             except OSError as error:
                 self.problem = f"no connection: {error.strerror or error}"
-                _answer(inside, _REFUSED)
+                _reply(inside, _REFUSED)
                 return
             with outside:
-                outside.settimeout(self._silent_seconds)
-                _answer(inside, _ACCEPTED)
+                outside.settimeout(self._idle_timeout_seconds)
+                _reply(inside, _ACCEPTED)
                 try:
                     self._copy(inside, outside)
                 except OSError as error:
@@ -83,9 +83,9 @@ class Tunnel:
         other = {inside: outside, outside: inside}
         reading = [inside, outside]
         while reading:
-            ready = wait([*reading, self._ended], self._silent_seconds)
+            ready = wait([*reading, self._ended], self._idle_timeout_seconds)
             if not ready:
-                self.problem = f"the server said nothing for {self._silent_seconds:g} seconds"
+                self.problem = f"the server said nothing for {self._idle_timeout_seconds:g} seconds"
                 return
             if self._ended in ready:
                 return
@@ -100,24 +100,24 @@ class Tunnel:
                     other[one].shutdown(socket.SHUT_WR)
 
 
-def _started(run: Callable[[socket.socket], None], given: socket.socket) -> threading.Thread:
+def _start_thread(run: Callable[[socket.socket], None], given: socket.socket) -> threading.Thread:
     thread = threading.Thread(target=run, args=(given,), name="tunnel", daemon=True)
     thread.start()
     return thread
 
 
-def _greet(inside: socket.socket) -> None:
+def _handshake(inside: socket.socket) -> None:
     """Read the first messages of a SOCKS 5 client; the destination that it names is ignored."""
     with inside.makefile("rb", buffering=0) as said:
-        methods = _exactly(said.read, 2)[1]
-        _exactly(said.read, methods)
+        methods = _read_exactly(said.read, 2)[1]
+        _read_exactly(said.read, methods)
         inside.sendall(b"\x05\x00")
-        kind = _exactly(said.read, 4)[3]
-        _exactly(said.read, _ADDRESS_BYTES.get(kind) or _exactly(said.read, 1)[0])
-        _exactly(said.read, 2)
+        kind = _read_exactly(said.read, 4)[3]
+        _read_exactly(said.read, _ADDRESS_BYTES.get(kind) or _read_exactly(said.read, 1)[0])
+        _read_exactly(said.read, 2)
 
 
-def _exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
+def _read_exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
     got = b""
     while len(got) < size:
         more = read(size - len(got))
@@ -127,7 +127,7 @@ def _exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
     return got
 
 
-def _answer(inside: socket.socket, answer: bytes) -> None:
+def _reply(inside: socket.socket, answer: bytes) -> None:
     try:
         inside.sendall(answer)
     except OSError:

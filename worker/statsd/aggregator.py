@@ -15,10 +15,10 @@ from worker.statsd.protocol import COUNTER, Sample
 
 logger = logging.getLogger(__name__)
 
-DROPPED = "statsd_dropped"
+DROPPED_METRIC = "statsd_dropped"
 """The metric that tells a job how many of its values were dropped."""
-ROWS_A_SECOND = 100
-_MANY_ROWS = 100_000
+MAX_ROWS_PER_SECOND = 100
+_RATE_HALVING_ROWS = 100_000
 _MAX_ATTEMPTS = 1000
 _FILE = "metrics.jsonl"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -32,21 +32,21 @@ class Sender(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _AttemptBuffer:
     """Pending metrics of one attempt."""
 
     totals: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
     written: int = 0
     dropped: int = 0
-    _told: int = 0
+    _reported_drops: int = 0
     _second: float = 0.0
     _in_second: int = 0
 
     @property
-    def room(self) -> int:
+    def rows_per_second(self) -> int:
         """Rows accepted per second: the fewer, the more were written, so that they cannot fill the disk."""
-        return max(1, ROWS_A_SECOND >> (self.written // _MANY_ROWS))
+        return max(1, MAX_ROWS_PER_SECOND >> (self.written // _RATE_HALVING_ROWS))
 
     def add(self, sample: Sample) -> None:
         """Add a value to the current row, or to a new one if that row has the metric already."""
@@ -56,7 +56,7 @@ class _Kept:
         value = self.totals.get(sample.name, 0.0) + sample.value if sample.kind == COUNTER else sample.value
         self.totals[sample.name] = value
         if not self.rows or sample.name in self.rows[-1]:
-            if not self.rows or len(self.rows) + self._in_second < self.room:
+            if not self.rows or len(self.rows) + self._in_second < self.rows_per_second:
                 self.rows.append({"time": time.time()})
             else:
                 self.dropped += 1  # the row keeps only the latest value
@@ -66,10 +66,10 @@ class _Kept:
         """Return the rows to write now; none if this second's limit is reached."""
         if now - self._second >= 1:
             self._second, self._in_second = now, 0
-            if self.dropped != self._told:
-                self._told = self.dropped
-                self.rows.append({"time": time.time(), DROPPED: float(self.dropped)})
-        if self._in_second >= self.room:
+            if self.dropped != self._reported_drops:
+                self._reported_drops = self.dropped
+                self.rows.append({"time": time.time(), DROPPED_METRIC: float(self.dropped)})
+        if self._in_second >= self.rows_per_second:
             return []
         rows, self.rows = self.rows, []
         self._in_second += len(rows)
@@ -77,7 +77,7 @@ class _Kept:
         return rows
 
 
-class Collector:
+class Aggregator:
     """Gathers values by attempt, and writes them periodically.
 
     Args:
@@ -86,46 +86,46 @@ class Collector:
 
     def __init__(self, attempts: Path) -> None:
         self._attempts = attempts
-        self._kept: dict[Sender, _Kept] = {}
+        self._buffers: dict[Sender, _AttemptBuffer] = {}
 
     def add(self, sender: Sender, sample: Sample) -> None:
         """Add a sender's value; a value that names another job is dropped and counted."""
-        kept = self._of(sender)
-        if kept is None:
+        buffer = self._buffer_for(sender)
+        if buffer is None:
             return
         if sample.job_id != sender.job_id:
-            kept.dropped += 1
+            buffer.dropped += 1
         else:
-            kept.add(sample)
+            buffer.add(sample)
 
     def drop(self, sender: Sender, count: int) -> None:
         """Count a sender's malformed values."""
-        kept = self._of(sender) if count else None
-        if kept is not None:
-            kept.dropped += count
+        buffer = self._buffer_for(sender) if count else None
+        if buffer is not None:
+            buffer.dropped += count
 
     def flush(self) -> None:
         """Write the gathered values, and forget attempts that are over."""
         now = time.monotonic()
-        for sender, kept in list(self._kept.items()):
-            control = self._control(sender)
+        for sender, buffer in list(self._buffers.items()):
+            control = self._control_folder(sender)
             if not control.is_dir():
-                del self._kept[sender]
-            elif rows := kept.take(now):
-                _append(control, rows)
+                del self._buffers[sender]
+            elif rows := buffer.take(now):
+                _append_rows(control, rows)
 
-    def _of(self, sender: Sender) -> _Kept | None:
-        if sender not in self._kept:
-            if len(self._kept) >= _MAX_ATTEMPTS or not self._control(sender).is_dir():
+    def _buffer_for(self, sender: Sender) -> _AttemptBuffer | None:
+        if sender not in self._buffers:
+            if len(self._buffers) >= _MAX_ATTEMPTS or not self._control_folder(sender).is_dir():
                 return None
-            self._kept[sender] = _Kept()
-        return self._kept[sender]
+            self._buffers[sender] = _AttemptBuffer()
+        return self._buffers[sender]
 
-    def _control(self, sender: Sender) -> Path:
+    def _control_folder(self, sender: Sender) -> Path:
         return self._attempts / f"{sender.job_id}-{sender.attempt}" / "control"
 
 
-def _append(control: Path, rows: list[dict[str, float]]) -> None:
+def _append_rows(control: Path, rows: list[dict[str, float]]) -> None:
     """Append rows to the metrics file, which the job writes too and may have replaced by anything."""
     # On a new line: the job may have left an unfinished one.
     text = "\n" + "".join(json.dumps(row) + "\n" for row in rows)
@@ -134,7 +134,7 @@ def _append(control: Path, rows: list[dict[str, float]]) -> None:
             descriptor = os.open(_FILE, _FLAGS, 0o644, dir_fd=folder)
             try:
                 if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    _hand_over(descriptor, folder)
+                    _chown_to_job(descriptor, folder)
                     os.write(descriptor, text.encode())
             finally:
                 os.close(descriptor)
@@ -142,7 +142,7 @@ def _append(control: Path, rows: list[dict[str, float]]) -> None:
         logger.info("metrics_not_written", exc_info=True)
 
 
-def _hand_over(descriptor: int, folder: int) -> None:
+def _chown_to_job(descriptor: int, folder: int) -> None:
     """Give a newly created file to the user that the job runs as."""
     ours, theirs = os.fstat(descriptor), os.fstat(folder)
     if ours.st_size == 0 and ours.st_uid != theirs.st_uid:

@@ -10,10 +10,10 @@ import socket
 import threading
 import time
 
-from worker.context import Host
-from worker.statsd.aggregator import Collector
+from worker.context import WorkerContext
+from worker.statsd.aggregator import Aggregator
 from worker.statsd.protocol import parse
-from worker.statsd.sender_lookup import Senders, senders_of
+from worker.statsd.sender_lookup import SenderLookup, make_sender_lookup
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +25,11 @@ _FLUSH_SECONDS = 0.5
 _BIND_SECONDS = 5.0
 
 
-class _Bound:
+class _BoundSocket:
     """A socket for one backend's jobs, bound as soon as its address exists."""
 
-    def __init__(self, senders: Senders, port: int) -> None:
-        self.senders = senders
+    def __init__(self, lookup: SenderLookup, port: int) -> None:
+        self.lookup = lookup
         self.socket: socket.socket | None = None
         self._port = port
         self._address: str | None = None
@@ -37,7 +37,7 @@ class _Bound:
 
     def bind(self) -> None:
         """Bind to the address that the jobs send to; if it is in use, try again later."""
-        address = self.senders.listen_at()
+        address = self.lookup.listen_address()
         if address is None or (self.socket is not None and address == self._address):
             return
         self.close()
@@ -72,21 +72,21 @@ class Listener:
     """Receives the metrics that this host's jobs send, until it is stopped.
 
     Args:
-        host: Has the settings, and the names of its backends.
+        context: Has the settings, and the names of its backends.
     """
 
-    def __init__(self, host: Host) -> None:
-        port = host.settings.statsd.port
-        found = (senders_of(name, host.settings) for name in host.offered) if port else ()
-        self._bound = [_Bound(senders, port) for senders in found if senders is not None]
-        self._collector = Collector(host.attempts)
+    def __init__(self, context: WorkerContext) -> None:
+        port = context.settings.statsd.port
+        found = (make_sender_lookup(name, context.settings) for name in context.enabled_backends) if port else ()
+        self._sockets = [_BoundSocket(lookup, port) for lookup in found if lookup is not None]
+        self._aggregator = Aggregator(context.scratch_root)
         self._stopping = threading.Event()
         self._bind_at = self._flush_at = 0.0
         self._thread = threading.Thread(target=self._run, name="statsd", daemon=True)
 
     def start(self) -> None:
         """Start the thread, unless there is nothing to receive."""
-        if self._bound:
+        if self._sockets:
             self._thread.start()
 
     def stop(self) -> None:
@@ -99,46 +99,46 @@ class Listener:
         try:
             while not self._stopping.is_set():
                 try:
-                    self._round()
+                    self._tick()
                 except Exception:  # a bad datagram must not end the thread
                     logger.exception("statsd_failed")
                     self._stopping.wait(1.0)
         finally:
-            self._collector.flush()
-            for bound in self._bound:
+            self._aggregator.flush()
+            for bound in self._sockets:
                 bound.close()
 
-    def _round(self) -> None:
+    def _tick(self) -> None:
         now = time.monotonic()
         if now >= self._bind_at:
-            for bound in self._bound:
+            for bound in self._sockets:
                 bound.bind()
             self._bind_at = now + _BIND_SECONDS
         if now >= self._flush_at:
-            self._collector.flush()
+            self._aggregator.flush()
             self._flush_at = now + _FLUSH_SECONDS
-        by_socket = {bound.socket: bound for bound in self._bound if bound.socket is not None}
+        by_socket = {bound.socket: bound for bound in self._sockets if bound.socket is not None}
         if not by_socket:
             self._stopping.wait(_FLUSH_SECONDS)
             return
         readable, _, _ = select.select(list(by_socket), [], [], _FLUSH_SECONDS)
-        taken = sum(self._take(by_socket[one]) for one in readable)
+        taken = sum(self._receive(by_socket[one]) for one in readable)
         if taken:
-            self._collector.flush()  # at once: the job may end in its next step
+            self._aggregator.flush()  # at once: the job may end in its next step
         if taken >= _BATCH:
             self._stopping.wait(_PAUSE_SECONDS)
 
-    def _take(self, bound: _Bound) -> int:
+    def _receive(self, bound: _BoundSocket) -> int:
         received = bound.receive()
         # At once, for all of them together: a sender may be gone a moment later.
-        senders = bound.senders.who({address for _, address in received})
+        senders = bound.lookup.find_senders({address for _, address in received})
         for data, address in received:
             sender = senders.get(address)
             if sender is None:
                 logger.debug("statsd_sender_unknown", extra={"address": address})
                 continue
             packet = parse(data)
-            self._collector.drop(sender, packet.malformed)
+            self._aggregator.drop(sender, packet.malformed)
             for sample in packet.samples:
-                self._collector.add(sender, sample)
+                self._aggregator.add(sender, sample)
         return len(received)

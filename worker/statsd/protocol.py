@@ -7,9 +7,9 @@ from typing import NamedTuple
 COUNTER = "c"
 _KINDS = frozenset({COUNTER, "g", "ms", "h", "d"})
 _JOB_TAG = "container_name:"
-_OWN = "datadog.dogstatsd.client."
+_CLIENT_METRICS_PREFIX = "datadog.dogstatsd.client."
 """Metrics of the client library about itself, which are ignored."""
-_NOT_METRICS = ("_e{", "_sc|")
+_OTHER_PREFIXES = ("_e{", "_sc|")
 _MAX_NAME = 100
 
 
@@ -35,9 +35,9 @@ def parse(data: bytes) -> Packet:
     samples: list[Sample] = []
     malformed = 0
     for line in data.decode(errors="replace").split("\n"):
-        if not line or line.startswith((_OWN, *_NOT_METRICS)):
+        if not line or line.startswith((_CLIENT_METRICS_PREFIX, *_OTHER_PREFIXES)):
             continue
-        sample = _sample(line)
+        sample = _parse_sample(line)
         if sample is None:
             malformed += 1
         else:
@@ -45,18 +45,18 @@ def parse(data: bytes) -> Packet:
     return Packet(tuple(samples), malformed)
 
 
-def _sample(line: str) -> Sample | None:
+def _parse_sample(line: str) -> Sample | None:
     name, colon, rest = line.partition(":")
     value_text, *fields = rest.split("|")
     if not colon or not fields or fields[0] not in _KINDS:
         return None
     if not name or len(name) > _MAX_NAME or not name.isprintable():
         return None
-    value, rate = _number(value_text), 1.0
+    value, rate = _parse_number(value_text), 1.0
     job_id = ""
     for one in fields[1:]:
         if one.startswith("@"):
-            rate = _number(one[1:]) or 0.0
+            rate = _parse_number(one[1:]) or 0.0
         elif one.startswith("#"):
             job_id = next((tag[len(_JOB_TAG) :] for tag in one[1:].split(",") if tag.startswith(_JOB_TAG)), "")
     if value is None or not 0 < rate <= 1:
@@ -65,7 +65,7 @@ def _sample(line: str) -> Sample | None:
     return Sample(name, fields[0], counted, job_id) if math.isfinite(counted) else None
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         value = float(text)
     except ValueError:

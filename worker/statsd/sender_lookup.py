@@ -26,40 +26,40 @@ from worker.statsd.aggregator import Sender
 Address = tuple[str, int]
 
 LOOPBACK = "127.0.0.1"
-_SCANS_EVERY_SECONDS = 0.2
+_SCAN_INTERVAL_SECONDS = 0.2
 _CLOSED_SECONDS = 2.0
-_TRUSTED_SECONDS = 0.2
+_CACHE_SECONDS = 0.2
 """Shorter than any container's start, so that a reused address is not taken for its previous owner's."""
-_REMEMBERED = 4096
+_MAX_SOCKETS = 4096
 _CONTAINER = re.compile(re.escape(container_name("")) + r"(.+)-(\d+)\Z")
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 
 
-class Senders(Protocol):
+class SenderLookup(Protocol):
     """Maps sender addresses to jobs, for one kind of backend."""
 
-    def listen_at(self) -> str | None:
+    def listen_address(self) -> str | None:
         """Return the address of this host that those jobs send to; None while there is none."""
 
-    def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
+    def find_senders(self, addresses: Collection[Address]) -> dict[Address, Sender]:
         """Map addresses to the jobs that have them now; unknown ones are left out."""
 
 
-class LocalSenders:
+class ProcessSenderLookup:
     """Jobs that are processes of this host."""
 
     def __init__(self, settings: Settings) -> None:
-        self._mark = f"GRADIENT_STORAGE_DIR={settings.root / 'storage'}/".encode()
+        self._environ_prefix = f"GRADIENT_STORAGE_DIR={settings.root / 'storage'}/".encode()
         self._by_inode: dict[int, Sender] = {}
         self._seen: dict[Address, tuple[float, Sender]] = {}
         self._scan_at = 0.0
 
-    def listen_at(self) -> str | None:
-        """See `Senders.listen_at`."""
+    def listen_address(self) -> str | None:
+        """See `SenderLookup.listen_address`."""
         return LOOPBACK
 
-    def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
-        """See `Senders.who`; reads the kernel's table once for all addresses."""
+    def find_senders(self, addresses: Collection[Address]) -> dict[Address, Sender]:
+        """See `SenderLookup.find_senders`; reads the kernel's table once for all addresses."""
         inodes = {address: inode for address, inode in _udp_sockets().items() if address in addresses}
         if not self._by_inode.keys() >= set(inodes.values()):
             self._scan()
@@ -75,25 +75,25 @@ class LocalSenders:
         time.sleep(max(0.0, self._scan_at - time.monotonic()))
         found: dict[int, Sender] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 - no objects for thousands of names
-            if name.isdecimal() and len(found) < _REMEMBERED:
+            if name.isdecimal() and len(found) < _MAX_SOCKETS:
                 with contextlib.suppress(OSError, KeyError, ValueError):
                     sender = self._sender_of(name)
                     if sender is not None:
                         found |= dict.fromkeys(_sockets_of(name), sender)
         self._by_inode = found
-        self._scan_at = time.monotonic() + _SCANS_EVERY_SECONDS
+        self._scan_at = time.monotonic() + _SCAN_INTERVAL_SECONDS
 
     def _sender_of(self, pid: str) -> Sender | None:
         """Return the attempt that a process belongs to; None if it is not a job's."""
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - read for every process at once
             environment = file.read().split(b"\0")
-        if not any(one.startswith(self._mark) for one in environment):
+        if not any(one.startswith(self._environ_prefix) for one in environment):
             return None
         env = dict(one.decode().split("=", 1) for one in environment if one.startswith((b"GRADIENT_J", b"GRADIENT_A")))
         return Sender(env["GRADIENT_JOB_ID"], int(env["GRADIENT_ATTEMPT"]))
 
 
-class ContainerSenders:
+class ContainerSenderLookup:
     """Jobs that are containers on this host's engine."""
 
     def __init__(self, settings: Settings) -> None:
@@ -102,8 +102,8 @@ class ContainerSenders:
         self._seen: dict[str, tuple[float, Sender]] = {}
         self._trusted_until = 0.0
 
-    def listen_at(self) -> str | None:
-        """See `Senders.listen_at`: the gateway of the jobs' network, which is created with the first job."""
+    def listen_address(self) -> str | None:
+        """See `SenderLookup.listen_address`: the gateway of the jobs' network, which is created with the first job."""
         try:
             network = self._inspect()
         except EngineError:
@@ -112,13 +112,13 @@ class ContainerSenders:
         gateway: str | None = configs[0].get("Gateway")
         return gateway
 
-    def who(self, addresses: Collection[Address]) -> dict[Address, Sender]:
-        """See `Senders.who`; the port is ignored, since the address is the container's own."""
+    def find_senders(self, addresses: Collection[Address]) -> dict[Address, Sender]:
+        """See `SenderLookup.find_senders`; the port is ignored, since the address is the container's own."""
         if time.monotonic() >= self._trusted_until or not self._seen.keys() >= {one for one, _ in addresses}:
-            self._ask()
+            self._refresh()
         return {address: self._seen[address[0]][1] for address in addresses if address[0] in self._seen}
 
-    def _ask(self) -> None:
+    def _refresh(self) -> None:
         try:
             found = self._inspect()["Containers"] or {}
         except EngineError:
@@ -128,7 +128,7 @@ class ContainerSenders:
         for one in found.values():
             if attempt := _CONTAINER.match(one["Name"]):
                 self._seen[one["IPv4Address"].partition("/")[0]] = (now, Sender(attempt[1], int(attempt[2])))
-        self._trusted_until = now + _TRUSTED_SECONDS
+        self._trusted_until = now + _CACHE_SECONDS
 
     def _inspect(self) -> dict[str, Any]:
         network: dict[str, Any] = self._engine.call(lambda api: api.inspect_network(self._network))
@@ -163,9 +163,9 @@ def _sockets_of(pid: str) -> list[int]:
     return inodes
 
 
-def senders_of(backend: str, settings: Settings) -> Senders | None:
+def make_sender_lookup(backend: str, settings: Settings) -> SenderLookup | None:
     """Return the lookup for a backend's jobs; None if they run on other machines, and cannot reach this one."""
     can = capabilities_of(backend)
     if not can.sends_metrics:
         return None
-    return ContainerSenders(settings) if can.containers else LocalSenders(settings)
+    return ContainerSenderLookup(settings) if can.containers else ProcessSenderLookup(settings)

@@ -3,13 +3,13 @@
 import pytest
 from support.live_service import a_job
 
-from worker.resource_log import DatabaseLedger
+from worker.resource_log import DatabaseResourceLog
 
 
 @pytest.fixture
 def tpu(client, database):
     job_id = client.post("/jobs", json=a_job(name="on <a> TPU", machineType="TPU")).json()["id"]
-    made = DatabaseLedger(database, "here").intend(
+    made = DatabaseResourceLog(database, "here").record_intent(
         "tpu_queued", f"us-central1-b/gj-{job_id}-1", job_id=job_id, attempt=1
     )
     return job_id, made
@@ -27,12 +27,12 @@ def test_a_tpu_is_shown_until_it_is_gone(person, tpu, database):
     assert "not yet" in asked
     assert "on &lt;a&gt; TPU" in asked
     assert f'href="/ui/jobs/{job_id}"' in asked
-    DatabaseLedger(database, "here").note(made, state="READY", health="HEALTHY", bills=True)
+    DatabaseResourceLog(database, "here").update(made, state="READY", health="HEALTHY", bills=True)
     billed = person.get("/ui/tpus").text
     assert "READY" in billed
     assert "HEALTHY" in billed
     assert "not yet" not in billed
-    DatabaseLedger(database, "here").close(made, gone=True)
+    DatabaseResourceLog(database, "here").record_deletion(made, gone=True)
     assert "nothing bills" in person.get("/ui/tpus").text
 
 

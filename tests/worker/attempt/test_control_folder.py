@@ -19,14 +19,14 @@ from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
 from core.settings import Settings
 from core.settings.worker import MachineSettings
-from worker.attempt.control import Signals
+from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import AttemptRun, run_attempt
-from worker.backends.base import CONTROL, RESERVED
-from worker.context import Host
+from worker.backends.base import CONTROL, RESERVED_FILES
+from worker.context import WorkerContext
 
 pytestmark = pytest.mark.integration
 
-NAMES = (*RESERVED, "start.lock", "log", "metrics.jsonl", "stopping", "out_of_memory", "preempted", "room")
+NAMES = (*RESERVED_FILES, "start.lock", "log", "metrics.jsonl", "stopping", "out_of_memory", "preempted", "room")
 KINDS = {
     "link": 'ln -s "{victim}" "$it"',
     "hard link": 'ln "{victim}" "$it"',
@@ -41,7 +41,7 @@ class World:
 
     def __init__(self, backend: str, settings: Settings, database: Database) -> None:
         self.backend = backend
-        self.host = Host.open(settings, database, name="w1", host="here")
+        self.host = WorkerContext.open(settings, database, worker_name="w1", hostname="here")
         self.victim = settings.root / "victim"
         self.victim.write_text(PRECIOUS)
 
@@ -52,7 +52,7 @@ class World:
         command = f'it={control}/{name}; rm -f "$it"; {put}; echo done >"$GRADIENT_ARTIFACTS_DIR/attacked"; {end}'
         self.host.write(lambda session: self._submit(session, command))
         job = self.host.write(lambda session: claims.claim(session, Offer("w1", "here", (self.backend,))))
-        attempt = AttemptRun(self.host, job, Signals())
+        attempt = AttemptRun(self.host, job, AttemptControl())
         attempt._prepare()
         attempt._launch()
         wait_until((self.host.scratch(job.id, 1).artifacts / "attacked").exists, "the attack")
@@ -97,13 +97,13 @@ def world(request, sqlite_database, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_in_the_control_folder_leads_a_worker_astray_that_takes_up_a_starting_attempt(world, kind):
     """A link there had a file of the host overwritten; a FIFO there held the attempt for ever."""
-    names = NAMES if world.backend == "mock" else ("room", "stopping", *RESERVED)
+    names = NAMES if world.backend == "mock" else ("room", "stopping", *RESERVED_FILES)
     if (world.backend, kind) == ("docker", "hard link"):
         names = ("room",)  # no file of the host is within reach of a hard link: nothing is put there
     jobs = {name: world.launched(kind, name) for name in names}
     adopted, running = world.adopt(), []
     for job in adopted:
-        signals = Signals()
+        signals = AttemptControl()
         thread = threading.Thread(target=run_attempt, args=(world.host, job, signals), daemon=True)
         thread.start()
         running.append((thread, signals))

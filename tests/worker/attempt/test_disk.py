@@ -19,12 +19,12 @@ from core.settings import Settings
 from core.settings.worker import DiskSettings
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
 from worker.attempt import pipeline
-from worker.attempt.control import Signals
-from worker.attempt.disk_quota import used_bytes
-from worker.attempt.monitor import Recorder
+from worker.attempt.control import AttemptControl
+from worker.attempt.disk_quota import measure_used_bytes
+from worker.attempt.monitor import OutputRecorder
 from worker.attempt.outputs import collection_limits
 from worker.attempt.pipeline import run_attempt
-from worker.context import Host
+from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 
 pytestmark = pytest.mark.integration
@@ -43,7 +43,7 @@ def opened(database, tmp_path):
         settings = Settings(home=tmp_path / "home", disk=DiskSettings(**{"check_seconds": 0.1} | limits))
         settings.worker.poll_seconds = settings.worker.heartbeat_seconds = 0.05
         settings.worker.sweep_seconds = 0.1
-        return Host.open(settings, database, name="w1", host="here")
+        return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
 
     return opened
 
@@ -70,7 +70,7 @@ FULL = 'cd "$GRADIENT_{}_DIR"; echo small >a; head -c 8M /dev/urandom >big; echo
 def test_a_job_that_fills_the_disk_is_ended_and_what_fits_is_kept(opened, claim, folder):
     host = opened(job_mb=6)
     job = claim(FULL.format(folder), max_attempts=3, stop_grace=5)
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     ended = row(host, job)
     assert (ended.state, ended.reason) == (JobState.FAILED, "disk_quota")
     assert "of 6 MiB" in ended.reason_detail
@@ -85,7 +85,7 @@ def test_a_worker_that_takes_over_knows_that_the_quota_ended_the_job(opened, cla
     job = claim(
         f"trap '' TERM; {FULL.format('WORKSPACE').removesuffix('sleep 600')}while :; do sleep 0.1; done", stop_grace=600
     )
-    signals = Signals()
+    signals = AttemptControl()
     thread = threading.Thread(target=run_attempt, args=(host, job, signals))
     thread.start()
     control = host.scratch(job.id, 1).control
@@ -97,7 +97,7 @@ def test_a_worker_that_takes_over_knows_that_the_quota_ended_the_job(opened, cla
     )
     host.backend("mock").stop(adopted.handle, grace=False)
     host.settings.disk.job_mb = 0  # it measures nothing itself
-    run_attempt(host, adopted, Signals())
+    run_attempt(host, adopted, AttemptControl())
     assert row(host, job).reason == "disk_quota"
 
 
@@ -107,7 +107,7 @@ def test_blocks_are_measured_and_no_name_twice(tmp_path):
     (tmp_path / "data").write_bytes(os.urandom(4 * MIB))
     os.link(tmp_path / "data", tmp_path / "again")
     (tmp_path / "link").symlink_to("/")
-    used = used_bytes([tmp_path], threading.Event())
+    used = measure_used_bytes([tmp_path], threading.Event())
     assert 4 * MIB <= used < 5 * MIB
 
 
@@ -139,7 +139,7 @@ def test_many_small_holes_are_not_more_than_one_large_one(tmp_path):
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["linked", "copied"])
 def test_collecting_is_stopped_by_who_does_not_want_to_wait(opened, claim, small_disk, monkeypatch, elsewhere):
-    monkeypatch.setattr(collection_limits, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(collection_limits, "_CHECK_SECONDS", 0.0)
     host = opened()
     if elsewhere:
         small_disk(host.settings.root / "artifacts", 64 * MIB)
@@ -152,7 +152,7 @@ def test_collecting_is_stopped_by_who_does_not_want_to_wait(opened, claim, small
         return close(*arguments, **options)
 
     monkeypatch.setattr(host.artifacts, "close", stop_first)
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     ended = row(host, job)
     assert (ended.state, ended.reason, ended.artifacts_state) == (JobState.SUCCEEDED, "completed", "partial")
     page = host.artifacts.list(job.id, 1)
@@ -164,12 +164,12 @@ def test_collecting_is_stopped_by_who_does_not_want_to_wait(opened, claim, small
 def test_output_is_completed_when_a_full_disk_passes_though_the_user_stops_waiting(
     opened, claim, monkeypatch, patience
 ):
-    monkeypatch.setattr(collection_limits, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(collection_limits, "_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(pipeline, "_TEARDOWN_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(pipeline, "_STOPPED_COLLECT_SECONDS", patience)
     host = opened()
     job = claim("echo printed")
-    finish, failures = Recorder.finish, []
+    finish, failures = OutputRecorder.finish, []
 
     def full_at_first(recorder):
         if not failures:
@@ -178,17 +178,17 @@ def test_output_is_completed_when_a_full_disk_passes_though_the_user_stops_waiti
             raise failures[0]
         finish(recorder)
 
-    monkeypatch.setattr(Recorder, "finish", full_at_first)
-    run_attempt(host, job, Signals())
+    monkeypatch.setattr(OutputRecorder, "finish", full_at_first)
+    run_attempt(host, job, AttemptControl())
     assert row(host, job).artifacts_state == ("none" if patience > 0 else "failed"), "it left no artifacts"
 
 
 def test_a_stopped_job_keeps_its_outputs_unless_it_is_stopped_again(opened, claim, monkeypatch):
-    monkeypatch.setattr(collection_limits, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(collection_limits, "_CHECK_SECONDS", 0.0)
     host = opened()
     for again, state in ((False, "complete"), (True, "partial")):
         job = claim('echo left >"$GRADIENT_ARTIFACTS_DIR/left"; echo up; sleep 600')
-        close, signals = host.artifacts.close, Signals()
+        close, signals = host.artifacts.close, AttemptControl()
 
         def closing(*arguments, job=job, close=close, again=again, **options):
             if again:
@@ -211,7 +211,7 @@ def test_artifacts_are_kept_up_to_what_is_left_of_the_projects_quota(opened, cla
     host = opened()
     job = claim('cd "$GRADIENT_ARTIFACTS_DIR"; echo small >a; head -c 2M /dev/urandom >big')
     host.write(lambda session: projects.change(session, job.project_id, {"max_stored_mb": 1}))
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     page = host.artifacts.list(job.id, 1)
     assert (row(host, job).state, page.state) == (JobState.SUCCEEDED, "partial")
     assert ([file.path for file in page.files], [one.path for one in page.skipped]) == (["a"], ["big"])
@@ -241,7 +241,7 @@ def told(host, job):
 
 def test_a_worker_whose_disk_is_full_claims_nothing_and_jobs_say_so(opened, submit, supervised, small_disk):
     host = opened(min_free_mb=2)
-    disk = small_disk(host.attempts, 4 * MIB)
+    disk = small_disk(host.scratch_root, 4 * MIB)
     disk.fill()
     job = submit("true")
     supervised(host)
@@ -257,11 +257,11 @@ def test_a_worker_whose_disk_is_full_claims_nothing_and_jobs_say_so(opened, subm
 
 def test_attempts_that_take_more_than_the_host_gives_keep_others_waiting(opened, submit, supervised):
     host = opened(host_mb=2)
-    left = host.attempts / "somebody"
+    left = host.scratch_root / "somebody"
     left.mkdir(parents=True)
     (left / "data").write_bytes(os.urandom(4 * MIB))
     supervised(host)
-    wait_until(lambda: host.attempts_bytes > 2 * MIB, "the measurement")
+    wait_until(lambda: host.scratch_bytes > 2 * MIB, "the measurement")
     job = submit("true")
     said = wait_until(lambda: (one := told(host, job)) and one.reason == "low_disk" and one, "the reason")
     assert "GRADIENT_DISK__HOST_MB" in said.detail

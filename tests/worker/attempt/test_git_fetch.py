@@ -9,7 +9,7 @@ import pytest
 from support.git_server import GitServer, commit, run_git
 
 from core.settings import Settings
-from worker.attempt.git_fetch import Fetcher
+from worker.attempt.git_fetch import GitFetcher
 from worker.backends.base import LaunchError
 
 pytestmark = pytest.mark.integration
@@ -40,7 +40,7 @@ def server(repository):
 def fetcher(request):
     """With a sandbox, and without."""
     egress = {"schemes": ["https", "http"], "allowed": ["127.0.0.1"]}
-    return Fetcher(Settings(worker={"sandbox": request.param}, egress=egress))
+    return GitFetcher(Settings(worker={"sandbox": request.param}, egress=egress))
 
 
 @pytest.mark.parametrize(("ref", "expected"), [("", "main"), ("#other", "other")])

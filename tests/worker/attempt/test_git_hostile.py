@@ -12,7 +12,7 @@ from support.hostile_hosts import LITERALS, answers
 from core.settings import Settings
 from core.system import egress
 from worker.attempt import git_fetch
-from worker.attempt.git_fetch import Fetcher
+from worker.attempt.git_fetch import GitFetcher
 from worker.backends.base import LaunchError
 
 pytestmark = pytest.mark.integration
@@ -65,7 +65,7 @@ def fetch(request, tmp_path):
     def run(url, login=None, **egress):
         folder = tmp_path / "workspace"
         folder.mkdir()
-        Fetcher(Settings(worker={"sandbox": request.param}, egress=OPEN | egress)).fetch(
+        GitFetcher(Settings(worker={"sandbox": request.param}, egress=OPEN | egress)).fetch(
             url, login, folder, lambda: None
         )
         return folder
@@ -247,7 +247,7 @@ def test_a_server_that_never_answers_is_given_up(answering, tmp_path, released):
     folder.mkdir()
     settings = Settings(worker={"fetch_silent_seconds": 0.5}, egress=OPEN)
     with pytest.raises(LaunchError, match=r"said nothing for 0\.5 seconds"):
-        Fetcher(settings).fetch(f"http://{address}/repo.git", None, folder, lambda: None)
+        GitFetcher(settings).fetch(f"http://{address}/repo.git", None, folder, lambda: None)
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
@@ -265,7 +265,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(answering, tmp_path
     folder.mkdir()
     settings = Settings(worker={"fetch_seconds": 1, "sandbox": mode}, egress=OPEN)
     with pytest.raises(LaunchError, match="not done within 1 seconds"):
-        Fetcher(settings).fetch(f"http://{address}/repo.git", None, folder, lambda: None)
+        GitFetcher(settings).fetch(f"http://{address}/repo.git", None, folder, lambda: None)
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
@@ -276,12 +276,12 @@ def test_a_repository_that_fills_the_disk_is_refused(served, tmp_path, mode):
     folder.mkdir()
     settings = Settings(worker={"sandbox": mode}, egress=OPEN, api={"max_unpacked_bytes": 5_000_000})
     with pytest.raises(LaunchError, match="GRADIENT_API__MAX_UNPACKED_BYTES"):
-        Fetcher(settings).fetch(address, None, folder, lambda: None)
+        GitFetcher(settings).fetch(address, None, folder, lambda: None)
 
 
 def test_a_repository_of_countless_empty_files_is_refused(served_tree, fetch, monkeypatch):
     """One tree that is named again and again: a kilobyte that is sent becomes as many files as there are inodes."""
-    monkeypatch.setattr(git_fetch, "_MOST_FILES", 500)
+    monkeypatch.setattr(git_fetch, "_MAX_FILES", 500)
     with pytest.raises(LaunchError, match="more than 500 files and folders"):
         fetch(served_tree(3, [f"entry-{number}" for number in range(10)]))
 

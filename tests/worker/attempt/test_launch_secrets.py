@@ -14,9 +14,9 @@ from core.security import credentials
 from core.security.credentials import EVERY_PROJECT
 from core.security.encryption import Vault
 from core.settings import Settings
-from worker.attempt.control import Signals
+from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
-from worker.context import Host
+from worker.context import WorkerContext
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def database(sqlite_database: Database):
 
 @pytest.fixture
 def host(database, tmp_path):
-    return Host.open(Settings(home=tmp_path / "home"), database, name="w1", host="here")
+    return WorkerContext.open(Settings(home=tmp_path / "home"), database, worker_name="w1", hostname="here")
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def run(host, submit):
         job = job or submit('printf %s "$TOKEN" | sha256sum', env_vars={"TOKEN": "secret:token"})
         with host.database.write() as session:
             session.execute(update(Job).where(Job.id == job.id).values(run_after=None))
-            claimed = claims.claim(session, host.offer())
+            claimed = claims.claim(session, host.build_offer())
         assert claimed.id == job.id
-        run_attempt(host, claimed, Signals())
+        run_attempt(host, claimed, AttemptControl())
         with host.database.read() as session:
             return queries.row(session, job.id)
 
@@ -63,7 +63,7 @@ def test_a_secret_that_is_gone_ends_the_job_and_names_it(host, run):
     job = run()
     assert (job.state, job.reason, job.exit_code) == (JobState.FAILED, "secret_missing", None)
     assert "TOKEN names the secret token, which is gone" in job.reason_detail
-    assert list(host.attempts.iterdir()) == []
+    assert list(host.scratch_root.iterdir()) == []
 
 
 def test_a_secret_that_cannot_be_read_is_tried_again_and_then_said(host, run):

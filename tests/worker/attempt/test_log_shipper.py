@@ -69,7 +69,7 @@ def test_output_past_the_limit_loses_its_middle_and_says_so(shipped):
 
 
 def test_disk_space_of_shipped_output_is_given_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_shipper, "FREE_BYTES", 1024**2)
+    monkeypatch.setattr(log_shipper, "RELEASE_BYTES", 1024**2)
     shipped = Shipped(tmp_path, max_bytes=1024**3)
     shipped.path.write_bytes(os.urandom(8 * 1024**2))
     before = shipped.path.read_bytes()
@@ -258,8 +258,8 @@ def test_a_reader_keeps_up_with_a_writer(tmp_path):
 
 def test_output_is_safe_on_disk_before_its_source_is_given_back(shipped, monkeypatch):
     done = []
-    monkeypatch.setattr(log_shipper, "FREE_BYTES", 1000)
-    monkeypatch.setattr(log_shipper, "_punch", lambda *_: done.append("freed") or True)
+    monkeypatch.setattr(log_shipper, "RELEASE_BYTES", 1000)
+    monkeypatch.setattr(log_shipper, "_punch_hole", lambda *_: done.append("freed") or True)
     monkeypatch.setattr(log_shipper.LogWriter, "sync", lambda _: done.append("synced"))
     shipped.path.write_bytes(b"x" * 5000)
     shipped.ship(finish=False)

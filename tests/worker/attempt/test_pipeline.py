@@ -19,12 +19,12 @@ from core.jobs.states import JobState
 from core.settings import Settings
 from core.storage.joblogs.writer import LogWriter
 from worker.attempt import pipeline as module
-from worker.attempt.control import Detached, Signals
-from worker.attempt.monitor import Watch
+from worker.attempt.control import AttemptControl, Detached
+from worker.attempt.monitor import JobMonitor
 from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.backends import mock
 from worker.backends.base import read_control
-from worker.context import Host
+from worker.context import WorkerContext
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +36,7 @@ def database(sqlite_database: Database):
 
 @pytest.fixture
 def host(database, tmp_path):
-    return Host.open(Settings(home=tmp_path / "home"), database, name="w1", host="here")
+    return WorkerContext.open(Settings(home=tmp_path / "home"), database, worker_name="w1", hostname="here")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_full_disk_delays_output_and_ends_nothing(host, claim, monkeypatch):
     monkeypatch.setattr(LogWriter, "append", refuse)
     monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
     job = claim("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $i; sleep 0.1; done")
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED
     assert output(host, job) == [str(number) for number in range(1, 13)]
 
@@ -85,8 +85,8 @@ def test_an_attempt_that_is_given_up_keeps_its_output(host, claim, monkeypatch):
         wait_until(lambda: any(host.scratch(job.id, 1).artifacts.iterdir()), "the artifact")
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(Watch, "run", fail)
-    run_attempt(host, job, Signals())
+    monkeypatch.setattr(JobMonitor, "run", fail)
+    run_attempt(host, job, AttemptControl())
     row = ended(host, job)
     assert (row.state, row.reason, row.artifacts_state) == (JobState.FAILED, "internal_error", "complete")
     assert output(host, job) == ["said"]
@@ -94,8 +94,8 @@ def test_an_attempt_that_is_given_up_keeps_its_output(host, claim, monkeypatch):
 
 def test_failures_that_lie_far_apart_are_forgiven(host, claim, monkeypatch):
     monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(module, "_FORGIVEN_SECONDS", -1.0)
-    run, failed = Watch.run, []
+    monkeypatch.setattr(module, "_FAILURE_RESET_SECONDS", -1.0)
+    run, failed = JobMonitor.run, []
 
     def fail(watch):
         if len(failed) < 8:
@@ -103,9 +103,9 @@ def test_failures_that_lie_far_apart_are_forgiven(host, claim, monkeypatch):
             raise RuntimeError("a hiccup")
         return run(watch)
 
-    monkeypatch.setattr(Watch, "run", fail)
+    monkeypatch.setattr(JobMonitor, "run", fail)
     job = claim("true")
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
         f"import signal,sys; signal.signal(15, lambda *_: sys.exit({code})); print('up', flush=True); signal.pause()"
     )
     job = claim(f'exec {sys.executable} -c "{program}"')
-    signals = Signals()
+    signals = AttemptControl()
     attempt = AttemptRun(host, job, signals)
     attempt._start()
     backend, handle = host.backend("mock"), attempt.job.handle
@@ -126,19 +126,19 @@ def test_a_job_that_ends_while_nobody_watches_was_stopped_all_the_same(host, cla
     backend.stop(handle, grace=True)
     signals.detach()
     with pytest.raises(Detached):
-        attempt._watch()
+        attempt._monitor()
     wait_until(lambda: backend.poll(handle), "the job to end")
     (adopted,) = host.write(
         lambda session: lifecycle.adopt(session, "w2", "here", backends=["mock"], stale_seconds=-10)
     )
-    run_attempt(host, adopted, Signals(stop_requested=True))
+    run_attempt(host, adopted, AttemptControl(stop_requested=True))
     row = ended(host, job)
     assert (row.state, row.reason, row.exit_code) == (JobState.CANCELLED, "stopped_by_user", code)
 
 
 def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
     job = claim("sleep 100")
-    attempt = AttemptRun(host, job, Signals())
+    attempt = AttemptRun(host, job, AttemptControl())
     attempt._start()
     backend, handle = host.backend("mock"), attempt.job.handle
     control = host.scratch(job.id, 1).control
@@ -151,8 +151,8 @@ def test_a_job_is_asked_to_end_though_that_cannot_be_noted(host, claim):
 
 def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim):
     job = claim("sleep 100", max_attempts=2)
-    signals = Signals()
-    signals.cut_off_from_record()
+    signals = AttemptControl()
+    signals.report_contact_lost()
     run_attempt(host, job, signals)
     with host.database.read() as session:
         (attempt,) = queries.attempts(session, job.id)
@@ -165,7 +165,7 @@ def test_a_job_finds_its_gpus_in_its_environment(host, database, submit):
     submit('echo "$GRADIENT_GPUS"', machine="V100")
     with database.write() as session:
         job = claims.claim(session, Offer("w1", "here", ("mock",), gpus=("3",)))
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     assert output(host, job) == ["3"]
 
 
@@ -182,7 +182,7 @@ def test_what_is_kept_of_each_attempt_is_noted_when_it_is_closed(host, submit):
             session.execute(update(Job).values(run_after=None))
         claimed = host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",))))
         assert claimed.attempt == number
-        run_attempt(host, claimed, Signals())
+        run_attempt(host, claimed, AttemptControl())
     rows = attempts(host, job)
     assert [row.artifact_bytes for row in rows] == [5, 10]
     assert rows[0].log_bytes == len("attempt 1\n")
@@ -191,7 +191,7 @@ def test_what_is_kept_of_each_attempt_is_noted_when_it_is_closed(host, submit):
 
 def test_an_attempt_that_never_began_keeps_nothing(host, claim):
     job = claim("true", env_vars={"MOCK_START_FAILURE": "no machine"})
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     (row,) = attempts(host, job)
     assert (row.log_bytes, row.artifact_bytes) == (0, 0)
 
@@ -216,7 +216,7 @@ def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, cla
 
     monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(lifecycle, "started", refuse)
-    attempt = AttemptRun(host, job, Signals())
+    attempt = AttemptRun(host, job, AttemptControl())
     attempt._start()
     assert away
     assert output(host, job) == ["said"]
@@ -225,10 +225,10 @@ def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, cla
 
 def test_the_command_begins_in_the_folder_it_asks_for(host, claim):
     job = claim('mkdir -p sub/deep; mv sub "$GRADIENT_STORAGE_DIR/sub"; pwd')
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     assert output(host, job)[0].endswith("/workspace")
     job = claim("pwd", working_dir="sub", max_attempts=1)
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     assert (ended(host, job).reason, ended(host, job).reason_detail) == (
         "no_working_dir",
         "the workspace has no folder sub",
@@ -240,7 +240,7 @@ def test_a_working_directory_is_a_folder_of_the_workspace(host, claim, asked):
     job = claim('pwd; echo "$GRADIENT_WORKSPACE_DIR"', working_dir=asked)
     workspace = host.scratch(job.id, 1).workspace
     (workspace / "sub" / "deep").mkdir(parents=True)
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     assert output(host, job) == [f"{workspace}/sub/deep", str(workspace)]
 
 
@@ -249,25 +249,25 @@ def test_a_working_directory_that_leads_out_is_refused(host, claim, tmp_path):
     workspace = host.scratch(job.id, 1).workspace
     workspace.mkdir(parents=True)
     (workspace / "out").symlink_to(tmp_path)
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     assert ended(host, job).reason_detail == "out leads out of the workspace"
     assert output(host, job) == []
 
 
 def test_shared_memory_that_this_computer_has_not_is_refused(host, claim):
     job = claim("true", shared_mem_mb=2**26)
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     row = ended(host, job)
     assert (row.reason, "and the job asks for 67,108,864" in row.reason_detail) == ("option_refused", True)
     job = claim("true", shared_mem_mb=1)
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     assert ended(host, job).state is JobState.SUCCEEDED
 
 
 def test_the_most_that_an_attempt_used_is_kept(host, claim):
     host.settings.worker.sample_seconds = 1.0
     job = claim(f"{sys.executable} -c 'import time; a = bytearray(80_000_000); time.sleep(2.5)'")
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     (row,) = attempts(host, job)
     assert row.peak_memory_bytes > 80_000_000
     assert row.peak_cpu_percent >= row.mean_cpu_percent >= 0
@@ -280,7 +280,7 @@ def test_the_most_that_an_attempt_used_is_kept(host, claim):
 def test_what_cannot_build_images_says_so_and_runs_nothing(host, claim):
     """The service refuses such jobs; one may have been submitted before its settings changed."""
     job = claim("echo ran", use_dockerfile=True, workspace_sha256=None)
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     row = ended(host, job)
     assert (row.state, row.reason, row.exit_code) == (JobState.FAILED, "image_build", None)
     assert output(host, job) == []
@@ -302,7 +302,7 @@ class TestOverPostgresql:
         monkeypatch.setattr(module, "_FAILURE_PAUSE_SECONDS", 0.01)
         job = claim("echo done")
         backends = EndedBackends(database, 8)
-        run_attempt(host, job, Signals())
+        run_attempt(host, job, AttemptControl())
         assert (ended(host, job).state, backends.left) == (JobState.SUCCEEDED, 0)
         assert "attempt_failed" not in caplog.text
 
@@ -310,15 +310,17 @@ class TestOverPostgresql:
 def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host, claim, small_disk, monkeypatch):
     """The file system has no name left for the wrapper's lock: the command never began."""
     monkeypatch.setattr(mock, "_NEVER_STARTED_SECONDS", 0.5)
-    disk = small_disk(host.attempts, 1024**2)
+    disk = small_disk(host.scratch_root, 1024**2)
     job = claim("echo ran", max_attempts=1)
-    attempt = AttemptRun(host, job, Signals())
+    attempt = AttemptRun(host, job, AttemptControl())
     attempt._prepare()
     disk.exhaust()
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     assert (ended(host, job).state, ended(host, job).machine_faults) == (JobState.QUEUED, 1)
     disk.relieve()
     with host.database.write() as session:
         session.execute(update(Job).values(run_after=None))
-    run_attempt(host, host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",)))), Signals())
+    run_attempt(
+        host, host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",)))), AttemptControl()
+    )
     assert (ended(host, job).state, output(host, job)) == (JobState.SUCCEEDED, ["ran"])

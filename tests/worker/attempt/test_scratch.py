@@ -12,7 +12,7 @@ from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.store import DirectoryStore
 from core.storage.workspaces import WorkspaceStore
-from worker.attempt.git_fetch import Fetcher
+from worker.attempt.git_fetch import GitFetcher
 from worker.attempt.scratch import Scratch
 from worker.backends.base import LaunchError
 
@@ -45,13 +45,13 @@ def test_no_secret_of_an_address_is_told_when_it_cannot_be_fetched(tmp_path, for
     scratch = Scratch(tmp_path / "attempts", "j1", 1)
     scratch.root.mkdir(parents=True)
     spec = JobSpec(machine_type="CPU", command="true", workspace=f"http://{user}@{forbidding}/repo.git")
-    fetcher = Fetcher(Settings(egress={"schemes": ["http"], "allowed": ["127.0.0.1"]}))
+    fetcher = GitFetcher(Settings(egress={"schemes": ["http"], "allowed": ["127.0.0.1"]}))
 
     def fetch(folder):
         return fetcher.fetch(spec.workspace, None, folder, lambda: None)
 
     with pytest.raises(LaunchError) as caught:
-        scratch.fill(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), fetch)
+        scratch.unpack_workspace(spec, WorkspaceStore(tmp_path / "workspaces"), ArchiveLimits(), fetch)
     assert caught.value.reason == "workspace_fetch"
     assert forbidding in caught.value.detail
     assert "hunter2" not in caught.value.detail

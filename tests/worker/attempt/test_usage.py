@@ -3,14 +3,14 @@
 import pytest
 
 from core.db.models.jobs import Attempt
-from worker.attempt.usage import Peaks, Sampling
+from worker.attempt.usage import UsageSampler, UsageTotals
 
 HOURS = 3600
 
 
 def watched(seconds, values, *, every=2.0):
     """Rows of a job that was sampled for so long, by the second they came at, and its sampling."""
-    sampling, rows, at = Sampling(Peaks(), every, 0.0), {}, 0.0
+    sampling, rows, at = UsageSampler(UsageTotals(), every, 0.0), {}, 0.0
     while at < seconds:
         at += every
         row = sampling.add(at, values(at))
@@ -26,12 +26,12 @@ def test_a_job_of_a_day_leaves_some_rows_and_misses_no_peak():
     assert 1000 < len(rows) < 2000
     gaps = [later - earlier for earlier, later in zip(rows, list(rows)[1:], strict=False)]
     assert (min(gaps), max(gaps)) == (2.0, pytest.approx(240, abs=4))
-    assert sampling.peaks.columns()["peak_memory_bytes"] == 9_000_000_000
+    assert sampling.totals.columns()["peak_memory_bytes"] == 9_000_000_000
     assert max(row["memory_bytes"] for row in rows.values()) == 9e9, "the chart shows it, too"
 
 
 def test_a_row_tells_of_all_samples_since_the_last():
-    sampling = Sampling(Peaks(), 1.0, 0.0)
+    sampling = UsageSampler(UsageTotals(), 1.0, 0.0)
     sampling.add(601.0, {"cpu_percent": 100.0})  # from here on a row every two seconds
     assert sampling.add(602.0, {"cpu_percent": 0.0, "memory_bytes": 5.0, "gpu0_watts": 100.0}) is None
     assert sampling.add(603.0, {"cpu_percent": 50.0, "memory_bytes": 2.0, "gpu0_watts": 300.0}) == {
@@ -39,13 +39,13 @@ def test_a_row_tells_of_all_samples_since_the_last():
         "memory_bytes": 5.0,
         "gpu0_watts": 200.0,
     }
-    assert sampling.rest() is None
+    assert sampling.flush() is None
     sampling.add(604.0, {"memory_bytes": 7.0})
-    assert sampling.rest() == {"memory_bytes": 7.0}, "what is left at the end is not lost"
+    assert sampling.flush() == {"memory_bytes": 7.0}, "what is left at the end is not lost"
 
 
 def test_means_go_by_time_and_gpus_count_together():
-    peaks = Peaks()
+    peaks = UsageTotals()
     peaks.add({"cpu_percent": 100.0, "gpu0_percent": 80.0, "gpu1_percent": 0.0, "gpu0_memory_bytes": 3.0}, 30.0)
     peaks.add({"cpu_percent": 0.0, "gpu0_percent": 0.0, "gpu1_percent": 0.0, "gpu1_memory_bytes": 4.0}, 10.0)
     columns = peaks.columns()
@@ -56,18 +56,18 @@ def test_means_go_by_time_and_gpus_count_together():
 
 
 def test_the_next_worker_goes_on_where_the_last_one_left():
-    whole, first = Peaks(), Peaks()
+    whole, first = UsageTotals(), UsageTotals()
     for seconds, percent in ((10.0, 100.0), (30.0, 20.0)):
         whole.add({"cpu_percent": percent, "memory_bytes": percent}, seconds)
     first.add({"cpu_percent": 100.0, "memory_bytes": 100.0}, 10.0)
-    second = Peaks.of(Attempt(**first.columns()))
+    second = UsageTotals.of(Attempt(**first.columns()))
     second.add({"cpu_percent": 20.0, "memory_bytes": 20.0}, 30.0)
     assert second.columns() == whole.columns()
-    assert Peaks.of(None).columns() == Peaks.of(Attempt()).columns() == {}
+    assert UsageTotals.of(None).columns() == UsageTotals.of(Attempt()).columns() == {}
 
 
 def test_a_time_in_which_nobody_watched_counts_little():
-    sampling = Sampling(Peaks(), 2.0, 0.0)
+    sampling = UsageSampler(UsageTotals(), 2.0, 0.0)
     sampling.add(2.0, {"cpu_percent": 0.0})
     sampling.add(20 * HOURS, {"cpu_percent": 100.0})
-    assert sampling.peaks.seconds == 62.0
+    assert sampling.totals.seconds == 62.0

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.backend_place import Place
 from support.deployment import wait_until
-from support.fake_clouds import MemoryLedger, simulated, tpu_settings
+from support.fake_clouds import MemoryResourceLog, simulated, tpu_settings
 
 from core.catalogue.backends import BACKENDS
 from worker.attempt.scratch import Scratch
@@ -29,7 +29,7 @@ def place(request, tmp_path):
             options["docker"] = request.getfixturevalue("docker_server").settings()
         if request.param == "tpu":
             tpu = tpu_settings(stack.enter_context(simulated()))
-            options |= {"tpu": tpu, "ledger": MemoryLedger(), "machine_type": "TPU"}
+            options |= {"tpu": tpu, "ledger": MemoryResourceLog(), "machine_type": "TPU"}
         place = Place(request.param, tmp_path, **options)
         yield place
         place.clear()

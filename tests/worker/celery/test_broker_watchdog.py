@@ -6,7 +6,7 @@ import pytest
 from support.deployment import wait_until
 
 from core.errors import StoreUnavailable
-from worker.celery.broker_watchdog import Probe
+from worker.celery.broker_watchdog import BrokerWatchdog
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def probing():
 
     def start(ping, *, note=lambda: None, deaf_seconds=0.05):
         deaf = threading.Event()
-        probe = Probe(lambda: ping(probe), note, deaf.set, ping_seconds=0.01, deaf_seconds=deaf_seconds)
+        probe = BrokerWatchdog(lambda: ping(probe), note, deaf.set, ping_seconds=0.01, deaf_seconds=deaf_seconds)
         probes.append(probe)
         probe.start()
         return deaf, probe
@@ -40,7 +40,7 @@ def away(_):
 
 def test_a_worker_that_hears_itself_is_not_deaf(probing):
     pings, noted = [], []
-    deaf, _ = probing(counted(pings, Probe.heard), note=lambda: noted.append(1), deaf_seconds=5)
+    deaf, _ = probing(counted(pings, BrokerWatchdog.ping_received), note=lambda: noted.append(1), deaf_seconds=5)
     wait_until(lambda: len(pings) > 20, "pings")
     assert not deaf.is_set()
     assert len(noted) >= 20
@@ -72,6 +72,6 @@ def test_a_database_that_is_away_makes_nobody_deaf(probing, error):
     def fail():
         raise error
 
-    deaf, _ = probing(counted(pings, Probe.heard), note=fail, deaf_seconds=5)
+    deaf, _ = probing(counted(pings, BrokerWatchdog.ping_received), note=fail, deaf_seconds=5)
     wait_until(lambda: len(pings) > 5, "pings")
     assert not deaf.is_set()

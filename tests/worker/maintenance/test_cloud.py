@@ -10,9 +10,9 @@ from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import Offer
 from core.settings import Settings
-from worker.context import Host
+from worker.context import WorkerContext
 from worker.maintenance.cloud import CloudSweep
-from worker.resource_log import DatabaseLedger
+from worker.resource_log import DatabaseResourceLog
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def simulator():
 @pytest.fixture
 def host(database, simulator, tmp_path):
     settings = Settings(home=tmp_path / "home", tpu=tpu_settings(simulator))
-    return Host.open(settings, database, name="w1", host="here")
+    return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def lost(database, submit, simulator):
     with database.write() as session:
         job = claims.claim(session, Offer("other", "gone", ("mock",)))
     name = f"gj-{job.id}-1"
-    ledger = DatabaseLedger(database, "gone")
-    ledger.intend("tpu_node", f"us-central1-b/{name}", job_id=job.id, attempt=1)
+    ledger = DatabaseResourceLog(database, "gone")
+    ledger.record_intent("tpu_node", f"us-central1-b/{name}", job_id=job.id, attempt=1)
     labels = {"gradient-jobs": ledger.installation(), "gradient-job": job.id, "gradient-attempt": "1"}
     simulator.cloud.create_node("projects/simulated/locations/us-central1-b", name, {"labels": labels})
     return job
@@ -62,15 +62,15 @@ def test_it_is_known_to_be_gone_when_it_is_not_found_any_more(host, database, lo
     give_up(database, lost)
     for _ in range(2):
         CloudSweep(host).run()
-    assert host.ledger.unowned() == []
+    assert host.resource_log.list_orphaned() == []
 
 
 def test_what_is_in_the_cloud_and_in_no_record_is_deleted_unless_a_worker_runs_its_attempt(
     host, database, lost, simulator
 ):
-    ledger = host.ledger
-    for entry in ledger.of_attempt(lost.id, 1):
-        ledger.close(entry, gone=True)
+    ledger = host.resource_log
+    for entry in ledger.list_of_attempt(lost.id, 1):
+        ledger.record_deletion(entry, gone=True)
     assert CloudSweep(host).run() == {"tpus": 0}
     give_up(database, lost)
     assert CloudSweep(host).run() == {"tpus": 1}
@@ -79,7 +79,7 @@ def test_what_is_in_the_cloud_and_in_no_record_is_deleted_unless_a_worker_runs_i
 
 def test_one_worker_at_a_time_sweeps(host, database, lost):
     give_up(database, lost)
-    other = Host.open(host.settings, database, name="w2", host="there")
+    other = WorkerContext.open(host.settings, database, worker_name="w2", hostname="there")
     assert CloudSweep(other).run() == {"tpus": 1}
     assert CloudSweep(host).run() == {}
     with database.write() as session:
@@ -88,5 +88,5 @@ def test_one_worker_at_a_time_sweeps(host, database, lost):
 
 
 def test_where_there_are_no_tpus_none_are_swept(database, tmp_path):
-    host = Host.open(Settings(home=tmp_path / "home"), database, name="w1", host="here")
+    host = WorkerContext.open(Settings(home=tmp_path / "home"), database, worker_name="w1", hostname="here")
     assert CloudSweep(host).run() == {}

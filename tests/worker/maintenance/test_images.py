@@ -6,8 +6,8 @@ from sqlalchemy import select
 from core.db.models.jobs import HostImage
 from core.settings import Settings
 from worker.backends.base import LaunchError
-from worker.context import Host
-from worker.maintenance.images import Shelves
+from worker.context import WorkerContext
+from worker.maintenance.images import ImageSweep
 
 
 class Keeper:
@@ -30,13 +30,13 @@ class Keeper:
 @pytest.fixture
 def keeper(monkeypatch):
     keeper = Keeper()
-    monkeypatch.setattr(Host, "image_keepers", lambda _: [keeper])
+    monkeypatch.setattr(WorkerContext, "image_backends", lambda _: [keeper])
     return keeper
 
 
 @pytest.fixture
 def host(sqlite_database, tmp_path):
-    return Host.open(Settings(home=tmp_path / "home"), sqlite_database, name="w", host="here")
+    return WorkerContext.open(Settings(home=tmp_path / "home"), sqlite_database, worker_name="w", hostname="here")
 
 
 def held(host):
@@ -45,8 +45,10 @@ def held(host):
 
 
 def test_what_is_here_is_told_and_told_again_when_it_changes(host, keeper, monkeypatch):
-    shelves, writes = Shelves(host), []
-    monkeypatch.setattr(Host, "write", lambda self, action, write=Host.write: writes.append(1) or write(self, action))
+    shelves, writes = ImageSweep(host), []
+    monkeypatch.setattr(
+        WorkerContext, "write", lambda self, action, write=WorkerContext.write: writes.append(1) or write(self, action)
+    )
     shelves.report()
     assert held(host) == {("here", "a:1"), ("here", "b:1")}
     keeper.here = ("a:1", "b:1")
@@ -58,7 +60,7 @@ def test_what_is_here_is_told_and_told_again_when_it_changes(host, keeper, monke
 
 
 def test_an_engine_that_does_not_tell_leaves_the_report_as_it_was(host, keeper):
-    shelves = Shelves(host)
+    shelves = ImageSweep(host)
     shelves.report()
     keeper.here = None
     shelves.report()
@@ -66,13 +68,13 @@ def test_an_engine_that_does_not_tell_leaves_the_report_as_it_was(host, keeper):
 
 
 def test_an_engine_that_is_away_is_no_failure_of_the_sweep(host, keeper):
-    assert Shelves(host).prune() == 2
+    assert ImageSweep(host).prune() == 2
     keeper.error = LaunchError("engine_away", "gone")
-    assert Shelves(host).prune() == 0
+    assert ImageSweep(host).prune() == 0
 
 
 def test_a_host_without_an_engine_waits_for_no_image_and_has_none(host):
-    Shelves(host).report()
+    ImageSweep(host).report()
     assert held(host) == set()
-    assert Shelves(host).prune() == 0
-    assert host.offer().image_wait_seconds == 0
+    assert ImageSweep(host).prune() == 0
+    assert host.build_offer().image_wait_seconds == 0

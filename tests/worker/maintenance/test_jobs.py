@@ -10,16 +10,16 @@ from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import Offer
 from core.jobs.states import JobState
 from core.settings import Settings
-from worker.attempt.scratch import Scratch, scratches
-from worker.context import Host
-from worker.maintenance.jobs import HOST_GONE_SECONDS, Sweep
+from worker.attempt.scratch import Scratch, list_scratch_folders
+from worker.context import WorkerContext
+from worker.maintenance.jobs import HOST_LOST_SECONDS, Sweep
 
 
 @pytest.fixture
 def host(database, tmp_path):
     settings = Settings(home=tmp_path / "home")
     settings.worker.lost_after_seconds = 0.0
-    return Host.open(settings, database, name="w1", host="here")
+    return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
 
 
 def claimed(database, submit, host, *, silent=0.0, **spec):
@@ -60,7 +60,7 @@ def test_a_job_that_never_began_on_a_silent_host_waits_for_another(host, databas
 
 def test_only_one_worker_at_a_time_repairs_what_is_everybodys(host, database, submit):
     claimed(database, submit, "gone", silent=1000)
-    other = Host.open(host.settings, database, name="w2", host="elsewhere")
+    other = WorkerContext.open(host.settings, database, worker_name="w2", hostname="elsewhere")
     assert Sweep(other).run(set()).get("lost_jobs") is not None
     assert Sweep(host).run(set()).get("lost_jobs") is None, "it is the other's turn"
     with database.write() as session:
@@ -112,7 +112,7 @@ def test_nobody_is_given_up_just_after_the_start_or_an_outage(host, database, su
     host.settings.worker.lost_after_seconds = 600.0
     sweep = Sweep(host)
     assert sweep.run(set())["lost_jobs"] == 0
-    sweep.database_was_away()
+    sweep.defer_lost_detection()
     assert sweep.run(set())["lost_jobs"] == 0
 
 
@@ -122,7 +122,7 @@ def test_scratch_of_ended_attempts_is_removed_and_of_unknown_jobs_kept(host, dat
     for job_id, attempt in [(alive.id, 1), (alive.id, 0), (held.id, 1), ("jgone", 1)]:
         host.scratch(job_id, attempt).make(host.artifacts)
     assert Sweep(host).run({held.id})["scratch"] == 1
-    assert sorted(scratches(host.attempts)) == sorted([(alive.id, 1), (held.id, 1), ("jgone", 1)])
+    assert sorted(list_scratch_folders(host.scratch_root)) == sorted([(alive.id, 1), (held.id, 1), ("jgone", 1)])
 
 
 def test_scratch_of_another_host_is_its_own_to_clear_up_while_it_lives(host, database, submit):
@@ -133,15 +133,15 @@ def test_scratch_of_another_host_is_its_own_to_clear_up_while_it_lives(host, dat
     swept = Sweep(host).run(set())
     assert (swept["lost_jobs"], swept["scratch"]) == (1, 0)
     with database.write() as session:
-        session.execute(update(Worker).values(seen_at=now(-HOST_GONE_SECONDS - 1)))
+        session.execute(update(Worker).values(seen_at=now(-HOST_LOST_SECONDS - 1)))
     assert Sweep(host).run(set())["scratch"] == 1
-    assert list(scratches(host.attempts)) == []
+    assert list(list_scratch_folders(host.scratch_root)) == []
 
 
 def test_files_that_are_no_scratch_are_left_alone(host, database):
-    (host.attempts / "notes").mkdir(parents=True)
+    (host.scratch_root / "notes").mkdir(parents=True)
     Sweep(host).run(set())
-    assert (host.attempts / "notes").is_dir()
+    assert (host.scratch_root / "notes").is_dir()
     assert database is host.database
 
 
@@ -161,7 +161,7 @@ def test_scratch_is_kept_for_who_asks_for_it(host, database):
     host.settings.worker.keep_scratch = True
     host.scratch("jgone", 1).make(host.artifacts)
     assert Sweep(host).run(set())["scratch"] == 0
-    assert scratches(host.attempts) == [("jgone", 1)]
+    assert list_scratch_folders(host.scratch_root) == [("jgone", 1)]
     assert database is host.database
 
 

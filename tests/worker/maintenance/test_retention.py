@@ -5,7 +5,7 @@ from support.old_jobs import Aging
 
 from core.settings import Settings
 from core.settings.retention import RetentionSettings
-from worker.context import Host
+from worker.context import WorkerContext
 from worker.maintenance import jobs
 from worker.maintenance.jobs import Sweep
 
@@ -13,7 +13,7 @@ from worker.maintenance.jobs import Sweep
 @pytest.fixture
 def host(database, tmp_path):
     settings = Settings(home=tmp_path / "home", retention=RetentionSettings(logs_days=30))
-    return Host.open(settings, database, name="w1", host="here")
+    return WorkerContext.open(settings, database, worker_name="w1", hostname="here")
 
 
 @pytest.fixture

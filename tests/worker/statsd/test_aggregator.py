@@ -4,7 +4,7 @@ import os
 import pytest
 
 from worker.attempt.outputs.log_shipper import MAX_METRIC_NAMES
-from worker.statsd.aggregator import DROPPED, ROWS_A_SECOND, Collector, Sender
+from worker.statsd.aggregator import DROPPED_METRIC, MAX_ROWS_PER_SECOND, Aggregator, Sender
 from worker.statsd.protocol import Sample
 
 SENDER = Sender("j1", 2)
@@ -19,7 +19,7 @@ def control(tmp_path):
 
 @pytest.fixture
 def collector(tmp_path):
-    return Collector(tmp_path)
+    return Aggregator(tmp_path)
 
 
 def written(control):
@@ -60,7 +60,7 @@ def test_nobody_writes_into_another_s_metrics(collector, control, tmp_path):
     collector.drop(SENDER, 3)
     collector.flush()
     assert not (other / "metrics.jsonl").exists()
-    assert written(control) == [{DROPPED: 5.0}]
+    assert written(control) == [{DROPPED_METRIC: 5.0}]
 
 
 def test_a_flood_leaves_few_rows_and_says_how_much_was_dropped(collector, control, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_flood_leaves_few_rows_and_says_how_much_was_dropped(collector, contro
         collector.add(SENDER, gauge("loss", float(number)))
         if number % 100 == 0:
             collector.flush()
-    assert len(written(control)) <= ROWS_A_SECOND + 1
+    assert len(written(control)) <= MAX_ROWS_PER_SECOND + 1
     now[0] += 1
     collector.flush()
     now[0] += 1
@@ -78,7 +78,7 @@ def test_a_flood_leaves_few_rows_and_says_how_much_was_dropped(collector, contro
     rows = written(control)
     assert [row["loss"] for row in rows if "loss" in row][-1] == 4999.0
     taken = len([row for row in rows if "loss" in row])
-    assert [row[DROPPED] for row in rows if DROPPED in row][-1] == 5000.0 - taken
+    assert [row[DROPPED_METRIC] for row in rows if DROPPED_METRIC in row][-1] == 5000.0 - taken
 
 
 def test_there_are_no_more_names_than_a_job_may_have(collector, control):
@@ -108,4 +108,4 @@ def test_an_attempt_that_is_over_is_forgotten(collector, control, tmp_path):
     collector.flush()
     collector.add(SENDER, gauge("loss", 1.0))
     collector.flush()
-    assert (collector._kept, list(tmp_path.rglob("metrics.jsonl"))) == ({}, [])
+    assert (collector._buffers, list(tmp_path.rglob("metrics.jsonl"))) == ({}, [])

@@ -7,10 +7,10 @@ from docker.api.client import APIClient
 from support.backend_place import Place
 
 from core.settings import Settings
-from worker.backends.docker.engine.client import EngineAway
+from worker.backends.docker.engine.client import EngineUnavailable
 from worker.statsd import sender_lookup
 from worker.statsd.aggregator import Sender
-from worker.statsd.sender_lookup import ContainerSenders
+from worker.statsd.sender_lookup import ContainerSenderLookup
 
 ADDRESS = ("172.18.0.2", 40000)
 
@@ -25,7 +25,7 @@ def test_a_container_that_the_engine_does_not_list_yet_is_known_by_its_address(d
         [network] = one["NetworkSettings"]["Networks"].values()
         monkeypatch.setattr(APIClient, "containers", lambda *_, **__: [])
         address = (network["IPAddress"], 40000)
-        assert ContainerSenders(place.settings).who([address]) == {address: Sender(place.job_id, 1)}
+        assert ContainerSenderLookup(place.settings).find_senders([address]) == {address: Sender(place.job_id, 1)}
     finally:
         monkeypatch.undo()
         place.clear()
@@ -38,20 +38,20 @@ def network(monkeypatch):
 
     def inspect(_):
         if attached.get("away"):
-            raise EngineAway("no answer")
+            raise EngineUnavailable("no answer")
         return {"Containers": {name: {"Name": name, "IPv4Address": f"{ip}/16"} for ip, name in attached.items()}}
 
-    monkeypatch.setattr(ContainerSenders, "_inspect", inspect)
+    monkeypatch.setattr(ContainerSenderLookup, "_inspect", inspect)
     return attached
 
 
 @pytest.fixture
 def asked(tmp_path):
-    known = ContainerSenders(Settings(home=tmp_path))
+    known = ContainerSenderLookup(Settings(home=tmp_path))
 
     def ask():
         known._trusted_until = 0.0
-        return known.who([ADDRESS]).get(ADDRESS)
+        return known.find_senders([ADDRESS]).get(ADDRESS)
 
     return ask
 

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from worker.backends.base import STOPPING, WRAPPER, note_control, read_exit_code
+from worker.backends.base import STOPPING_FILE, WRAPPER, read_exit_code, write_control_file
 
 pytestmark = pytest.mark.integration
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_stop_that_was_asked_for_before_the_command_began_ends_it(tmp_path, shell):
     (tmp_path / "command").write_text("sleep 600\n")
-    note_control(tmp_path, STOPPING, "asked to end")
+    write_control_file(tmp_path, STOPPING_FILE, "asked to end")
     wrapper = subprocess.run([shell, str(WRAPPER), str(tmp_path)], start_new_session=True, check=False, timeout=60)
     assert wrapper.returncode == read_exit_code(tmp_path) == 143
 

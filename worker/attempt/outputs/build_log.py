@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from core.db.models.jobs import Job
 from core.monitoring.logging import bind
-from worker.attempt.monitor import Recorder
+from worker.attempt.monitor import OutputRecorder
 from worker.attempt.scratch import Scratch
-from worker.context import Host
+from worker.context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -17,17 +17,17 @@ _SHIP_SECONDS = 0.5
 
 
 @contextmanager
-def build_log(host: Host, job: Job, scratch: Scratch) -> Iterator[None]:
+def build_log(context: WorkerContext, job: Job, scratch: Scratch) -> Iterator[None]:
     """Ship the output of a build to the job's log until the block is left; the watch ships the rest."""
     ended = threading.Event()
 
     def ship() -> None:
         bind(**job.log_context())
         try:
-            with Recorder(host, job, scratch) as recorder:
+            with OutputRecorder(context, job, scratch) as recorder:
                 while not ended.wait(_SHIP_SECONDS):
                     if recorder.ship():
-                        host.logs.nudge(job.id)
+                        context.logs.nudge(job.id)
         except Exception:  # the build goes on; at the latest, closing the attempt ships the whole log
             logger.warning("build_log_not_shipped", exc_info=True)
 

@@ -18,19 +18,19 @@ from core.settings.api import MetricSettings
 from core.storage.joblogs.files import LogWriter
 
 BLOCK_BYTES = 1024**2
-FREE_BYTES = 16 * 1024**2
+RELEASE_BYTES = 16 * 1024**2
 MAX_METRIC_LINE = 64 * 1024
 MAX_METRIC_NAMES = 200
 BATCH_VALUES = 20_000
 """Values of metrics in one batch, read or written."""
 _BATCH_BLOCKS = 4
-_SHARES = 16
-_SPREAD = 2_654_435_761  # 2**32 over the golden ratio: its multiples are spread evenly
-_LARGEST = 10**300
-_LATEST = 2**33  # in the year 2242; a time near year 9999 leaves the calendar in other time zones
+_THINNING_STEPS = 16
+_HASH_MULTIPLIER = 2_654_435_761  # 2**32 over the golden ratio: its multiples are spread evenly
+_MAX_VALUE = 10**300
+_MAX_TIME = 2**33  # in the year 2242; a time near year 9999 leaves the calendar in other time zones
 _STEP_NAMES = frozenset({"step", "time"})
-_KEEP_SIZE = 0x01
-_PUNCH_HOLE = 0x02
+_FALLOC_FL_KEEP_SIZE = 0x01
+_FALLOC_FL_PUNCH_HOLE = 0x02
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EPERM}
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -47,14 +47,14 @@ class SourceFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._freed = 0
+        self._released = 0
 
     def read(self, offset: int, size: int) -> bytes:
         """Read at most `size` bytes from `offset`; nothing if there is no regular file."""
         descriptor = self._open()
         return os.pread(descriptor, size, offset) if descriptor is not None else b""
 
-    def after_hole(self, offset: int) -> int:
+    def skip_hole(self, offset: int) -> int:
         """Return the first offset from `offset` on that has data on disk; the file's end if there is none."""
         descriptor = self._open()
         if descriptor is None:
@@ -77,11 +77,11 @@ class SourceFile:
             end: Data before this offset is no longer needed here.
             sync: Makes the stored copy durable; called first.
         """
-        if end - self._freed < FREE_BYTES or self._descriptor is None:
+        if end - self._released < RELEASE_BYTES or self._descriptor is None:
             return
         sync()
-        if _punch(self._descriptor, self._freed, end):
-            self._freed = end
+        if _punch_hole(self._descriptor, self._released, end):
+            self._released = end
 
     def close(self) -> None:
         """Close the file."""
@@ -189,13 +189,13 @@ class MetricsReader:
             end = data.rfind(b"\n")
             if end < 0:
                 if len(data) > MAX_METRIC_LINE:  # too long for a metric: skip it in pieces
-                    self._offset = self._source.after_hole(self._offset + len(data))
+                    self._offset = self._source.skip_hole(self._offset + len(data))
                     self._skipping = True
                     continue
                 self.more = False
                 break
             for line in data[: end + 1].splitlines(keepends=True):
-                row = None if self._skipping else self._row(line)
+                row = None if self._skipping else self._parse_row(line)
                 self._skipping = False
                 self._offset += len(line)
                 if row is not None:
@@ -205,29 +205,29 @@ class MetricsReader:
                         return rows
         return rows
 
-    def _row(self, line: bytes) -> dict[str, Any] | None:
+    def _parse_row(self, line: bytes) -> dict[str, Any] | None:
         if line.isspace():
             return None
         most = self._settings.values
         self._lines += 1
-        stride = 1 << (self._values * _SHARES // most)
-        if (self._lines * _SPREAD >> 16) % stride:
-            self._leave_out_values()
+        stride = 1 << (self._values * _THINNING_STEPS // most)
+        if (self._lines * _HASH_MULTIPLIER >> 16) % stride:
+            self._report_omitted_values()
             return None
         found = parse_metric(line)
         if found is None:
             return None
         step, at, given = found
-        values = self._named(given)
+        values = self._limit_names(given)
         if not values:
             return None
         if self._values + len(values) > most:
-            self._leave_out_values()
+            self._report_omitted_values()
             return None
         self._values += len(values)
         return self._key | {"offset": self._offset, "step": step, "at": at, "values": values}
 
-    def _named(self, given: dict[str, float | None]) -> dict[str, float | None]:
+    def _limit_names(self, given: dict[str, float | None]) -> dict[str, float | None]:
         """Return the values whose names are within the limit on names; the first names seen are kept."""
         values: dict[str, float | None] = {}
         for name, value in given.items():
@@ -243,7 +243,7 @@ class MetricsReader:
             )
         return values
 
-    def _leave_out_values(self) -> None:
+    def _report_omitted_values(self) -> None:
         self.left_out.setdefault(
             "metric_values_limit",
             f"Of its metrics {self._settings.values:,} values are stored at most (GRADIENT_METRICS__VALUES): the more "
@@ -270,10 +270,10 @@ def parse_metric(line: bytes) -> tuple[float | None, datetime, dict[str, float |
     if not values or len(values) > MAX_METRIC_NAMES:
         return None
     step = numbers.get("step")
-    return (step if step is not None and math.isfinite(step) else None), _time(numbers.get("time")), values
+    return (step if step is not None and math.isfinite(step) else None), _parse_time(numbers.get("time")), values
 
 
-def system_row(job_id: str, attempt: int, elapsed: float, values: dict[str, float]) -> dict[str, Any]:
+def usage_row(job_id: str, attempt: int, elapsed: float, values: dict[str, float]) -> dict[str, Any]:
     """Build the row of one usage sample, taken `elapsed` seconds after the job's start."""
     return {
         "job_id": job_id,
@@ -290,11 +290,11 @@ def _is_number(value: object) -> bool:
     if isinstance(value, float):
         return True
     # A larger integer cannot be converted to a float.
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_VALUE
 
 
-def _time(seconds: float | None) -> datetime:
-    if seconds is None or not 0 <= seconds <= _LATEST:  # also refuses NaN
+def _parse_time(seconds: float | None) -> datetime:
+    if seconds is None or not 0 <= seconds <= _MAX_TIME:  # also refuses NaN
         return datetime.now(UTC)
     return datetime.fromtimestamp(seconds, UTC)
 
@@ -303,7 +303,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _punch(descriptor: int, start: int, end: int) -> bool:
+def _punch_hole(descriptor: int, start: int, end: int) -> bool:
     """Free the blocks of a file from `start` to `end`; it keeps its size and offsets (Linux's FALLOC_FL_PUNCH_HOLE).
 
     Returns:
@@ -312,7 +312,7 @@ def _punch(descriptor: int, start: int, end: int) -> bool:
     Raises:
         OSError: It is supported, but failed.
     """
-    if _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) == 0:
+    if _fallocate(descriptor, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, end - start) == 0:
         return True
     number = ctypes.get_errno()
     if number in _UNSUPPORTED:

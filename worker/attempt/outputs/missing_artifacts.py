@@ -8,7 +8,7 @@ from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_atomically
 
 
-def note_lost(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> None:
+def record_missing(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> None:
     """Record files that could not be fetched, for the closing of the artifacts; a later call replaces the record.
 
     Args:
@@ -16,18 +16,18 @@ def note_lost(artifacts: Path, folder: str, skipped: Iterable[Skipped]) -> None:
         folder: The folder in it where the files should have been.
         skipped: The files' paths below that folder, and the reasons.
     """
-    word = [(f"{folder}/{path}" if folder else path, why) for path, why in skipped]
-    write_atomically(_place(artifacts), json.dumps(word).encode(), durable=False)
+    records = [(f"{folder}/{path}" if folder else path, why) for path, why in skipped]
+    write_atomically(_record_path(artifacts), json.dumps(records).encode(), durable=False)
 
 
-def lost(artifacts: Path) -> list[Skipped]:
+def read_missing(artifacts: Path) -> list[Skipped]:
     """Return the files recorded for an attempt's artifacts."""
     try:
-        noted = json.loads(_place(artifacts).read_text())
-        return [Skipped(str(path), str(why)) for path, why in noted]
+        records = json.loads(_record_path(artifacts).read_text())
+        return [Skipped(str(path), str(why)) for path, why in records]
     except (FileNotFoundError, ValueError, TypeError):
         return []  # a job that is not a container can write this file too, and harms only itself
 
 
-def _place(artifacts: Path) -> Path:
+def _record_path(artifacts: Path) -> Path:
     return artifacts.with_name("lost.json")

@@ -19,48 +19,48 @@ from core.catalogue.backends import BACKENDS
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import (
-    STOPPING,
+    STOPPING_FILE,
     Backend,
     Exit,
     Handle,
     LaunchError,
     LaunchSpec,
     Progress,
-    Unused,
-    handle_of,
-    note_control,
+    UnusedImage,
+    base_handle,
     read_control,
     read_exit_code,
+    write_control_file,
 )
 from worker.backends.docker.container.config import LABEL_ATTEMPT, LABEL_HOME, LABEL_JOB, container_name
-from worker.backends.docker.container.exit_status import verdict
+from worker.backends.docker.container.exit_status import determine_exit
 from worker.backends.docker.container.launcher import Launcher
 from worker.backends.docker.engine.client import (
     OLDEST_API,
     ContainerState,
     Engine,
-    EngineAway,
     EngineError,
     EngineRefused,
+    EngineUnavailable,
 )
-from worker.backends.docker.engine.stats import Sampler
-from worker.backends.docker.gpu.monitor import Gpus
-from worker.backends.docker.images.cache import Shelf
-from worker.backends.processes import Members, boot_id
+from worker.backends.docker.engine.stats import ContainerSampler
+from worker.backends.docker.gpu.monitor import GpuMonitor
+from worker.backends.docker.images.cache import ImageCache
+from worker.backends.processes import JobProcesses, boot_id
 
 logger = logging.getLogger(__name__)
 
 KILLED, TERMINATED = 137, 143
-_LOOK_SECONDS = 1.0
-_ENDING_LOOK_SECONDS = 0.1
-_AWAY_SECONDS = 2.0
-_LOOK_TIMEOUT_SECONDS = 5.0
+_INSPECT_SECONDS = 1.0
+_ENDING_INSPECT_SECONDS = 0.1
+_BACKOFF_SECONDS = 2.0
+_INSPECT_TIMEOUT_SECONDS = 5.0
 """Polling delays the job's output: an engine that hangs must not do so for long."""
-_AWAY_SHARE = 5
-_STARTS_WITHIN_SECONDS = 15.0
+_BACKOFF_FACTOR = 5
+_START_SECONDS = 15.0
 
 # Every process except the init, the wrapper, which forwards a signal and records the exit code, and this shell.
-_ASK_ALL = """
+_TERMINATE_ALL_SCRIPT = """
 for folder in /proc/[0-9]*; do
     pid=${folder#/proc/}
     case $pid in 1 | $$ | "$1") ;; *) kill -TERM "$pid" 2>/dev/null ;; esac
@@ -69,7 +69,7 @@ done
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Inspection:
     """Result of inspecting a container; state None: there is none."""
 
     at: float
@@ -84,27 +84,27 @@ class DockerBackend(Backend):
     def __init__(self, settings: Settings) -> None:
         self._root = settings.root
         self._engine = Engine(settings.docker)
-        self._watched = self._engine.hasty(_LOOK_TIMEOUT_SECONDS)
-        self._gpus = Gpus(settings.docker)
+        self._polling_engine = self._engine.with_timeout(_INSPECT_TIMEOUT_SECONDS)
+        self._gpus = GpuMonitor(settings.docker)
         self._launcher = Launcher(self._engine, settings, self._gpus)
-        self._shelf = Shelf(self._engine, self._launcher.images, settings)
-        self._sampler = Sampler(self._engine, self._gpus)
+        self._image_cache = ImageCache(self._engine, self._launcher.images, settings)
+        self._sampler = ContainerSampler(self._engine, self._gpus)
         self._lock = threading.Lock()
-        self._looks: dict[str, _Look] = {}
-        self._away_until = 0.0
+        self._inspections: dict[str, _Inspection] = {}
+        self._unavailable_until = 0.0
         self._warned = False
 
-    def unready(self) -> str | None:
-        """See `Backend.unready`."""
+    def unavailable_reason(self) -> str | None:
+        """See `Backend.unavailable_reason`."""
         try:
-            info, version = self._watched.info(), self._watched.call(lambda api: api.api_version)
-        except EngineAway as error:
+            info, version = self._polling_engine.info(), self._polling_engine.call(lambda api: api.api_version)
+        except EngineUnavailable as error:
             return f"The Docker engine does not answer ({error}). Start it, or mend GRADIENT_DOCKER__URL."
         except EngineRefused as error:
             return f"The Docker engine refuses to tell about itself: {error.detail}"
         if tuple(int(part) for part in version.split(".")) < OLDEST_API:
             return f"The Docker engine speaks API {version}; 1.41 (Docker 20.10) or later is needed."
-        self._warn(info)
+        self._warn_without_live_restore(info)
         return None
 
     def gpus(self) -> tuple[str, ...] | None:
@@ -120,9 +120,9 @@ class DockerBackend(Backend):
         started = self._launcher.launch(spec, confirm, progress)
         failpoint("launched")
         with self._lock:
-            self._looks.pop(spec.name, None)
+            self._inspections.pop(spec.name, None)
         return {
-            **handle_of(spec.job_id, spec.attempt, spec.control),
+            **base_handle(spec.job_id, spec.attempt, spec.control),
             "container": started.container,
             "image": started.image,
             "boot_id": boot_id(),
@@ -132,21 +132,21 @@ class DockerBackend(Backend):
         }
 
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
-        """See `ImageKeeper.build`."""
+        """See `ImageBackend.build`."""
         return self._launcher.build(spec, progress).digest
 
     def images(self) -> tuple[str, ...] | None:
-        """See `ImageKeeper.images`."""
+        """See `ImageBackend.images`."""
         try:
-            return self._shelf.references()
+            return self._image_cache.references()
         except EngineError as error:
             logger.warning("images_not_listed", extra={"error": str(error)})
             return None
 
-    def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[Unused]:
-        """See `ImageKeeper.prune_images`."""
+    def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[UnusedImage]:
+        """See `ImageBackend.prune_images`."""
         try:
-            return self._shelf.prune(everything=everything, dry_run=dry_run)
+            return self._image_cache.prune(everything=everything, dry_run=dry_run)
         except EngineError as error:
             raise LaunchError("engine_away", str(error)) from error
 
@@ -154,36 +154,36 @@ class DockerBackend(Backend):
         """See `Backend.poll`."""
         control = Path(handle["control"])
         code = read_exit_code(control)
-        stopping = read_control(control, STOPPING) is not None
+        stopping = read_control(control, STOPPING_FILE) is not None
         if code not in {None, KILLED, TERMINATED} and not stopping:
             return Exit(code)
         # Otherwise the engine must be asked: did memory run out, has the job that was asked to end finished?
-        look = self._look(handle["name"], _LOOK_SECONDS if code is None else _ENDING_LOOK_SECONDS)
-        if look is None or (look.state is not None and not self._over(handle, look.state, code)):
+        inspection = self._inspect(handle["name"], _INSPECT_SECONDS if code is None else _ENDING_INSPECT_SECONDS)
+        if inspection is None or (inspection.state is not None and not self._has_ended(handle, inspection.state, code)):
             return None
         if code == TERMINATED and not stopping:
-            return self._terminated(handle)
-        return verdict(handle, look.state, read_exit_code(control))
+            return self._terminated_exit(handle)
+        return determine_exit(handle, inspection.state, read_exit_code(control))
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`."""
         name = container_name(handle["name"])
         if grace:
-            note_control(Path(handle["control"]), STOPPING, "asked to end")
+            write_control_file(Path(handle["control"]), STOPPING_FILE, "asked to end")
         try:
             if grace:
-                self._ask_all(name, read_control(Path(handle["control"]), "started") or "1")
+                self._terminate_all(name, read_control(Path(handle["control"]), "started") or "1")
             else:
                 self._engine.call(lambda api: api.kill(name))
         except EngineRefused as error:  # it has ended, or cannot start one more process, or the engine is in trouble
             logger.info("signal_refused", extra={"error": error.detail})
-            reached = error.passing and _ask_kernel(handle, grace=grace)
+            reached = error.transient and _signal_processes(handle, grace=grace)
             if grace and not reached:
-                self._signal_first(name)
-        except EngineAway:
-            _ask_kernel(handle, grace=grace)
+                self._signal_init(name)
+        except EngineUnavailable:
+            _signal_processes(handle, grace=grace)
         with self._lock:
-            self._looks.pop(handle["name"], None)
+            self._inspections.pop(handle["name"], None)
 
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`."""
@@ -200,9 +200,9 @@ class DockerBackend(Backend):
         return sum(one.get("SizeRw") or 0 for one in found)
 
     def data_folder(self) -> Path | None:
-        """See `ImageKeeper.data_folder`."""
+        """See `ImageBackend.data_folder`."""
         try:
-            folder = Path(self._watched.lasting_info().get("DockerRootDir") or "")
+            folder = Path(self._polling_engine.cached_info().get("DockerRootDir") or "")
         except EngineError:
             return None
         return folder if folder.is_absolute() and folder.is_dir() else None
@@ -214,15 +214,15 @@ class DockerBackend(Backend):
             state = self._engine.find(name)
             if state is not None:
                 self._engine.remove(name, force=True)
-        except EngineAway as error:
+        except EngineUnavailable as error:
             raise LaunchError("engine_away", str(error)) from error
         except EngineRefused as error:
             raise LaunchError("launch_failed", f"the container could not be removed: {error.detail}") from error
         if state is not None and state.status == "created":
-            _members(handle).kill(spare_leader=False)  # an engine killed at that moment forgets what it started
+            _job_processes(handle).kill(spare_leader=False)  # an engine killed at that moment forgets what it started
         self._sampler.forget(name)
         with self._lock:
-            self._looks.pop(handle["name"], None)
+            self._inspections.pop(handle["name"], None)
 
     def list_owned(self) -> list[Handle]:
         """See `Backend.list_owned`.
@@ -239,37 +239,37 @@ class DockerBackend(Backend):
 
     def _handle(self, listed: dict[str, Any]) -> Handle:
         job_id, attempt = listed["Labels"][LABEL_JOB], int(listed["Labels"][LABEL_ATTEMPT])
-        return handle_of(job_id, attempt, self._root / "attempts" / f"{job_id}-{attempt}" / "control")
+        return base_handle(job_id, attempt, self._root / "attempts" / f"{job_id}-{attempt}" / "control")
 
-    def _look(self, name: str, seconds: float) -> _Look | None:
+    def _inspect(self, name: str, seconds: float) -> _Inspection | None:
         """Inspect a container, at most once in so many seconds; None: nothing is known now."""
         now = time.monotonic()
         with self._lock:
-            look = self._looks.get(name)
-        if look is not None and now - look.at < seconds:
-            return look
-        if now < self._away_until:
+            inspection = self._inspections.get(name)
+        if inspection is not None and now - inspection.at < seconds:
+            return inspection
+        if now < self._unavailable_until:
             return None
         try:
-            look = _Look(now, self._watched.find(container_name(name)))
+            inspection = _Inspection(now, self._polling_engine.find(container_name(name)))
         except EngineError as error:
             logger.info("engine_not_answering", extra={"error": str(error)})
-            self._away_until = now + max(_AWAY_SECONDS, _AWAY_SHARE * (time.monotonic() - now))
+            self._unavailable_until = now + max(_BACKOFF_SECONDS, _BACKOFF_FACTOR * (time.monotonic() - now))
             return None
         with self._lock:
-            self._looks[name] = look
-        return look
+            self._inspections[name] = inspection
+        return inspection
 
-    def _over(self, handle: Handle, state: ContainerState, code: int | None) -> bool:
+    def _has_ended(self, handle: Handle, state: ContainerState, code: int | None) -> bool:
         """Return whether nothing of the job runs any more."""
         if state.status != "created":
             return state.ended
         # Between start and running; or for ever, if the engine was killed at that moment and forgot the start.
-        if time.time() - handle["launched_at"] < _STARTS_WITHIN_SECONDS and code is None:
+        if time.time() - handle["launched_at"] < _START_SECONDS and code is None:
             return False
-        return not any(_members(handle).all())
+        return not any(_job_processes(handle).all())
 
-    def _terminated(self, handle: Handle) -> Exit | None:
+    def _terminated_exit(self, handle: Handle) -> Exit | None:
         """Return how a job ended that got a SIGTERM not sent by this worker; None while the engine does not answer.
 
         Without `live-restore` an engine that stops or restarts sends its containers SIGTERM. The present setting is no
@@ -278,7 +278,7 @@ class DockerBackend(Backend):
         ended = (Path(handle["control"]) / "exit").stat().st_mtime
         try:
             # On a new connection: an engine that stops accepts none, but still answers on those that it has.
-            restarted = self._engine.hasty(_LOOK_TIMEOUT_SECONDS).ended_by_restart(
+            restarted = self._engine.with_timeout(_INSPECT_TIMEOUT_SECONDS).ended_by_restart(
                 container_name(handle["name"]), ended
             )
         except EngineError as error:
@@ -286,21 +286,21 @@ class DockerBackend(Backend):
             return None
         return Exit(TERMINATED, "engine_restarted" if restarted else None)
 
-    def _ask_all(self, name: str, wrapper: str) -> None:
-        command = ["/bin/sh", "-c", _ASK_ALL, "sh", wrapper if wrapper.isdecimal() else "1"]
+    def _terminate_all(self, name: str, wrapper: str) -> None:
+        command = ["/bin/sh", "-c", _TERMINATE_ALL_SCRIPT, "sh", wrapper if wrapper.isdecimal() else "1"]
         made = self._engine.call(lambda api: api.exec_create(name, command))
         self._engine.call(lambda api: api.exec_start(made["Id"]))
         if self._engine.call(lambda api: api.exec_inspect(made["Id"]))["ExitCode"] not in {0, 1}:
-            self._signal_first(name)
+            self._signal_init(name)
 
-    def _signal_first(self, name: str) -> None:
+    def _signal_init(self, name: str) -> None:
         """Send SIGTERM to the container's first process, which forwards it to the wrapper, and that to the command."""
         try:
             self._engine.call(lambda api: api.kill(name, "SIGTERM"))
         except EngineError as error:
             logger.info("signal_refused", extra={"error": str(error)})
 
-    def _warn(self, info: dict[str, Any]) -> None:
+    def _warn_without_live_restore(self, info: dict[str, Any]) -> None:
         if not self._warned and not info.get("LiveRestoreEnabled"):
             logger.warning(
                 "live_restore_off: a restart of the Docker engine ends every job on this host. Put "
@@ -309,11 +309,11 @@ class DockerBackend(Backend):
         self._warned = True
 
 
-def _ask_kernel(handle: Handle, *, grace: bool) -> bool:
+def _signal_processes(handle: Handle, *, grace: bool) -> bool:
     """Signal the job through the kernel when the engine cannot; return whether any process was reached."""
-    return _members(handle).signal(signal.SIGTERM if grace else signal.SIGKILL, spare_leader=False) > 0
+    return _job_processes(handle).signal(signal.SIGTERM if grace else signal.SIGKILL, spare_leader=False) > 0
 
 
-def _members(handle: Handle) -> Members:
+def _job_processes(handle: Handle) -> JobProcesses:
     # The wrapper's pid is from the container's own namespace, and means nothing here.
-    return Members(handle["job_id"], handle["attempt"], None)
+    return JobProcesses(handle["job_id"], handle["attempt"], None)

@@ -38,16 +38,16 @@ _ICC_OPTION = "com.docker.network.bridge.enable_icc"
 _IPTABLES_SECONDS = 15
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _RESOLV_CONF = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
-_CHECKED_EVERY_SECONDS = 60.0
+_CHECK_SECONDS = 60.0
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672, "http": 80, "https": 443}
 
 
-class FenceMissing(Exception):
+class FirewallUnavailable(Exception):
     """The firewall rules could not be set."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Firewall:
     """Firewall rules for one bridge, in chains of our own that the standard chains jump to.
 
     Attributes:
@@ -75,57 +75,57 @@ class Fence:
         Args:
             version: IP version, 4 or 6.
         """
-        lines = ["*filter", f":{self._inward} - [0:0]", f":{self._outward} - [0:0]"]
-        for chain in (self._inward, self._outward):
+        lines = ["*filter", f":{self._input_chain} - [0:0]", f":{self._forward_chain} - [0:0]"]
+        for chain in (self._input_chain, self._forward_chain):
             lines.append(f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j RETURN")
             for resolver in _of_version(self.resolvers, version):
                 lines += [f"-A {chain} -d {resolver} -p {kind} --dport 53 -j RETURN" for kind in ("udp", "tcp")]
         if version == IPV6:  # needed for neighbour discovery
-            lines.append(f"-A {self._inward} -p ipv6-icmp -j RETURN")
+            lines.append(f"-A {self._input_chain} -p ipv6-icmp -j RETURN")
         elif self.metrics_port:
-            lines.append(f"-A {self._inward} -p udp --dport {self.metrics_port} -j RETURN")
-        lines.append(f"-A {self._inward} -j REJECT")
-        lines += [f"-A {self._outward} -d {one} -j REJECT" for one in _of_version(self.blocked, version)]
+            lines.append(f"-A {self._input_chain} -p udp --dport {self.metrics_port} -j RETURN")
+        lines.append(f"-A {self._input_chain} -j REJECT")
+        lines += [f"-A {self._forward_chain} -d {one} -j REJECT" for one in _of_version(self.blocked, version)]
         lines += [
-            f"-A {self._outward} -d {address} -p tcp --dport {port} -j REJECT"
+            f"-A {self._forward_chain} -d {address} -p tcp --dport {port} -j REJECT"
             for address, port in self.services
             if ipaddress.ip_address(address).version == version
         ]
         return "\n".join([*lines, "COMMIT", ""])
 
-    def set(self) -> None:
+    def apply(self) -> None:
         """Set or renew the rules.
 
         Raises:
-            FenceMissing: iptables is missing or failed.
+            FirewallUnavailable: iptables is missing or failed.
         """
-        self._set("iptables", self.rules(), "DOCKER-USER")
+        self._apply("iptables", self.rules(), "DOCKER-USER")
         if self.ipv6:
             # For IPv6, Docker has a chain for us only where it manages IPv6 itself.
-            self._set("ip6tables", self.rules(IPV6), "FORWARD")
+            self._apply("ip6tables", self.rules(IPV6), "FORWARD")
 
-    def _set(self, program: str, rules: str, forward: str) -> None:
+    def _apply(self, program: str, rules: str, forward: str) -> None:
         self._iptables(f"{program}-restore", "--wait", "5", "--noflush", given=rules)
         # Packets to this host pass INPUT; forwarded ones pass DOCKER-USER, which Docker leaves to us.
-        for chain, ours in (("INPUT", self._inward), (forward, self._outward)):
+        for chain, ours in (("INPUT", self._input_chain), (forward, self._forward_chain)):
             jump = (chain, "-i", self.bridge, "-j", ours)
             try:
                 self._iptables(program, "--wait", "5", "-C", *jump)
-            except FenceMissing:
+            except FirewallUnavailable:
                 self._iptables(program, "--wait", "5", "-I", *jump)
 
     @property
-    def _inward(self) -> str:
+    def _input_chain(self) -> str:
         return f"GRADIENT-IN-{self.bridge}"
 
     @property
-    def _outward(self) -> str:
+    def _forward_chain(self) -> str:
         return f"GRADIENT-OUT-{self.bridge}"
 
     def _iptables(self, program: str, *arguments: str, given: str = "") -> None:
         found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
         if found is None:
-            raise FenceMissing(f"{program} is not installed")
+            raise FirewallUnavailable(f"{program} is not installed")
         try:
             done = subprocess.run(  # noqa: S603 - rules of our own making
                 [*self.program, found, *arguments],
@@ -136,9 +136,9 @@ class Fence:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise FenceMissing(f"{program}: {error}") from error
+            raise FirewallUnavailable(f"{program}: {error}") from error
         if done.returncode != 0:
-            raise FenceMissing(f"{program}: {done.stderr.strip()}")
+            raise FirewallUnavailable(f"{program}: {done.stderr.strip()}")
 
 
 class Network:
@@ -148,10 +148,10 @@ class Network:
         self._engine = engine
         self._settings = settings
         self._lock = threading.Lock()
-        self._fenced_at: dict[str, float] = {}
+        self._firewall_set_at: dict[str, float] = {}
         self._warned = False
 
-    def have(self, opened: str | None = None) -> str:
+    def ensure(self, opened: str | None = None) -> str:
         """Create the network and its firewall rules if missing, and return its name.
 
         The host's own network gets no firewall.
@@ -161,20 +161,20 @@ class Network:
 
         Raises:
             LaunchError: The firewall is required and cannot be set.
-            EngineAway: The engine does not answer.
+            EngineUnavailable: The engine does not answer.
             EngineRefused: The engine cannot create the network.
         """
         name = opened or self._settings.docker.network
         if name not in {NONE, HOST}:
             with self._lock:
-                self._fence_in(self._bridge(name))
+                self._set_firewall(self._bridge(name))
         return name
 
     def _bridge(self, name: str) -> str:
         """Return the network's interface; creates the network if it is missing."""
         found = self._find(name)
         if found is None:
-            return self._make(name)
+            return self._create(name)
         bridge: str | None = (found["Options"] or {}).get(_BRIDGE_OPTION)
         return bridge or f"br-{found['Id'][:12]}"
 
@@ -187,10 +187,10 @@ class Network:
             return None
         return found
 
-    def _make(self, name: str) -> str:
+    def _create(self, name: str) -> str:
         # Engines on one host share its interfaces: the name must be unique to this engine, and at most 15 characters
         # long.
-        engine = self._engine.lasting_info()["ID"]
+        engine = self._engine.cached_info()["ID"]
         bridge = "gj" + hashlib.sha256(f"{engine} {name}".encode()).hexdigest()[:12]
         options = {_BRIDGE_OPTION: bridge, _ICC_OPTION: "false"}
         labels = {LABEL_HOME: str(self._settings.root)}
@@ -206,17 +206,17 @@ class Network:
                 raise
         return bridge
 
-    def _fence_in(self, bridge: str) -> None:
+    def _set_firewall(self, bridge: str) -> None:
         wanted = self._settings.docker.firewall
         if wanted == "off":
             return
-        fenced_at = self._fenced_at.get(bridge)
-        if fenced_at is not None and time.monotonic() - fenced_at < _CHECKED_EVERY_SECONDS:
+        set_at = self._firewall_set_at.get(bridge)
+        if set_at is not None and time.monotonic() - set_at < _CHECK_SECONDS:
             return
-        fence = fence_of(self._settings, bridge)
+        firewall = make_firewall(self._settings, bridge)
         try:
-            fence.set()
-        except FenceMissing as error:
+            firewall.apply()
+        except FirewallUnavailable as error:
             if wanted == "require":
                 raise LaunchError("launch_failed", f"the jobs' network could not be fenced: {error}") from error
             if not self._warned:
@@ -224,14 +224,14 @@ class Network:
                 logger.warning(
                     "jobs_not_fenced: jobs can reach this host and its network. Run the worker as root, or set "
                     "these rules at boot and GRADIENT_DOCKER__FIREWALL=off",
-                    extra={"why": str(error), "rules": fence.rules(), "bridge": bridge},
+                    extra={"why": str(error), "rules": firewall.rules(), "bridge": bridge},
                 )
-        self._fenced_at[bridge] = time.monotonic()
+        self._firewall_set_at[bridge] = time.monotonic()
 
 
-def fence_of(settings: Settings, bridge: str) -> Fence:
+def make_firewall(settings: Settings, bridge: str) -> Firewall:
     """Build the firewall of a bridge on this host."""
-    return Fence(
+    return Firewall(
         bridge,
         (LINK_LOCAL, *METADATA_6, *settings.docker.blocked),
         tuple(service_addresses(settings)),

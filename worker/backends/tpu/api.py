@@ -25,7 +25,7 @@ T = TypeVar("T")
 TPU_PORT = 8470
 CAPACITY, DENIED, FAILED = "tpu_capacity", "tpu_denied", "tpu_failed"
 _RATE_LIMIT = "RATE_LIMIT_EXCEEDED"
-_AWAY = (
+_UNAVAILABLE = (
     exceptions.ServerError,  # 500, 503, 504
     exceptions.Unknown,
     exceptions.RetryError,
@@ -43,7 +43,7 @@ class ApiError(Exception):
     """The request was refused, or there was no answer."""
 
 
-class ApiAway(ApiError):
+class ApiUnavailable(ApiError):
     """The API does not answer, or asks to retry later: the request may have been carried out or not."""
 
 
@@ -84,7 +84,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
+class QueuedResource:
     """A queued resource."""
 
     zone: str
@@ -99,7 +99,7 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class NodeRequest:
     """A node to be created."""
 
     id: str
@@ -123,89 +123,93 @@ class TpuApi:
 
     def connect(self) -> None:
         """Create a client with credentials; sends no request."""
-        self._asked(lambda: self._v2)
+        self._call(lambda: self._v2)
 
     def node(self, zone: str, node_id: str) -> Node | None:
         """Return the node of this name; None if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
-        found = self._found(lambda: self._v2.get_node(name=name, timeout=self._timeout))
+        found = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout))
         return None if found is None else _node(found)
 
-    def old_node(self, zone: str, node_id: str) -> Node | None:
+    def node_v1(self, zone: str, node_id: str) -> Node | None:
         """Return a node that only the API of the TPU Node architecture knows; None if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
-        found = self._found(lambda: self._v1.get_node(name=name, timeout=self._timeout))
+        found = self._find(lambda: self._v1.get_node(name=name, timeout=self._timeout))
         return None if found is None else _node(found)
 
     def nodes(self, zone: str) -> list[Node]:
         """All nodes of a zone."""
-        listed = self._asked(lambda: list(self._v2.list_nodes(parent=self._zone(zone), timeout=self._timeout)))
+        listed = self._call(lambda: list(self._v2.list_nodes(parent=self._zone(zone), timeout=self._timeout)))
         return [_node(one) for one in listed]
 
-    def create_node(self, zone: str, wish: Wish) -> str | None:
+    def create_node(self, zone: str, request: NodeRequest) -> str | None:
         """Create a node; return the operation's name, or None if a node of this name exists."""
-        asked = tpu_v2.CreateNodeRequest(parent=self._zone(zone), node_id=wish.id, node=self._message(zone, wish))
-        return self._made(lambda: self._v2.create_node(asked, timeout=self._timeout))
+        asked = tpu_v2.CreateNodeRequest(
+            parent=self._zone(zone), node_id=request.id, node=self._node_message(zone, request)
+        )
+        return self._create(lambda: self._v2.create_node(asked, timeout=self._timeout))
 
     def delete_node(self, zone: str, node_id: str) -> bool:
         """Delete a node; return False if there is none."""
         name = f"{self._zone(zone)}/nodes/{node_id}"
-        return self._found(lambda: self._v2.delete_node(name=name, timeout=self._timeout)) is not None
+        return self._find(lambda: self._v2.delete_node(name=name, timeout=self._timeout)) is not None
 
-    def queued(self, zone: str, queued_id: str) -> Queued | None:
+    def queued(self, zone: str, queued_id: str) -> QueuedResource | None:
         """The queued resource of this name; None if there is none."""
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
-        found = self._found(lambda: self._v2.get_queued_resource(name=name, timeout=self._timeout))
+        found = self._find(lambda: self._v2.get_queued_resource(name=name, timeout=self._timeout))
         return None if found is None else _queued(found)
 
-    def queued_resources(self, zone: str) -> list[Queued]:
+    def queued_resources(self, zone: str) -> list[QueuedResource]:
         """All queued resources of a zone."""
         parent = self._zone(zone)
-        listed = self._asked(lambda: list(self._v2.list_queued_resources(parent=parent, timeout=self._timeout)))
+        listed = self._call(lambda: list(self._v2.list_queued_resources(parent=parent, timeout=self._timeout)))
         return [_queued(one) for one in listed]
 
-    def create_queued(self, zone: str, wish: Wish, valid_seconds: float) -> str | None:
+    def create_queued(self, zone: str, request: NodeRequest, valid_seconds: float) -> str | None:
         """Create a queued resource; return the operation's name, or None if it exists."""
         parent = self._zone(zone)
-        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=parent, node_id=wish.id, node=self._message(zone, wish))
+        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(
+            parent=parent, node_id=request.id, node=self._node_message(zone, request)
+        )
         wanted = tpu_v2.QueuedResource(
             tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]),
             queueing_policy=tpu_v2.QueuedResource.QueueingPolicy(valid_until_duration=timedelta(seconds=valid_seconds)),
         )
         if self._settings.spot:
             wanted.spot = tpu_v2.QueuedResource.Spot()
-        asked = tpu_v2.CreateQueuedResourceRequest(parent=parent, queued_resource_id=wish.id, queued_resource=wanted)
-        return self._made(lambda: self._v2.create_queued_resource(asked, timeout=self._timeout))
+        asked = tpu_v2.CreateQueuedResourceRequest(parent=parent, queued_resource_id=request.id, queued_resource=wanted)
+        return self._create(lambda: self._v2.create_queued_resource(asked, timeout=self._timeout))
 
     def delete_queued(self, zone: str, queued_id: str) -> bool:
         """Delete a queued resource and its node; return False if there is none."""
         name = f"{self._zone(zone)}/queuedResources/{queued_id}"
         asked = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
-        return self._found(lambda: self._v2.delete_queued_resource(asked, timeout=self._timeout)) is not None
+        return self._find(lambda: self._v2.delete_queued_resource(asked, timeout=self._timeout)) is not None
 
     def check_operation(self, name: str) -> bool:
         """Return whether an operation is over; raises its error. A forgotten operation counts as over."""
         # The client's own method of this name is untyped and takes anything; futures use the transport's one, too.
         operations = self._v2.transport.operations_client
-        found: operations_pb2.Operation | None = self._found(
+        found: operations_pb2.Operation | None = self._find(
             lambda: operations.get_operation(name, timeout=self._timeout)
         )
         if found is None:
             return True
         if found.done and found.HasField("error"):
-            raise _refusal_of(found.error)
+            raise _to_refusal(found.error)
         return bool(found.done)
 
     def accelerator_types(self, zone: str) -> set[str]:
         """The TPU types that a zone offers."""
         parent = self._zone(zone)
-        listed = self._asked(lambda: list(self._v2.list_accelerator_types(parent=parent, timeout=self._timeout)))
+        listed = self._call(lambda: list(self._v2.list_accelerator_types(parent=parent, timeout=self._timeout)))
         return {one.type_ for one in listed}
 
     def runtime_versions(self, zone: str) -> set[str]:
         """The runtime versions that a zone offers."""
         parent = self._zone(zone)
-        listed = self._asked(lambda: list(self._v2.list_runtime_versions(parent=parent, timeout=self._timeout)))
+        listed = self._call(lambda: list(self._v2.list_runtime_versions(parent=parent, timeout=self._timeout)))
         return {one.version for one in listed}
 
     @property
@@ -223,13 +227,13 @@ class TpuApi:
     def _zone(self, zone: str) -> str:
         return f"projects/{self._project}/locations/{zone}"
 
-    def _message(self, zone: str, wish: Wish) -> tpu_v2.Node:
+    def _node_message(self, zone: str, request: NodeRequest) -> tpu_v2.Node:
         settings = self._settings
         node = tpu_v2.Node(
-            accelerator_type=wish.accelerator_type,
-            runtime_version=wish.runtime,
-            labels=wish.labels,
-            metadata={"startup-script": wish.startup(zone)},
+            accelerator_type=request.accelerator_type,
+            runtime_version=request.runtime,
+            labels=request.labels,
+            metadata={"startup-script": request.startup(zone)},
             network_config=tpu_v2.NetworkConfig(
                 network=settings.network or "",
                 subnetwork=settings.subnetwork or "",
@@ -244,19 +248,19 @@ class TpuApi:
             node.scheduling_config = tpu_v2.SchedulingConfig(spot=True)
         return node
 
-    def _made(self, action: Callable[[], Any]) -> str | None:
+    def _create(self, action: Callable[[], Any]) -> str | None:
         try:
-            return str(self._asked(action).operation.name)
+            return str(self._call(action).operation.name)
         except exceptions.AlreadyExists:
             return None
 
-    def _found(self, action: Callable[[], T]) -> T | None:
+    def _find(self, action: Callable[[], T]) -> T | None:
         try:
-            return self._asked(action)
+            return self._call(action)
         except exceptions.NotFound:
             return None
 
-    def _asked(self, action: Callable[[], T]) -> T:
+    def _call(self, action: Callable[[], T]) -> T:
         """Send a request and convert its errors; AlreadyExists and NotFound are left to the caller."""
         try:
             return action()
@@ -264,10 +268,10 @@ class TpuApi:
             raise
         except exceptions.TooManyRequests as error:  # 429: no capacity or quota; or called too often
             if error.reason == _RATE_LIMIT:
-                raise ApiAway(error.message) from error
+                raise ApiUnavailable(error.message) from error
             raise ApiRefused(CAPACITY, error.message) from error
-        except _AWAY as error:
-            raise ApiAway(str(error)) from error
+        except _UNAVAILABLE as error:
+            raise ApiUnavailable(str(error)) from error
         except exceptions.GoogleAPICallError as error:
             raise ApiRefused(DENIED, error.message) from error
 
@@ -296,16 +300,16 @@ def _node(message: Any) -> Node:  # noqa: ANN401 - of either API
     )
 
 
-def _queued(message: tpu_v2.QueuedResource) -> Queued:
+def _queued(message: tpu_v2.QueuedResource) -> QueuedResource:
     _, _, _, zone, _, queued_id = message.name.split("/")
     state = message.state
     specs: Iterable[Any] = message.tpu.node_spec
-    return Queued(
+    return QueuedResource(
         zone=zone,
         id=queued_id,
         state=state.state.name,
         by_user=state.state_initiator.name == "USER",
-        error=_refusal_of(state.failed_data.error) if state.state.name == "FAILED" else None,
+        error=_to_refusal(state.failed_data.error) if state.state.name == "FAILED" else None,
         labels={key: value for spec in specs for key, value in spec.node.labels.items()},
         spot="spot" in message,
         created=_seconds(message),
@@ -316,7 +320,7 @@ def _seconds(message: Any) -> float:  # noqa: ANN401 - a node or a queued resour
     return float(message.create_time.timestamp()) if message.create_time else 0.0
 
 
-def _refusal_of(status: status_pb2.Status) -> ApiRefused:
+def _to_refusal(status: status_pb2.Status) -> ApiRefused:
     """Convert an operation's error into the refusal of a call."""
     if status.code in _CAPACITY_CODES:
         return ApiRefused(CAPACITY, status.message)

@@ -24,24 +24,24 @@ from worker.backends.base import (
     LaunchError,
     LaunchSpec,
     Progress,
-    handle_of,
-    note_control,
+    base_handle,
     read_control,
+    write_control_file,
 )
 from worker.backends.tpu.api import ApiError, TpuApi
-from worker.backends.tpu.deletion import Removal
-from worker.backends.tpu.health import Watching
-from worker.backends.tpu.node_state import Trouble
-from worker.backends.tpu.orphans import Owned, Strays
-from worker.backends.tpu.provisioning.node_request import reachable, wish_for
-from worker.backends.tpu.provisioning.provision import Device, Seeker
-from worker.backends.tpu.resource_log import Entry, Ledger
-from worker.backends.tpu.storage.job_storage import Homecoming, Places, buckets_of
-from worker.backends.tpu.vm.client import OnVm
+from worker.backends.tpu.deletion import NodeDeleter
+from worker.backends.tpu.health import NodeHealthMonitor
+from worker.backends.tpu.node_state import NodeFailure
+from worker.backends.tpu.orphans import IsOwned, OrphanSweep
+from worker.backends.tpu.provisioning.node_request import build_request, wait_until_reachable
+from worker.backends.tpu.provisioning.provision import Provisioner, ReservedTpu
+from worker.backends.tpu.resource_log import ResourceEntry, ResourceLog
+from worker.backends.tpu.storage.job_storage import JobStorage, OutputCollector, make_bucket_opener
+from worker.backends.tpu.vm.client import VmAgentClient
 
 logger = logging.getLogger(__name__)
 
-_TAKEN = "device_lost"
+_FAILURE_FILE = "device_lost"
 """Control file with the reason that the job was ended: its device was lost."""
 
 
@@ -50,31 +50,31 @@ class TpuBackend(CloudBackend):
 
     Args:
         settings: The service's.
-        ledger: The record of billed resources.
+        resource_log: The record of billed resources.
     """
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+    def __init__(self, settings: Settings, resource_log: ResourceLog) -> None:
         self._all_settings = settings
         self._settings = settings.tpu
-        self._buckets = buckets = buckets_of(settings)
-        self._homecoming = Homecoming(buckets, settings)
-        self._vms = OnVm(buckets, settings) if buckets is not None else None
+        self._open_bucket = open_bucket = make_bucket_opener(settings)
+        self._output_collector = OutputCollector(open_bucket, settings)
+        self._vm_client = VmAgentClient(open_bucket, settings) if open_bucket is not None else None
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
         self._attempts = settings.root / "attempts"
-        self._ledger = ledger
+        self._resource_log = resource_log
         self._runner = make_backend("docker" if settings.tpu.runner == "docker" else "mock", settings)
         self._api = TpuApi(settings.tpu)
-        self._removal = Removal(self._api, ledger)
-        self._strays = Strays(self._api, ledger, settings.tpu)
-        self._watching = Watching(self._api, ledger, settings.tpu)
+        self._deleter = NodeDeleter(self._api, resource_log)
+        self._orphan_sweep = OrphanSweep(self._api, resource_log, settings.tpu)
+        self._health_monitor = NodeHealthMonitor(self._api, resource_log, settings.tpu)
         self._lock = threading.Lock()
         self._kill_at: dict[str, float] = {}
         self._refused_since: dict[int, float] = {}
         runs = self._runner.capabilities
         self.capabilities = replace(BACKENDS["tpu"].capabilities, containers=runs.containers, mounts=runs.mounts)
 
-    def unready(self) -> str | None:
-        """See `Backend.unready`."""
+    def unavailable_reason(self) -> str | None:
+        """See `Backend.unavailable_reason`."""
         if not self._settings.zones and not self._settings.pool:
             return "No TPU can be sought: set GRADIENT_TPU__ZONES, or name nodes in GRADIENT_TPU__POOL."
         try:
@@ -84,62 +84,64 @@ class TpuBackend(CloudBackend):
                 f"Google's TPU API cannot be used ({error}). Give this worker credentials: a service account of its "
                 "machine, or GOOGLE_APPLICATION_CREDENTIALS; `gradient-server doctor --tpu` says more."
             )
-        return self._runner.unready()
+        return self._runner.unavailable_reason()
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         """See `Backend.launch`. Nothing is billed before the lease was checked."""
         confirm()
         machine = self._catalogue.get(spec.machine_type)
-        vms = self._vms_for(spec)
-        wish = wish_for(spec, machine, self._settings, self._ledger.installation())
-        if vms is not None:
-            wish = replace(wish, startup=partial(vms.startup, spec))
-        places = Places(self._buckets, spec, self._all_settings, progress)
+        vm_client = self._vm_client_for(spec)
+        request = build_request(spec, machine, self._settings, self._resource_log.installation())
+        if vm_client is not None:
+            request = replace(request, startup=partial(vm_client.startup, spec))
+        storage = JobStorage(self._open_bucket, spec, self._all_settings, progress)
 
         def say(words: str) -> None:
             progress("provisioning", words)
 
         def ready(zone: str) -> None:
-            places.have(zone)
-            if vms is not None:
-                vms.stage(spec, zone, _OF_VM | spec.env | places.folders(zone))
+            storage.prepare(zone)
+            if vm_client is not None:
+                vm_client.stage(spec, zone, _VM_ENVIRONMENT | spec.env | storage.folders(zone))
 
-        device = Seeker(self._api, self._ledger, self._settings, ready).seek(spec, wish, say)
-        handle = _handle(spec, device, on_vm=vms is not None)
+        device = Provisioner(self._api, self._resource_log, self._settings, ready).provision(spec, request, say)
+        handle = _make_handle(spec, device, on_vm=vm_client is not None)
         try:
-            if vms is not None:
-                vms.started(spec, device.entry.zone, say, partial(self._watching.trouble, device.entry))
+            if vm_client is not None:
+                vm_client.wait_until_running(
+                    spec, device.entry.zone, say, partial(self._health_monitor.failure, device.entry)
+                )
                 return handle | {"vm": {"zone": device.entry.zone}}
-            reachable(device.node, self._settings, say)
-            env = _address(device) | places.environment(device.entry.zone)
+            wait_until_reachable(device.node, self._settings, say)
+            env = _device_environment(device) | storage.environment(device.entry.zone)
             return handle | {"runner": self._runner.launch(replace(spec, env=spec.env | env), confirm, progress)}
         except LaunchError as error:
             confirm()  # only the holder of the job may remove its device
-            self._give_back(device.entry, str(error))
+            self._release(device.entry, str(error))
             raise
 
     def poll(self, handle: Handle) -> Exit | None:
         """See `Backend.poll`. A job whose device is lost is ended: it would wait for an answer for ever."""
-        vms = self._vms if "vm" in handle else None
-        ended = vms.poll(_on_vm(handle)) if vms is not None else self._runner.poll(handle["runner"])
-        entry = Entry(**handle["device"])
+        vm_client = self._vm_client if "vm" in handle else None
+        ended = vm_client.poll(_vm_handle(handle)) if vm_client is not None else self._runner.poll(handle["runner"])
+        entry = ResourceEntry(**handle["device"])
         failed = ended is not None and ended.code != 0
-        trouble = _taken(handle) or self._watching.trouble(entry, last=failed)
-        if trouble is None and vms is not None and ended is None:
-            trouble = vms.silent(handle)
+        failure = _read_failure(handle) or self._health_monitor.failure(entry, last=failed)
+        if failure is None and vm_client is not None and ended is None:
+            failure = vm_client.silent(handle)
         if ended is None:
-            self._homecoming.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
-        if trouble is None:
+            self._output_collector.mirror(handle["job_id"], entry.zone, self._artifacts(handle))
+        if failure is None:
             return ended
         if ended is None:
-            self._end(handle, trouble)
+            self._end_job(handle, failure)
             return None
-        return Exit(ended.code, trouble.reason, trouble.detail) if failed else ended
+        return Exit(ended.code, failure.reason, failure.detail) if failed else ended
 
     def stop(self, handle: Handle, *, grace: bool) -> None:
         """See `Backend.stop`."""
-        if self._vms is not None and "vm" in handle:
-            self._vms.stop(_on_vm(handle), grace=grace)
+        if self._vm_client is not None and "vm" in handle:
+            self._vm_client.stop(_vm_handle(handle), grace=grace)
         else:
             self._runner.stop(handle["runner"], grace=grace)
 
@@ -153,36 +155,38 @@ class TpuBackend(CloudBackend):
 
     def destroy(self, handle: Handle) -> None:
         """See `Backend.destroy`: the process first, so that nothing uses the device any more."""
-        inner = handle.get("runner") or self._inner(handle["name"])
+        inner = handle.get("runner") or self._runner_handle(handle["name"])
         if inner is not None:
             self._runner.destroy(inner)
-        entries = self._ledger.of_attempt(handle["job_id"], handle["attempt"])
+        entries = self._resource_log.list_of_attempt(handle["job_id"], handle["attempt"])
         for entry in entries:
             if not entry.over:
                 self._remove(entry)
-            self._watching.forget(entry)
-            if self._vms is not None and handle.get("runner") is None:
-                self._vms.destroy(entry.zone, handle["job_id"], handle["attempt"])
+            self._health_monitor.forget(entry)
+            if self._vm_client is not None and handle.get("runner") is None:
+                self._vm_client.destroy(entry.zone, handle["job_id"], handle["attempt"])
         with self._lock:
             self._kill_at.pop(handle["name"], None)
         # Last, since it may take long: the device is no longer billed.
-        self._homecoming.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
+        self._output_collector.complete(handle["job_id"], [entry.zone for entry in entries], self._artifacts(handle))
 
     def list_owned(self) -> list[Handle]:
         """See `Backend.list_owned`: processes, and devices that no process uses (yet)."""
         found: dict[str, Handle] = {}
         for inner in self._runner.list_owned():
             found[inner["name"]] = inner | {"runner": inner}
-        for entry in self._ledger.here():
+        for entry in self._resource_log.list_on_host():
             name = f"{entry.job_id}-{entry.attempt}"
-            found.setdefault(name, handle_of(entry.job_id, entry.attempt, self._attempts / name / "control"))
+            found.setdefault(name, base_handle(entry.job_id, entry.attempt, self._attempts / name / "control"))
         return list(found.values())
 
-    def remove_strays(self, owned: Owned, over: Callable[[str], bool]) -> int:
-        """See `CloudBackend.remove_strays`."""
-        return self._strays.remove(owned) + self._homecoming.remove_strays(self._settings.zones, over)
+    def remove_orphans(self, is_owned: IsOwned, is_finished: Callable[[str], bool]) -> int:
+        """See `CloudBackend.remove_orphans`."""
+        return self._orphan_sweep.remove(is_owned) + self._output_collector.remove_orphans(
+            self._settings.zones, is_finished
+        )
 
-    def _vms_for(self, spec: LaunchSpec) -> OnVm | None:
+    def _vm_client_for(self, spec: LaunchSpec) -> VmAgentClient | None:
         """Return the runner of this attempt on its TPU VM; None: it runs beside its TPU.
 
         Raises:
@@ -194,20 +198,20 @@ class TpuBackend(CloudBackend):
             raise LaunchError("tpu_denied", "a job runs on a TPU VM that is made for it; nodes of a pool are not")
         if spec.ports:
             raise LaunchError("option_refused", "a job on a TPU VM cannot be reached at ports of the worker's host")
-        if self._vms is None:
+        if self._vm_client is None:
             raise LaunchError("bucket_missing", "a job on a TPU VM needs Cloud Storage, which is not set up here")
-        return self._vms
+        return self._vm_client
 
     def _artifacts(self, handle: Handle) -> Path:
         return self._attempts / str(handle["name"]) / "artifacts"
 
-    def _inner(self, name: str) -> Handle | None:
+    def _runner_handle(self, name: str) -> Handle | None:
         return next((inner for inner in self._runner.list_owned() if inner["name"] == name), None)
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: ResourceEntry) -> None:
         """Delete a device; if that is refused for too long, leave it to the sweep: the job's outputs must not wait."""
         try:
-            self._removal.remove(entry)
+            self._deleter.remove(entry)
         except ApiError as error:
             with self._lock:
                 since = self._refused_since.setdefault(entry.id, time.monotonic())
@@ -217,45 +221,45 @@ class TpuBackend(CloudBackend):
         with self._lock:
             self._refused_since.pop(entry.id, None)
 
-    def _give_back(self, entry: Entry, why: str) -> None:
+    def _release(self, entry: ResourceEntry, why: str) -> None:
         try:
-            self._removal.remove(entry, why)
+            self._deleter.remove(entry, why)
         except ApiError as error:  # the teardown tries again
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
-    def _end(self, handle: Handle, trouble: Trouble) -> None:
+    def _end_job(self, handle: Handle, failure: NodeFailure) -> None:
         """Ask the job to end, once; kill it when its grace period is over."""
         name = handle["name"]
         with self._lock:
             kill_at = self._kill_at.get(name)
             if kill_at is None:
-                gone = "vm" in handle and trouble.reason != "tpu_unhealthy"  # then the job is gone, too
-                self._kill_at[name] = time.monotonic() + (0.0 if gone else handle["stop_grace"])
+                lost = "vm" in handle and failure.reason != "tpu_unhealthy"  # then the job is gone, too
+                self._kill_at[name] = time.monotonic() + (0.0 if lost else handle["stop_grace"])
         if kill_at is None:
-            logger.warning("tpu_lost", extra={"reason": trouble.reason, "detail": trouble.detail})
-            note_control(Path(handle["control"]), _TAKEN, trouble.reason)
+            logger.warning("tpu_lost", extra={"reason": failure.reason, "detail": failure.detail})
+            write_control_file(Path(handle["control"]), _FAILURE_FILE, failure.reason)
             self.stop(handle, grace=True)
         elif time.monotonic() >= kill_at:
             self.stop(handle, grace=False)
 
 
-_LOST = frozenset({"preempted", "tpu_suspended", "tpu_unhealthy", "tpu_lost"})
+_FAILURE_REASONS = frozenset({"preempted", "tpu_suspended", "tpu_unhealthy", "tpu_lost"})
 
 
-def _taken(handle: Handle) -> Trouble | None:
+def _read_failure(handle: Handle) -> NodeFailure | None:
     """Read why an earlier worker ended the job; the job can write there too, so only known reasons are believed."""
-    reason = read_control(Path(handle["control"]), _TAKEN)
-    return Trouble(reason, f"{handle['device']['name']} was lost") if reason in _LOST else None
+    reason = read_control(Path(handle["control"]), _FAILURE_FILE)
+    return NodeFailure(reason, f"{handle['device']['name']} was lost") if reason in _FAILURE_REASONS else None
 
 
-_OF_VM = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}
+_VM_ENVIRONMENT = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}
 """Variables of a job on a TPU VM, unless the job sets them itself."""
 
 
-def _handle(spec: LaunchSpec, device: Device, *, on_vm: bool) -> Handle:
+def _make_handle(spec: LaunchSpec, device: ReservedTpu, *, on_vm: bool) -> Handle:
     node = device.node
     return {
-        **handle_of(spec.job_id, spec.attempt, spec.control),
+        **base_handle(spec.job_id, spec.attempt, spec.control),
         "device": asdict(device.entry),
         "tpu": {
             "zone": node.zone,
@@ -267,10 +271,10 @@ def _handle(spec: LaunchSpec, device: Device, *, on_vm: bool) -> Handle:
     }
 
 
-def _on_vm(handle: Handle) -> Handle:
+def _vm_handle(handle: Handle) -> Handle:
     return {**handle, **handle["vm"]}
 
 
-def _address(device: Device) -> dict[str, str]:
+def _device_environment(device: ReservedTpu) -> dict[str, str]:
     """Build the variables with the device's address: TensorFlow's own lookup needs rights that the job lacks."""
     return {"TPU_NAME": device.node.id, "TPU_GRPC_URL": device.node.url}

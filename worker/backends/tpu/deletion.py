@@ -1,30 +1,30 @@
 """Releases devices: deletes nodes and queued resources that were created, and frees nodes of a pool."""
 
 from worker.backends.tpu.api import TpuApi
-from worker.backends.tpu.resource_log import POOL, QUEUED, Entry, Ledger
+from worker.backends.tpu.resource_log import POOL, QUEUED, ResourceEntry, ResourceLog
 
 
-class Removal:
+class NodeDeleter:
     """Every method may be repeated, by any worker."""
 
-    def __init__(self, api: TpuApi, ledger: Ledger) -> None:
+    def __init__(self, api: TpuApi, resource_log: ResourceLog) -> None:
         self._api = api
-        self._ledger = ledger
+        self._resource_log = resource_log
 
-    def remove(self, entry: Entry, why: str | None = None) -> None:
+    def remove(self, entry: ResourceEntry, why: str | None = None) -> None:
         """Delete a resource; a missing one counts as deleted. On return the cloud has accepted the request.
 
         Raises:
-            ApiAway: It is unknown whether the cloud has accepted the request; try again.
+            ApiUnavailable: It is unknown whether the cloud has accepted the request; try again.
             ApiRefused: The cloud refused the request.
         """
         if entry.kind == POOL:
-            self._ledger.close(entry, gone=True, detail=why)
+            self._resource_log.record_deletion(entry, gone=True, detail=why)
             return
-        taken = self._delete(entry)
-        self._ledger.close(entry, gone=not taken, detail=why)
+        existed = self._delete(entry)
+        self._resource_log.record_deletion(entry, gone=not existed, detail=why)
 
-    def _delete(self, entry: Entry) -> bool:
+    def _delete(self, entry: ResourceEntry) -> bool:
         """Delete the resource; return whether there was one."""
         if entry.kind == QUEUED:
             # This deletes its first node too; a node that outlived it is deleted by its own name.

@@ -10,36 +10,36 @@ from core.errors import StoreUnavailable
 from core.settings.cloud import TpuSettings
 from worker.backends.tpu import node_state
 from worker.backends.tpu.api import ApiError, Node, TpuApi
-from worker.backends.tpu.node_state import Trouble
-from worker.backends.tpu.resource_log import POOL, QUEUED, Entry, Ledger
+from worker.backends.tpu.node_state import NodeFailure
+from worker.backends.tpu.resource_log import POOL, QUEUED, ResourceEntry, ResourceLog
 
 logger = logging.getLogger(__name__)
 
 _THREADS = 4
-_LAST_LOOK_SECONDS = 10.0
+_LAST_CHECK_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class _Watched:
+class _NodeHealth:
     looked_at: float
     look: Future[None] | None = None
-    ill_since: float | None = None
-    noted: tuple[str, str] | None = None
-    trouble: Trouble | None = None
+    unhealthy_since: float | None = None
+    recorded: tuple[str, str] | None = None
+    failure: NodeFailure | None = None
 
 
-class Watching:
+class NodeHealthMonitor:
     """See the module. A node reported lost stays lost. An unreachable API yields no result."""
 
-    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings) -> None:
+    def __init__(self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings) -> None:
         self._api = api
-        self._ledger = ledger
+        self._resource_log = resource_log
         self._settings = settings
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-watch")
         self._lock = threading.Lock()
-        self._watched: dict[int, _Watched] = {}
+        self._by_entry: dict[int, _NodeHealth] = {}
 
-    def trouble(self, entry: Entry, *, last: bool = False) -> Trouble | None:
+    def failure(self, entry: ResourceEntry, *, last: bool = False) -> NodeFailure | None:
         """Return the reason that the device is unusable; None: it is usable, or nothing is known.
 
         Args:
@@ -47,62 +47,64 @@ class Watching:
             last: The job has failed: check once more now, its device may be the cause.
         """
         with self._lock:
-            watched = self._watched.setdefault(entry.id, _Watched(time.monotonic()))
-            due = last or time.monotonic() - watched.looked_at >= self._settings.watch_seconds
-            if watched.trouble is None and due and (watched.look is None or watched.look.done()):
-                watched.looked_at = time.monotonic()
-                watched.look = self._pool.submit(self._look, entry, watched, last=last)
-            look = watched.look
-        if last and look is not None:
+            health = self._by_entry.setdefault(entry.id, _NodeHealth(time.monotonic()))
+            due = last or time.monotonic() - health.looked_at >= self._settings.watch_seconds
+            if health.failure is None and due and (health.look is None or health.look.done()):
+                health.looked_at = time.monotonic()
+                health.look = self._pool.submit(self._check, entry, health, last=last)
+            check = health.look
+        if last and check is not None:
             try:
-                look.result(min(_LAST_LOOK_SECONDS, self._settings.timeout_seconds))
+                check.result(min(_LAST_CHECK_SECONDS, self._settings.timeout_seconds))
             except TimeoutError:
                 logger.info("tpu_last_look_not_answered", extra={"resource": entry.name})
-        return watched.trouble
+        return health.failure
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: ResourceEntry) -> None:
         """Stop checking this device."""
         with self._lock:
-            self._watched.pop(entry.id, None)
+            self._by_entry.pop(entry.id, None)
 
-    def _look(self, entry: Entry, watched: _Watched, *, last: bool) -> None:
+    def _check(self, entry: ResourceEntry, health: _NodeHealth, *, last: bool) -> None:
         try:
             node = self._node(entry)
-            trouble = self._lost(entry, node)
-            if trouble is None and node is not None:
-                trouble = self._ill(node, watched, last=last)
-                self._note(entry, node, watched)
+            failure = self._permanent_failure(entry, node)
+            if failure is None and node is not None:
+                failure = self._lasting_failure(node, health, last=last)
+                self._record_state(entry, node, health)
         except (ApiError, StoreUnavailable) as error:
             logger.info("tpu_not_looked_at", extra={"resource": entry.name, "error": str(error)})
             return
         except Exception:  # an error in a pool's thread would be lost otherwise
             logger.exception("tpu_look_failed")
             return
-        watched.trouble = trouble
+        health.failure = failure
 
-    def _node(self, entry: Entry) -> Node | None:
+    def _node(self, entry: ResourceEntry) -> Node | None:
         node = self._api.node(entry.zone, entry.cloud_id)
         if node is None and entry.kind == POOL:
-            return self._api.old_node(entry.zone, entry.cloud_id)
+            return self._api.node_v1(entry.zone, entry.cloud_id)
         return node
 
-    def _lost(self, entry: Entry, node: Node | None) -> Trouble | None:
-        trouble = node_state.lost(node) if node is not None else node_state.missing(entry.name)
-        if trouble is None or entry.kind != QUEUED:
-            return trouble
+    def _permanent_failure(self, entry: ResourceEntry, node: Node | None) -> NodeFailure | None:
+        failure = node_state.permanent_failure(node) if node is not None else node_state.deleted_node(entry.name)
+        if failure is None or entry.kind != QUEUED:
+            return failure
         queued = self._api.queued(entry.zone, entry.cloud_id)
-        return (node_state.suspended(queued) if queued is not None else None) or trouble
+        return (node_state.suspension(queued) if queued is not None else None) or failure
 
-    def _ill(self, node: Node, watched: _Watched, *, last: bool) -> Trouble | None:
+    def _lasting_failure(self, node: Node, health: _NodeHealth, *, last: bool) -> NodeFailure | None:
         """Return the problem of a node that is unhealthy for too long or, after a failed job, unhealthy at all."""
-        trouble = node_state.ill(node)
-        if trouble is None:
-            watched.ill_since = None
+        failure = node_state.temporary_failure(node)
+        if failure is None:
+            health.unhealthy_since = None
             return None
-        watched.ill_since = watched.ill_since or time.monotonic()
-        return trouble if last or time.monotonic() - watched.ill_since >= self._settings.unhealthy_seconds else None
+        health.unhealthy_since = health.unhealthy_since or time.monotonic()
+        return (
+            failure if last or time.monotonic() - health.unhealthy_since >= self._settings.unhealthy_seconds else None
+        )
 
-    def _note(self, entry: Entry, node: Node, watched: _Watched) -> None:
-        if watched.noted != (node.state, node.health):
-            self._ledger.note(entry, state=node.state, health=node.health, detail=node.health_detail or None)
-            watched.noted = (node.state, node.health)
+    def _record_state(self, entry: ResourceEntry, node: Node, health: _NodeHealth) -> None:
+        if health.recorded != (node.state, node.health):
+            self._resource_log.update(entry, state=node.state, health=node.health, detail=node.health_detail or None)
+            health.recorded = (node.state, node.health)

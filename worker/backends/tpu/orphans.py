@@ -5,38 +5,38 @@ import time
 from collections.abc import Callable, Iterator
 
 from core.settings.cloud import TpuSettings
-from worker.backends.tpu.api import ApiError, Node, Queued, TpuApi
-from worker.backends.tpu.deletion import Removal
+from worker.backends.tpu.api import ApiError, Node, QueuedResource, TpuApi
+from worker.backends.tpu.deletion import NodeDeleter
 from worker.backends.tpu.provisioning.node_request import LABEL, LABEL_ATTEMPT, LABEL_JOB
-from worker.backends.tpu.resource_log import NODE, QUEUED, Entry, Ledger
+from worker.backends.tpu.resource_log import NODE, QUEUED, ResourceEntry, ResourceLog
 
 logger = logging.getLogger(__name__)
 
-Owned = Callable[[str, int], bool]
+IsOwned = Callable[[str, int], bool]
 """Returns whether a worker runs this attempt of this job."""
 
 
-class Strays:
+class OrphanSweep:
     """See the module."""
 
-    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings) -> None:
+    def __init__(self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings) -> None:
         self._api = api
-        self._ledger = ledger
+        self._resource_log = resource_log
         self._settings = settings
-        self._removal = Removal(api, ledger)
+        self._deleter = NodeDeleter(api, resource_log)
 
-    def remove(self, owned: Owned) -> int:
+    def remove(self, owned: IsOwned) -> int:
         """Delete all of them; return how many were deleted, or found to be gone."""
-        written = [one for one in self._ledger.unowned() if one.over or not owned(one.job_id, one.attempt)]
+        written = [one for one in self._resource_log.list_orphaned() if one.over or not owned(one.job_id, one.attempt)]
         count = sum(self._remove(entry) for entry in written)
         known = {entry.name for entry in written}
         zones = dict.fromkeys([*self._settings.zones, *(entry.zone for entry in written)])
-        return count + sum(self._remove_unwritten(zone, known, owned) for zone in zones)
+        return count + sum(self._delete_unrecorded(zone, known, owned) for zone in zones)
 
-    def _remove(self, entry: Entry) -> bool:
+    def _remove(self, entry: ResourceEntry) -> bool:
         """Delete a resource; return True unless that failed, or its deletion had been requested before."""
         try:
-            self._removal.remove(entry)
+            self._deleter.remove(entry)
         except ApiError as error:  # one that is being deleted may refuse to be deleted again
             level = logging.INFO if entry.over else logging.WARNING
             logger.log(level, "tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
@@ -44,11 +44,11 @@ class Strays:
         logger.info("tpu_swept", extra={"resource": entry.name, "job_id": entry.job_id})
         return not entry.over
 
-    def _remove_unwritten(self, zone: str, known: set[str], owned: Owned) -> int:
+    def _delete_unrecorded(self, zone: str, known: set[str], owned: IsOwned) -> int:
         """Delete labelled resources that are not in the ledger, as after the restore of an older database."""
         count = 0
         try:
-            for kind, stray in self._labelled(zone):
+            for kind, stray in self._list_labelled(zone):
                 name = f"{stray.zone}/{stray.id}"
                 if name in known or time.time() - stray.created < self._settings.orphan_grace_seconds:
                     continue
@@ -62,9 +62,9 @@ class Strays:
             logger.warning("zone_not_swept", extra={"zone": zone, "error": str(error)})
         return count
 
-    def _labelled(self, zone: str) -> Iterator[tuple[str, Node | Queued]]:
+    def _list_labelled(self, zone: str) -> Iterator[tuple[str, Node | QueuedResource]]:
         """Yield labelled resources; queued resources first, since their nodes are deleted with them."""
-        ours = self._ledger.installation()
+        ours = self._resource_log.installation()
         for kind, listed in ((QUEUED, self._api.queued_resources), (NODE, self._api.nodes)):
             for one in listed(zone):
                 if one.labels.get(LABEL) == ours:

@@ -11,7 +11,7 @@ NODE, QUEUED, POOL = "tpu_node", "tpu_queued", "tpu_pool"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ResourceEntry:
     """One requested resource.
 
     Attributes:
@@ -42,18 +42,18 @@ class Entry:
         return self.name.partition("/")[2]
 
 
-class Ledger(Protocol):
+class ResourceLog(Protocol):
     """The record of billed resources. Every method raises StoreUnavailable if the record cannot be reached."""
 
     def installation(self) -> str:
         """Return the label of this service's resources, so that those of other services are not touched."""
 
-    def intend(self, kind: str, name: str, *, job_id: str, attempt: int) -> Entry | None:
+    def record_intent(self, kind: str, name: str, *, job_id: str, attempt: int) -> ResourceEntry | None:
         """Record a resource before it is requested; a repeat returns the same entry. None: another attempt holds it."""
 
-    def note(
+    def update(
         self,
-        entry: Entry,
+        entry: ResourceEntry,
         *,
         state: str,
         health: str | None = None,
@@ -63,14 +63,14 @@ class Ledger(Protocol):
     ) -> None:
         """Record the cloud's state of a resource and, with `bills`, that it is billed from now on."""
 
-    def close(self, entry: Entry, *, gone: bool, detail: str | None = None) -> None:
+    def record_deletion(self, entry: ResourceEntry, *, gone: bool, detail: str | None = None) -> None:
         """Mark a resource as deleted or, if not `gone`, as "delete requested"."""
 
-    def of_attempt(self, job_id: str, attempt: int) -> list[Entry]:
+    def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
         """List all resources of an attempt, oldest first."""
 
-    def here(self) -> list[Entry]:
+    def list_on_host(self) -> list[ResourceEntry]:
         """List resources that this host's workers requested and nobody has deleted yet."""
 
-    def unowned(self) -> list[Entry]:
+    def list_orphaned(self) -> list[ResourceEntry]:
         """List resources on any host that should be deleted: they are `over`, or no worker runs their attempt."""

@@ -10,7 +10,7 @@ from support.registry_server import Registry
 from core.settings import Settings
 from core.settings.docker import EgressSettings, ImageSettings
 from worker.backends.docker.engine.client import Engine
-from worker.backends.docker.images.pull import Images
+from worker.backends.docker.images.pull import ImageStore
 
 
 @pytest.fixture
@@ -76,16 +76,16 @@ class Store:
             egress=EgressSettings(allowed=["127.0.0.1", "localhost"]),
         )
         self.engine = Engine(self.settings.docker)
-        self.images = Images(self.engine, self.settings)
+        self.images = ImageStore(self.engine, self.settings)
         self.told = []
         self.client = server.client
 
     def have(self, reference, **how):
-        return self.images.have(reference, lambda *what: self.told.append(what), **how)
+        return self.images.ensure(reference, lambda *what: self.told.append(what), **how)
 
     def ours(self):
         """Names of the images in the ledger."""
-        with self.images.ledger().open() as page:
+        with self.images.journal().open() as page:
             return sorted(name for entry in page.images.values() for name in entry.references)
 
 

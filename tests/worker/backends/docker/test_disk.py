@@ -14,9 +14,9 @@ from core.jobs.scheduling.claims import Offer
 from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
 from core.settings.worker import DiskSettings, MachineSettings, WorkerSettings
-from worker.attempt.control import Signals
+from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
-from worker.context import Host
+from worker.context import WorkerContext
 
 MIB = 1024**2
 FILL = "dd if=/dev/urandom of=/tmp/fill bs=1M count=8 2>/dev/null; echo full; sleep 600"
@@ -44,7 +44,7 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_pa
         machines=MachineSettings(simulate=False),
         disk=DiskSettings(job_mb=6, check_seconds=0.1),
     )
-    host = Host.open(settings, sqlite_database, name="w1", host="here")
+    host = WorkerContext.open(settings, sqlite_database, worker_name="w1", hostname="here")
 
     def submit(session):
         project, _ = lifecycle.ensure_project(session, "default")
@@ -56,7 +56,7 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_pa
 
     host.write(submit)
     job = host.write(lambda session: claims.claim(session, Offer("w1", "here", ("docker",))))
-    run_attempt(host, job, Signals())
+    run_attempt(host, job, AttemptControl())
     with host.database.read() as session:
         row = queries.row(session, job.id)
     assert (row.reason, "of 6 MiB" in (row.reason_detail or "")) == ("disk_quota", True)

@@ -10,7 +10,7 @@ import pytest
 from support.backend_place import Place
 
 from core.settings.docker import DockerSettings
-from worker.backends.docker.engine.client import Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine.client import Engine, EngineRefused, EngineUnavailable
 
 
 class FlakyEngine(socketserver.ThreadingUnixStreamServer):
@@ -66,7 +66,7 @@ def ask(engine, path):
 
 def test_an_engine_that_hangs_up_25_times_leaves_no_connection_open(engine):
     def hiccup():
-        with pytest.raises(EngineAway):
+        with pytest.raises(EngineUnavailable):
             ask(engine, "/info")
 
     hiccup()
@@ -91,13 +91,13 @@ def test_an_engine_that_answers_statistics_with_nothing_is_not_away(engine, flak
 
 def test_a_thread_that_fails_late_leaves_the_connection_that_another_has_made(engine):
     def fail_late(api):
-        with pytest.raises(EngineAway):
+        with pytest.raises(EngineUnavailable):
             ask(engine, "/info")
         successors.append(engine.call(lambda api: api))
         return api._get(api._url("/info"))
 
     successors = []
-    with pytest.raises(EngineAway):
+    with pytest.raises(EngineUnavailable):
         engine.call(fail_late)
     assert engine.call(lambda api: api) is successors[0]
 

@@ -73,6 +73,6 @@ def test_a_sigterm_of_the_job_s_own_is_told_from_one_of_the_engine(make, unresto
 def test_an_engine_without_live_restore_is_warned_of(tmp_path, caplog):
     with running_engine(**{"live-restore": False}) as server:
         place = Place("docker", tmp_path, server.settings())
-        assert place.backend.unready() is None
-        assert place.backend.unready() is None
+        assert place.backend.unavailable_reason() is None
+        assert place.backend.unavailable_reason() is None
     assert [record.message.split(":")[0] for record in caplog.records] == ["live_restore_off"]

@@ -11,7 +11,7 @@ from support.docker_server import BARE
 
 from worker.attempt.scratch import Scratch
 from worker.backends.base import ARTIFACTS, Exit, LaunchError, read_control
-from worker.backends.docker.engine.client import Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine.client import Engine, EngineRefused, EngineUnavailable
 
 PRINTS = "i=0; while [ $i -lt 300 ]; do echo line $i; i=$((i+1)); sleep 0.01; done; exit 7"
 PRINTED = b"".join(b"line %d\n" % i for i in range(300))
@@ -56,9 +56,9 @@ def test_a_job_that_ends_without_its_engine_is_told_by_its_files(make, mortal):
     with pytest.raises(LaunchError) as error:
         place.backend.destroy(handle)
     assert error.value.reason == "engine_away", "it is not gone before the engine says so"
-    assert "does not answer" in place.backend.unready()
+    assert "does not answer" in place.backend.unavailable_reason()
     mortal.start()
-    assert place.backend.unready() is None
+    assert place.backend.unavailable_reason() is None
     assert place.backend.poll(handle) == Exit(5)
     place.backend.destroy(handle)
     assert left(mortal) == []
@@ -333,15 +333,15 @@ def test_an_engine_that_hangs_delays_no_look_for_long(make, mortal):
 @pytest.mark.usefixtures("docker_server")
 def test_what_lasts_is_not_asked_for_again_until_the_engine_goes_away(mortal):
     engine = Engine(mortal.settings())
-    hasty = engine.hasty(5)
-    told = hasty.lasting_info()
-    assert engine.lasting_info() is told, "two connections, one engine"
+    hasty = engine.with_timeout(5)
+    told = hasty.cached_info()
+    assert engine.cached_info() is told, "two connections, one engine"
     assert hasty.info() is not told, "what is asked for now is asked for"
-    assert engine.lasting_info() is not told, "and remembered"
+    assert engine.cached_info() is not told, "and remembered"
     mortal.kill()
-    with pytest.raises(EngineAway):
+    with pytest.raises(EngineUnavailable):
         engine.call(lambda api: api.ping())
-    with pytest.raises(EngineAway):
-        hasty.lasting_info()
+    with pytest.raises(EngineUnavailable):
+        hasty.cached_info()
     mortal.start()
-    assert engine.lasting_info()["ID"] == told["ID"]
+    assert engine.cached_info()["ID"] == told["ID"]

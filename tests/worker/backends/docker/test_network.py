@@ -15,13 +15,20 @@ from core.settings.database import DatabaseSettings, QueueSettings
 from worker.backends.base import LaunchError
 from worker.backends.docker import network as module
 from worker.backends.docker.engine.client import Engine
-from worker.backends.docker.network import Fence, FenceMissing, Network, fence_of, resolvers, service_addresses
+from worker.backends.docker.network import (
+    Firewall,
+    FirewallUnavailable,
+    Network,
+    make_firewall,
+    resolvers,
+    service_addresses,
+)
 
 
 def test_rules_are_one_whole_that_may_be_set_again():
     blocked = ("169.254.0.0/16", "10.0.0.0/8", "fd00:ec2::/32")
     services = (("192.0.2.1", 5432), ("2001:db8::1", 5432))
-    fence = Fence("gj1", blocked, services, metrics_port=8125, resolvers=("169.254.169.254", "2001:db8::53"))
+    fence = Firewall("gj1", blocked, services, metrics_port=8125, resolvers=("169.254.169.254", "2001:db8::53"))
     assert fence.rules().splitlines() == [
         "*filter",
         ":GRADIENT-IN-gj1 - [0:0]",
@@ -62,7 +69,7 @@ def test_resolvers_are_those_that_containers_ask(tmp_path):
 
 
 def test_the_firewall_of_this_host_is_for_both_protocols(tmp_path):
-    fence = fence_of(Settings(home=tmp_path), "gj1")
+    fence = make_firewall(Settings(home=tmp_path), "gj1")
     assert "-d 169.254.0.0/16 -j REJECT" in fence.rules()
     assert "-d fd00:ec2::/32 -j REJECT" in fence.rules(6)
 
@@ -102,8 +109,8 @@ def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_ser
     settings = Settings(home=tmp_path, docker=docker_server.settings(network="fenced"))
     with contextlib.ExitStack() as stack, docker_server.client() as client:
         stack.callback(client.remove_network, "fenced")
-        assert Network(engine, settings).have() == "fenced"
-        assert Network(engine, settings).have() == "fenced", "made once"
+        assert Network(engine, settings).ensure() == "fenced"
+        assert Network(engine, settings).ensure() == "fenced", "made once"
         found = client.inspect_network("fenced")
         assert found["Options"]["com.docker.network.bridge.enable_icc"] == "false"
         bridge = found["Options"]["com.docker.network.bridge.name"]
@@ -119,9 +126,9 @@ def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_ser
         names = ((METADATA, 53), (PRIVATE, 53), (gateway, 53))
         assert reaches(docker_server, "fenced", *places, *names) == ["reached"] * 9
         blocked = ("169.254.0.0/16", "10.98.0.0/16")
-        fence = Fence(bridge, blocked, (service,), tuple(docker_server.network), ipv6=True)
+        fence = Firewall(bridge, blocked, (service,), tuple(docker_server.network), ipv6=True)
         for _ in range(2):
-            fence.set()
+            fence.apply()
             assert reaches(docker_server, "fenced", *places, *names) == ["reached"] + ["kept off"] * 8
         dataclasses.replace(fence, resolvers=(METADATA,)).set()
         assert reaches(docker_server, "fenced", (METADATA, 80), *names) == ["kept off", "reached", *["kept off"] * 2]
@@ -136,7 +143,7 @@ def test_a_jobs_port_is_open_to_people_and_not_to_other_jobs(docker_server, engi
     settings = Settings(home=tmp_path, docker=docker_server.settings(network="ported"))
     with contextlib.ExitStack() as stack, docker_server.client() as client:
         stack.callback(client.remove_network, "ported")
-        Network(engine, settings).have()
+        Network(engine, settings).ensure()
         found = client.inspect_network("ported")
         gateway = found["IPAM"]["Config"][0]["Gateway"]
         bridge = found["Options"]["com.docker.network.bridge.name"]
@@ -147,7 +154,7 @@ def test_a_jobs_port_is_open_to_people_and_not_to_other_jobs(docker_server, engi
         client.start(made)
         address = client.inspect_container(made)["NetworkSettings"]["Networks"]["ported"]["IPAddress"]
         outside = Outside(docker_server, stack)
-        Fence(bridge, (), (), tuple(docker_server.network)).set()
+        Firewall(bridge, (), (), tuple(docker_server.network)).apply()
         for network, place in ((docker_server.network, "127.0.0.1"), (outside.network, "10.99.0.1")):
             fetch = [*network, "curl", "--silent", "--max-time", "5", f"http://{place}:24681"]
             wait_until(
@@ -159,26 +166,26 @@ def test_a_jobs_port_is_open_to_people_and_not_to_other_jobs(docker_server, engi
 
 def test_a_job_without_a_network_reaches_nobody(docker_server, engine, tmp_path):
     settings = Settings(home=tmp_path, docker=docker_server.settings(network="none"))
-    assert Network(engine, settings).have() == "none"
+    assert Network(engine, settings).ensure() == "none"
     assert reaches(docker_server, "none", ("127.0.0.1", 8780)) == ["kept off"]
 
 
 def test_a_fence_that_cannot_be_set_is_a_warning_or_an_error(docker_server, engine, tmp_path, monkeypatch, caplog):
     def refuse(_):
-        raise FenceMissing("iptables: Permission denied")
+        raise FirewallUnavailable("iptables: Permission denied")
 
-    monkeypatch.setattr(module.Fence, "set", refuse)
+    monkeypatch.setattr(module.Firewall, "apply", refuse)
     attempt = Network(engine, Settings(home=tmp_path, docker=docker_server.settings(network="open", firewall="try")))
-    assert [attempt.have(), attempt.have()] == ["open", "open"]
+    assert [attempt.ensure(), attempt.ensure()] == ["open", "open"]
     assert [record.message.split(":")[0] for record in caplog.records] == ["jobs_not_fenced"]
     strict = Network(engine, Settings(home=tmp_path, docker=docker_server.settings(network="open", firewall="require")))
     with pytest.raises(LaunchError, match="Permission denied"):
-        strict.have()
+        strict.ensure()
     with docker_server.client() as client:
         client.remove_network("open")
 
 
 def test_without_iptables_the_fence_is_missing(monkeypatch):
     monkeypatch.setattr(module.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(FenceMissing, match="not installed"):
-        Fence("gj1", (), ()).set()
+    with pytest.raises(FirewallUnavailable, match="not installed"):
+        Firewall("gj1", (), ()).apply()

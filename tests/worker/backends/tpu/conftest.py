@@ -2,7 +2,7 @@
 
 import pytest
 from support.backend_place import Place
-from support.fake_clouds import NOTHING, MemoryLedger, simulated, tpu_settings
+from support.fake_clouds import NOTHING, MemoryResourceLog, simulated, tpu_settings
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def have(simulator, tmp_path):
 
     def make(**options):
         settings = tpu_settings(simulator, **options)
-        place = Place("tpu", tmp_path, tpu=settings, ledger=MemoryLedger(), machine_type="TPU")
+        place = Place("tpu", tmp_path, tpu=settings, ledger=MemoryResourceLog(), machine_type="TPU")
         places.append(place)
         return place
 

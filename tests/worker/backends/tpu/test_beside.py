@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from support.backend_place import Place
-from support.fake_clouds import NOTHING, MemoryLedger, tpu_settings
+from support.fake_clouds import NOTHING, MemoryResourceLog, tpu_settings
 
 from core.catalogue.backends import offered
 from core.catalogue.machine_types import Catalogue
@@ -13,13 +13,13 @@ from core.errors import ExtraMissing
 from core.settings import Settings
 from core.settings.cloud import TpuSettings
 from worker.backends import make_backend
-from worker.backends.tpu.provisioning.node_request import wish_for
+from worker.backends.tpu.provisioning.node_request import build_request
 
 
 @pytest.fixture
 def beside(simulator, docker_server, tmp_path):
     settings = {"tpu": tpu_settings(simulator, runner="docker"), "docker": docker_server.settings()}
-    place = Place("tpu", tmp_path, ledger=MemoryLedger(), machine_type="TPU", **settings)
+    place = Place("tpu", tmp_path, ledger=MemoryResourceLog(), machine_type="TPU", **settings)
     yield place
     place.clear()
 
@@ -49,14 +49,14 @@ def test_a_container_that_cannot_be_started_gives_the_device_back(beside, simula
 )
 def test_a_node_is_made_as_its_type_needs_it(have, machine, runtime, tpu_type):
     spec = have().spec("true")
-    wish = wish_for(spec, Catalogue.load().get(machine), TpuSettings(), "g1")
+    wish = build_request(spec, Catalogue.load().get(machine), TpuSettings(), "g1")
     assert (wish.runtime, wish.accelerator_type) == (runtime, tpu_type)
-    named = wish_for(spec, Catalogue.load().get(machine), TpuSettings(runtimes={machine: "mine"}), "g1")
+    named = build_request(spec, Catalogue.load().get(machine), TpuSettings(runtimes={machine: "mine"}), "g1")
     assert named.runtime == "mine"
 
 
 def test_the_start_up_script_is_whole_and_valid(have):
-    wish = wish_for(have().spec("true"), Catalogue.load().get("TPU"), TpuSettings(tensorflow="2.20.1"), "g1")
+    wish = build_request(have().spec("true"), Catalogue.load().get("TPU"), TpuSettings(tensorflow="2.20.1"), "g1")
     script = wish.startup("us-central1-b")
     assert "tensorflow-tpu==2.20.1" in script
     assert "@" not in script

@@ -12,7 +12,7 @@ from core.errors import JobNotFound, StoreUnavailable
 from core.settings import Settings
 from core.settings.cloud import BucketSettings
 from core.storage.artifacts.store import DirectoryStore
-from worker.attempt.outputs.missing_artifacts import lost, note_lost
+from worker.attempt.outputs.missing_artifacts import read_missing, record_missing
 from worker.backends.tpu.storage import BucketRefused, open_bucket
 
 JOB = "jabc123"
@@ -189,7 +189,7 @@ def test_outputs_follow_the_bucket_and_inputs_stay_there(gcs, opened, into):
         gcs.put(opened.name, f"jobs/{JOB}/{name}", name.encode())
     (into / "local.txt").write_bytes(b"the job's own")
     first = opened.mirror(JOB, into)
-    assert (first.files, first.skipped, first.moving) == (2, (), 0)
+    assert (first.files, first.skipped, first.changing) == (2, (), 0)
     own = {"local.txt": b"the job's own"}
     assert contents(into) == own | {"ckpt-1": b"model/ckpt-1", "deep/er/x": b"model/deep/er/x"}
     gcs.put(opened.name, f"jobs/{JOB}/model/ckpt-2", b"two")
@@ -230,8 +230,8 @@ def test_hostile_names_never_leave_the_folder_and_are_listed(gcs, opened, artifa
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*escape*")} == set()
     assert list((tmp_path / "outside").iterdir()) == []
     assert [path.name for path in artifacts.iterdir()] == ["model"]
-    note_lost(artifacts, "model", done.skipped)
-    manifest = DirectoryStore(tmp_path / "store").close(JOB, 1, artifacts, lost=lost(artifacts))
+    record_missing(artifacts, "model", done.skipped)
+    manifest = DirectoryStore(tmp_path / "store").close(JOB, 1, artifacts, lost=read_missing(artifacts))
     assert (manifest.state, manifest.files) == ("partial", len(FINE))
     told = dict(manifest.skipped)
     assert {path: told[f"model/{path}"] for path in expected} == expected
@@ -256,7 +256,7 @@ def test_a_folder_that_the_job_replaced_is_not_followed(gcs, opened, artifacts, 
 def test_a_spoiled_word_of_what_was_lost_says_nothing(artifacts):
     for spoiled in ("", "{", "[1]", '{"a": 1}', "null"):
         artifacts.with_name("lost.json").write_text(spoiled)
-        assert lost(artifacts) == []
+        assert read_missing(artifacts) == []
 
 
 def test_names_that_a_file_system_takes_for_one_do_not_overwrite_each_other(gcs, opened, into, monkeypatch):
@@ -330,8 +330,8 @@ def test_an_object_that_changes_while_it_is_fetched_is_fetched_again(gcs, opened
 
     gcs.simulator.buckets.names = changing
     try:
-        assert opened.mirror(JOB, into).moving == 1
-        assert opened.complete(JOB, into).moving == 0
+        assert opened.mirror(JOB, into).changing == 1
+        assert opened.complete(JOB, into).changing == 0
     finally:
         del gcs.simulator.buckets.names
     assert contents(into) == {"busy": b"new 0"}

@@ -8,7 +8,7 @@ import pytest
 
 from core.settings import Settings
 from worker.backends.base import LaunchError
-from worker.backends.tpu.storage.job_storage import Places
+from worker.backends.tpu.storage.job_storage import JobStorage
 
 ZONE = "us-central1-b"
 
@@ -66,7 +66,7 @@ def staged(storage, named, meanwhile):
         storage=storage,
         workspace=storage.parent / "workspace",
     )
-    Places(lambda _: bucket, spec, Settings(), lambda *_: None).have(ZONE)
+    JobStorage(lambda _: bucket, spec, Settings(), lambda *_: None).prepare(ZONE)
     return bucket.staged
 
 

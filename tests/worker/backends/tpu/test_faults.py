@@ -54,8 +54,11 @@ def test_a_job_finds_its_device_and_nothing_is_left_of_it(have, simulator, way):
 def test_what_bills_is_written_down_before_it_is_asked_for(have, simulator):
     place = have(provisioning="node")
     ledger, before = place._ledger, []
-    intend = ledger.intend
-    ledger.intend = lambda *args, **options: (before.append(list(simulator.cloud.record)), intend(*args, **options))[1]
+    intend = ledger.record_intent
+    ledger.record_intent = lambda *args, **options: (
+        before.append(list(simulator.cloud.record)),
+        intend(*args, **options),
+    )[1]
     place.launch(place.spec("true"))
     assert before == [[]]
     assert ledger.billed() == [f"{ZONES[0]}/{node_id(place)}"]
@@ -329,14 +332,14 @@ def test_a_teardown_that_stays_refused_is_left_to_the_sweep(have, simulator):
     simulator.inject("DeleteNode", Fault(grpc.StatusCode.PERMISSION_DENIED, "no"))
     place.backend.destroy(handle)
     assert len(simulator.cloud.left()[0]) == 1
-    assert place.backend.remove_strays(lambda *_: False, none_over) == 1
+    assert place.backend.remove_orphans(lambda *_: False, none_over) == 1
     assert simulator.cloud.left() == NOTHING
 
 
 def test_the_sweep_leaves_what_a_job_owns(have, simulator):
     place = have()
     place.launch(place.spec("sleep 600"))
-    assert place.backend.remove_strays(lambda *asked: asked == (place.job_id, 1), none_over) == 0
+    assert place.backend.remove_orphans(lambda *asked: asked == (place.job_id, 1), none_over) == 0
     assert simulator.cloud.left() != NOTHING
 
 
@@ -345,7 +348,7 @@ def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(have, simulator, wa
     place = have(provisioning=way)
     place.launch(place.spec("true"))
     place._ledger._rows.clear()
-    assert place.backend.remove_strays(lambda *_: False, none_over) == count
+    assert place.backend.remove_orphans(lambda *_: False, none_over) == count
     assert simulator.cloud.left() == NOTHING
 
 
@@ -354,10 +357,10 @@ def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(have, simula
     place.launch(place.spec("true"))
     forgotten = list(place._ledger._rows)
     place._ledger._rows.clear()
-    assert place.backend.remove_strays(lambda *_: False, none_over) == 0, "it is young"
+    assert place.backend.remove_orphans(lambda *_: False, none_over) == 0, "it is young"
     place = have()
     place._ledger.installation = lambda: "another"
-    assert place.backend.remove_strays(lambda *_: False, none_over) == 0, "it is another service's"
+    assert place.backend.remove_orphans(lambda *_: False, none_over) == 0, "it is another service's"
     assert simulator.cloud.left() != NOTHING
     place._ledger._rows = forgotten
 
@@ -371,6 +374,6 @@ def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(
     simulator.cloud.create_node(first, node_id(place), None)
     row = place._ledger._rows[0]
     row["gone"], row["deleting"] = False, True
-    assert place.backend.remove_strays(lambda *_: True, none_over) == 0
+    assert place.backend.remove_orphans(lambda *_: True, none_over) == 0
     assert simulator.cloud.nodes(first) == []
     assert len(simulator.cloud.left()[0]) == 1, "the job's own stays"

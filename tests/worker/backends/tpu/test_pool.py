@@ -51,7 +51,7 @@ def test_a_node_of_a_pool_is_not_deleted(with_pool, simulator):
     handle = place.launch(place.spec("true"))
     place.backend.destroy(handle)
     assert place.backend.list_owned() == []
-    assert place.backend.remove_strays(lambda *_: False, none_over) == 0
+    assert place.backend.remove_orphans(lambda *_: False, none_over) == 0
     assert len(simulator.cloud.left()[0]) == 2
 
 

@@ -8,14 +8,14 @@ from core.jobs import cloud_resources, lifecycle, queries
 from core.jobs.cloud_resources import Resource
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import Offer
-from worker.resource_log import DatabaseLedger
+from worker.resource_log import DatabaseResourceLog
 
 NAME = "us-central1-b/gj-x-1"
 
 
 @pytest.fixture
 def ledger(database):
-    return DatabaseLedger(database, "here")
+    return DatabaseResourceLog(database, "here")
 
 
 @pytest.fixture
@@ -31,74 +31,74 @@ def row(database):
 
 
 def test_a_repeated_intent_is_the_same_entry(ledger, job):
-    first = ledger.intend("tpu_node", NAME, job_id=job.id, attempt=1)
-    again = ledger.intend("tpu_node", NAME, job_id=job.id, attempt=1)
+    first = ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
+    again = ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
     assert first.id == again.id
     assert (first.zone, first.cloud_id, first.over) == ("us-central1-b", "gj-x-1", False)
-    assert [entry.id for entry in ledger.here()] == [first.id]
-    assert ledger.of_attempt(job.id, 2) == []
+    assert [entry.id for entry in ledger.list_on_host()] == [first.id]
+    assert ledger.list_of_attempt(job.id, 2) == []
 
 
 def test_one_attempt_at_a_time_holds_a_name(ledger, job, submit):
     other = submit()
-    first = ledger.intend("tpu_pool", NAME, job_id=job.id, attempt=1)
-    assert ledger.intend("tpu_pool", NAME, job_id=other.id, attempt=1) is None
-    ledger.close(first, gone=True)
-    assert ledger.intend("tpu_pool", NAME, job_id=other.id, attempt=1) is not None
+    first = ledger.record_intent("tpu_pool", NAME, job_id=job.id, attempt=1)
+    assert ledger.record_intent("tpu_pool", NAME, job_id=other.id, attempt=1) is None
+    ledger.record_deletion(first, gone=True)
+    assert ledger.record_intent("tpu_pool", NAME, job_id=other.id, attempt=1) is not None
 
 
 def test_what_was_noted_is_in_the_row(ledger, job, database):
-    entry = ledger.intend("tpu_node", NAME, job_id=job.id, attempt=1)
-    ledger.note(entry, state="CREATING", operation="op1")
+    entry = ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
+    ledger.update(entry, state="CREATING", operation="op1")
     assert row(database).billed_at is None
-    ledger.note(entry, state="READY", health="HEALTHY", bills=True)
+    ledger.update(entry, state="READY", health="HEALTHY", bills=True)
     found = row(database)
     assert (found.state, found.health, found.operation) == ("READY", "HEALTHY", "op1")
     assert found.billed_at is not None
-    ledger.note(entry, state="READY", bills=True)
+    ledger.update(entry, state="READY", bills=True)
     assert row(database).billed_at == found.billed_at, "it bills since the first time"
-    assert ledger.of_attempt(job.id, 1)[0].operation == "op1"
+    assert ledger.list_of_attempt(job.id, 1)[0].operation == "op1"
 
 
 def test_what_is_being_deleted_is_no_more_of_this_host_and_not_forgotten(ledger, job, database):
-    entry = ledger.intend("tpu_node", NAME, job_id=job.id, attempt=1)
-    ledger.close(entry, gone=False, detail="not had in time")
-    assert ledger.here() == []
-    assert ledger.of_attempt(job.id, 1)[0].over
-    ledger.note(entry, state="READY")
+    entry = ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
+    ledger.record_deletion(entry, gone=False, detail="not had in time")
+    assert ledger.list_on_host() == []
+    assert ledger.list_of_attempt(job.id, 1)[0].over
+    ledger.update(entry, state="READY")
     assert (row(database).state, row(database).detail) == ("deleting", "not had in time")
     with database.read() as session:
         assert [one.id for one in cloud_resources.all_open(session)] == [entry.id]
-    ledger.close(entry, gone=True)
+    ledger.record_deletion(entry, gone=True)
     with database.read() as session:
         assert cloud_resources.all_open(session) == []
 
 
 def test_what_no_worker_runs_is_unowned(ledger, job, database):
-    entry = ledger.intend("tpu_node", NAME, job_id=job.id, attempt=1)
-    assert ledger.unowned() == []
+    entry = ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
+    assert ledger.list_orphaned() == []
     with database.write() as session:
         ended = lifecycle.ended(session, queries.row(session, job.id), "completed", exit_code=0)
         lifecycle.finish(session, ended, artifacts_state="none")
-    assert [one.id for one in ledger.unowned()] == [entry.id]
+    assert [one.id for one in ledger.list_orphaned()] == [entry.id]
 
 
 def test_another_attempts_are_unowned(ledger, job):
-    ledger.intend("tpu_node", NAME, job_id=job.id, attempt=7)
-    assert len(ledger.unowned()) == 1
+    ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=7)
+    assert len(ledger.list_orphaned()) == 1
 
 
 def test_it_bills_from_ready_until_the_cloud_takes_the_wish_to_delete_it(ledger, job, database):
-    entry = ledger.intend("tpu_node", NAME, job_id=job.id, attempt=1)
+    entry = ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
     with database.read() as session:
         assert cloud_resources.billed_seconds(session, [job]) == {job.id: 0.0}
         assert cloud_resources.billed_seconds(session, []) == {}
-    ledger.note(entry, state="READY", bills=True)
+    ledger.update(entry, state="READY", bills=True)
     with database.write() as session:
         session.execute(update(Resource).values(billed_at=now(-100)))
     with database.read() as session:
         assert cloud_resources.billed_seconds(session, [job])[job.id] == pytest.approx(100, abs=5)
-    ledger.close(entry, gone=False)
+    ledger.record_deletion(entry, gone=False)
     with database.write() as session:
         session.execute(update(Resource).values(deleting_at=now(-40), gone_at=now()))
     with database.read() as session:
@@ -107,7 +107,7 @@ def test_it_bills_from_ready_until_the_cloud_takes_the_wish_to_delete_it(ledger,
 
 def test_a_database_has_one_name_for_ever(ledger, database):
     name = ledger.installation()
-    assert name == DatabaseLedger(database, "there").installation()
+    assert name == DatabaseResourceLog(database, "there").installation()
     assert name[0] == "g"
     assert name.isalnum()
     assert name.islower(), "a label takes no capitals"

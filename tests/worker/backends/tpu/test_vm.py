@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 from support.backend_place import Place
-from support.fake_clouds import MemoryLedger, refused, tpu_settings
+from support.fake_clouds import MemoryResourceLog, refused, tpu_settings
 
 from core.errors import StoreUnavailable
 from core.settings import Settings
-from worker.backends.base import LaunchError, PortMap, read_control
+from worker.backends.base import LaunchError, PortForward, read_control
 from worker.backends.tpu.vm.agent import PART_BYTES
-from worker.backends.tpu.vm.client import OnVm
+from worker.backends.tpu.vm.client import VmAgentClient
 
 
 class MemoryRelay:
@@ -50,8 +50,8 @@ def vms(relay):
     settings = Settings(
         tpu={"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}
     )
-    bucket = SimpleNamespace(relay=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
-    return OnVm(lambda _region: bucket, settings)
+    bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
+    return VmAgentClient(lambda _region: bucket, settings)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
     if told is not None:
         relay.objects["status"] = json.dumps(told).encode()
     with pytest.raises(LaunchError) as raised:
-        vms.started(SimpleNamespace(job_id="j1", attempt=1), "us-central1-b", lambda _: None, lambda: None)
+        vms.wait_until_running(SimpleNamespace(job_id="j1", attempt=1), "us-central1-b", lambda _: None, lambda: None)
     assert raised.value.reason == reason
 
 
@@ -131,12 +131,12 @@ def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
     ("tpu", "options", "reason"),
     [
         ({"provisioning": "pool", "pool": {"TPU": ["us-central1-b/mine"]}}, {}, "tpu_denied"),
-        ({}, {"ports": (PortMap(5000, 80),)}, "option_refused"),
+        ({}, {"ports": (PortForward(5000, 80),)}, "option_refused"),
         ({}, {}, "bucket_missing"),
     ],
 )
 def test_what_a_vm_cannot_give_is_refused_before_anything_is_made(simulator, tmp_path, tpu, options, reason):
     settings = tpu_settings(simulator, placement_by_type={"TPU": "vm"}, **tpu)
-    place = Place("tpu", tmp_path, tpu=settings, ledger=MemoryLedger(), machine_type="TPU")
+    place = Place("tpu", tmp_path, tpu=settings, ledger=MemoryResourceLog(), machine_type="TPU")
     assert refused(place, place.spec("true", **options))[0] == reason
     assert simulator.cloud.record == []

@@ -11,14 +11,14 @@ from typing import Any
 from worker.backends import base
 from worker.backends.base import WRAPPER, LaunchSpec
 
-RUN = "/.gradient/run.sh"
+WRAPPER_PATH = "/.gradient/run.sh"
 """Path of the wrapper inside the container."""
 
 LABEL_HOME = "gradient.home"
 LABEL_JOB = "gradient.job"
 LABEL_ATTEMPT = "gradient.attempt"
 
-_OBEYED = (
+_GPU_VARIABLES = (
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
     "NVIDIA_REQUIRE_",
@@ -26,8 +26,8 @@ _OBEYED = (
     "NVIDIA_MIG_",
     "NVIDIA_IMEX_",
 )
-_NAME = "gradient"
-_HOOKED = (
+_USER_NAME = "gradient"
+_HOOK_VARIABLES = (
     "LD_AUDIT",
     "LD_PRELOAD",
     "NVIDIA_IMEX_CHANNELS",
@@ -41,11 +41,11 @@ children.
 """
 _NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 # Output goes to a file; this holds what the engine itself reports of a failed start.
-_LOG = {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}}
+_LOG_CONFIG = {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ContainerOptions:
     """The host's choices for a container.
 
     Attributes:
@@ -88,11 +88,11 @@ def container_name(name: str) -> str:
     return f"gradient-{name}"
 
 
-def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
+def container_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, Any]:
     """Build the body of `POST /containers/create` (Engine API 1.41) for one attempt."""
     return {
         "Image": options.image,
-        "Entrypoint": ["/bin/sh", RUN],
+        "Entrypoint": ["/bin/sh", WRAPPER_PATH],
         "Cmd": [base.CONTROL, "alone"],
         "Env": _environment(spec, options),
         "User": options.user,
@@ -113,22 +113,22 @@ def container_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
     }
 
 
-def _environment(spec: LaunchSpec, options: Options) -> list[str]:
+def _environment(spec: LaunchSpec, options: ContainerOptions) -> list[str]:
     # If NVIDIA's runtime is the default one, it obeys these variables, even those of an image: a job could take its
     # neighbours' GPUs. With a device request the engine sets the right one itself.
-    env = {name: value for name, value in spec.env.items() if not name.startswith(_OBEYED)}
+    env = {name: value for name, value in spec.env.items() if not name.startswith(_GPU_VARIABLES)}
     if options.user.partition(":")[0] != "0":
         # A user that the image does not know has no writable home, and no name for programs to find.
-        env = {"HOME": base.WORKSPACE, "LOGNAME": _NAME, "USER": _NAME} | env
+        env = {"HOME": base.WORKSPACE, "LOGNAME": _USER_NAME, "USER": _USER_NAME} | env
     # With CDI the engine hands the GPUs over itself, and the runtime must add nothing.
     if not spec.gpus or options.cdi:
         env |= _NO_GPUS
-    taken = _HOOKED if spec.gpus else ()
+    taken = _HOOK_VARIABLES if spec.gpus else ()
     # A name without a value removes the variable from the image's environment.
     return [*(f"{name}={value}" for name, value in sorted(env.items()) if name not in taken), *taken]
 
 
-def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
+def _host_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, Any]:
     memory = spec.memory_bytes if spec.memory_bytes is not None else options.memory_bytes
     return {
         # The init process reaps orphans and forwards signals.
@@ -150,7 +150,7 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
         "NanoCpus": round(spec.cpus * 1e9) if spec.cpus is not None else 0,
         "ShmSize": spec.shared_mem_bytes or options.shm_bytes,
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
-        "LogConfig": _LOG,
+        "LogConfig": _LOG_CONFIG,
         "NetworkMode": options.network,
         "IpcMode": "private",
         "PidMode": "",
@@ -164,15 +164,15 @@ def _host_config(spec: LaunchSpec, options: Options) -> dict[str, Any]:
     }
 
 
-def _mounts(spec: LaunchSpec, options: Options) -> list[dict[str, Any]]:
+def _mounts(spec: LaunchSpec, options: ContainerOptions) -> list[dict[str, Any]]:
     return [
         _mount(spec.workspace, base.WORKSPACE),
         _mount(spec.artifacts, base.ARTIFACTS),
         _mount(spec.storage, base.STORAGE),
-        _datasets(spec.datasets, writable=options.datasets_writable),
+        _datasets_mount(spec.datasets, writable=options.datasets_writable),
         _mount(spec.control, base.CONTROL),
-        _mount(WRAPPER, RUN, read_only=True),
-        *(_opened(source, target) for source, target in options.folders),
+        _mount(WRAPPER, WRAPPER_PATH, read_only=True),
+        *(_host_folder_mount(source, target) for source, target in options.folders),
     ]
 
 
@@ -192,11 +192,11 @@ def _device_requests(gpus: tuple[str, ...], cdi: tuple[str, ...]) -> list[dict[s
     return [{"Driver": "", "DeviceIDs": list(gpus), "Capabilities": [["gpu"]], "Options": {}}]
 
 
-def _datasets(folder: Path, *, writable: bool) -> dict[str, Any]:
-    return _mount(folder, base.DATASETS) if writable else _opened(str(folder), base.DATASETS)
+def _datasets_mount(folder: Path, *, writable: bool) -> dict[str, Any]:
+    return _mount(folder, base.DATASETS) if writable else _host_folder_mount(str(folder), base.DATASETS)
 
 
-def _opened(source: str, target: str) -> dict[str, Any]:
+def _host_folder_mount(source: str, target: str) -> dict[str, Any]:
     """Mount a folder of the host read-only, without mounts inside it: those would stay writable."""
     mount = _mount(Path(source), target, read_only=True)
     return mount | {"BindOptions": {"Propagation": "rprivate", "NonRecursive": True}}

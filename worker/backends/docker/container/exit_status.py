@@ -10,7 +10,7 @@ from worker.backends.processes import boot_id
 _KILLED, _REFUSED, _UNKNOWN = 137, 97, 255
 
 
-def verdict(handle: Handle, state: ContainerState | None, code: int | None) -> Exit:
+def determine_exit(handle: Handle, state: ContainerState | None, code: int | None) -> Exit:
     """Return how the job ended.
 
     The exit file takes precedence over the engine, which has been seen to be wrong after a crash.
@@ -30,10 +30,10 @@ def verdict(handle: Handle, state: ContainerState | None, code: int | None) -> E
     began = read_control(Path(handle["control"]), "started") is not None
     if state is None:
         return Exit(None, "vanished" if began else "never_started", "its container is gone")
-    return _unwritten(state, began=began)
+    return _exit_without_file(state, began=began)
 
 
-def _unwritten(state: ContainerState, *, began: bool) -> Exit:
+def _exit_without_file(state: ContainerState, *, began: bool) -> Exit:
     """Return how a container ended that left no exit file."""
     code = state.exit_code
     if not began:

@@ -10,39 +10,39 @@ from core.formatting import MIB
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import LaunchError, LaunchSpec, Progress, read_control, write_command
-from worker.backends.docker.container.config import Options, container_config, container_name
-from worker.backends.docker.container.policy import Openings
-from worker.backends.docker.container.users import hand_over, user_of
+from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
+from worker.backends.docker.container.policy import PolicyByMachineType
+from worker.backends.docker.container.users import chown_folders, resolve_user
 from worker.backends.docker.engine.client import (
     NOT_FOUND,
     ContainerState,
     Engine,
-    EngineAway,
     EngineError,
     EngineRefused,
+    EngineUnavailable,
 )
-from worker.backends.docker.engine.registry_auth import auth_for, signed_in
+from worker.backends.docker.engine.registry_auth import find_push_auth, pull_auth
 from worker.backends.docker.gpu import device_requests
-from worker.backends.docker.gpu.monitor import Gpus
-from worker.backends.docker.images.build import Builds
-from worker.backends.docker.images.pull import Image, Images
+from worker.backends.docker.gpu.monitor import GpuMonitor
+from worker.backends.docker.images.build import ImageBuilder
+from worker.backends.docker.images.pull import Image, ImageStore
 from worker.backends.docker.network import NONE, Network
-from worker.backends.ports import require_free
+from worker.backends.ports import check_ports_free
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_AWAY_PAUSE_SECONDS = 1.0
+_UNAVAILABLE_PAUSE_SECONDS = 1.0
 _START_PAUSES = (1.0, 2.0, 4.0)
 _NO_SPACE = "no space left on device"
-_NO_QUOTAS = "storage-opt"
-_MOST_OF_MEMORY = 0.9
+_NO_QUOTA_SUPPORT = "storage-opt"
+_MAX_MEMORY_SHARE = 0.9
 """Share of the host's memory for all jobs without a limit together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedContainer:
     """A container that was started.
 
     Attributes:
@@ -56,10 +56,10 @@ class Started:
     memory_bytes: int
 
 
-class _MadeAgain(Exception):
+class _RecreateContainer(Exception):
     """The container could not be started, and must be created anew."""
 
-    passing = True
+    transient = True
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -69,28 +69,28 @@ class _MadeAgain(Exception):
 class Launcher:
     """Starts attempts on one engine."""
 
-    def __init__(self, engine: Engine, settings: Settings, gpus: Gpus) -> None:
+    def __init__(self, engine: Engine, settings: Settings, gpus: GpuMonitor) -> None:
         self._engine = engine
         self._gpus = gpus
-        self._openings = Openings(settings)
+        self._policies = PolicyByMachineType(settings)
         self._settings = settings.docker
         self._worker = settings.worker
         self._layer_mb = settings.disk.job_mb
         self._build_network = settings.images.build_network
         self._home = str(settings.root)
-        self.images = Images(engine, settings)
-        self._builds = Builds(engine, self.images, settings)
+        self.images = ImageStore(engine, settings)
+        self._builder = ImageBuilder(engine, self.images, settings)
         self._bind = settings.ports.bind
         self._network = Network(engine, settings)
         self._with_shell: set[str] = set()
 
-    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
+    def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> StartedContainer:
         """Start the attempt once.
 
         Raises:
             LaunchError: The attempt cannot be started.
         """
-        return self._patiently(lambda: self._launch(spec, confirm, progress), progress)
+        return self._with_retry(lambda: self._launch(spec, confirm, progress), progress)
 
     def build(self, spec: LaunchSpec, progress: Progress) -> Image:
         """Build the attempt's image, push it if it has a target, and start nothing.
@@ -98,30 +98,30 @@ class Launcher:
         Raises:
             LaunchError: The image cannot be built or pushed.
         """
-        return self._patiently(lambda: self._image(spec, progress, self._look_over(spec)), progress)
+        return self._with_retry(lambda: self._prepare_image(spec, progress, self._engine_info(spec)), progress)
 
-    def _patiently(self, action: Callable[[], T], progress: Progress) -> T:
+    def _with_retry(self, action: Callable[[], T], progress: Progress) -> T:
         """Run an action, and retry it while the engine restarts."""
         give_up = time.monotonic() + self._settings.engine_retry_seconds
         pauses = iter(_START_PAUSES)
         while True:
             try:
                 return action()
-            except EngineAway as error:
+            except EngineUnavailable as error:
                 if time.monotonic() >= give_up:
                     raise LaunchError("engine_away", str(error)) from error
                 progress("provisioning", "waiting for the container engine to answer")
-                time.sleep(_AWAY_PAUSE_SECONDS)
-            except (EngineRefused, _MadeAgain) as error:
-                may_pass = error.passing and device_requests.REFUSAL not in error.detail
+                time.sleep(_UNAVAILABLE_PAUSE_SECONDS)
+            except (EngineRefused, _RecreateContainer) as error:
+                may_pass = error.transient and device_requests.NO_DRIVER_MESSAGE not in error.detail
                 pause = next(pauses, None) if may_pass else None
                 if pause is None:
-                    raise LaunchError(_reason(error.detail), error.detail) from error
+                    raise LaunchError(_failure_reason(error.detail), error.detail) from error
                 logger.warning("launched_again", extra={"why": error.detail})
                 progress("provisioning", "the container is made anew")
                 time.sleep(pause)
 
-    def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Started:
+    def _launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> StartedContainer:
         state, image = self._engine.find(container_name(spec.name)), None
         if state is None:
             state, image = self._create(spec, progress)
@@ -129,8 +129,8 @@ class Launcher:
         began = read_control(spec.control, "started") is not None
         try:
             if not began:
-                self._require_shell(state, spec)
-                self._require_working_dir(state, spec)
+                self._check_shell(state, spec)
+                self._check_working_dir(state, spec)
                 self._require_free_gpus(spec)
             # Another worker may have created it meanwhile, from an older or newer image of that name.
             known = image.digest if image is not None and image.id == state.image else None
@@ -144,77 +144,77 @@ class Launcher:
         failpoint("confirmed")
         if not began and state.status == "created":
             self._start(state, spec)
-        return Started(state.id, digest, spec.memory_bytes or self._usual_memory(self._engine.lasting_info()))
+        return StartedContainer(state.id, digest, spec.memory_bytes or self._default_memory(self._engine.cached_info()))
 
     def _create(self, spec: LaunchSpec, progress: Progress) -> tuple[ContainerState, Image]:
-        opening = self._openings.of(spec.machine_type)
-        user = user_of(spec, opening, self._settings)
-        info = self._look_over(spec)
-        image = self._image(spec, progress, info)
-        self._look_at_ports(spec)
+        policy = self._policies.for_type(spec.machine_type)
+        user = resolve_user(spec, policy, self._settings)
+        info = self._engine_info(spec)
+        image = self._prepare_image(spec, progress, info)
+        self._check_ports(spec)
         write_command(spec)
-        hand_over(spec, user)
-        options = Options(
+        chown_folders(spec, user)
+        options = ContainerOptions(
             image=image.id,  # not its name, which may refer to another image by now
             home=self._home,
             user=str(user),
             groups=user.groups,
-            network=self._network.have(opening.network),
-            pids=opening.pids or self._settings.pids,
+            network=self._network.ensure(policy.network),
+            pids=policy.pids or self._settings.pids,
             shm_bytes=self._settings.shm_mb * MIB,
-            memory_bytes=self._usual_memory(info),
-            capabilities=(*self._settings.capabilities, *opening.capabilities),
-            devices=opening.devices,
-            folders=tuple(opening.mounts.items()),
+            memory_bytes=self._default_memory(info),
+            capabilities=(*self._settings.capabilities, *policy.capabilities),
+            devices=policy.devices,
+            folders=tuple(policy.mounts.items()),
             cdi=device_requests.cdi_names(spec.gpus, info),
             layer_mb=self._layer_mb,
             bind=self._bind,
             datasets_writable=self._settings.datasets_writable,
         )
         try:
-            return self._made(spec, options), image
+            return self._create_container(spec, options), image
         except EngineRefused as error:
             if error.status == NOT_FOUND:
-                raise _MadeAgain(f"its image was removed just then: {error.detail}") from error
+                raise _RecreateContainer(f"its image was removed just then: {error.detail}") from error
             raise
 
-    def _made(self, spec: LaunchSpec, options: Options) -> ContainerState:
+    def _create_container(self, spec: LaunchSpec, options: ContainerOptions) -> ContainerState:
         """Create the container, with a quota for its own files if the engine's disk supports one."""
         name = container_name(spec.name)
         try:
             return self._engine.create(name, container_config(spec, options))
         except EngineRefused as error:
-            if not options.layer_mb or _NO_QUOTAS not in error.detail:
+            if not options.layer_mb or _NO_QUOTA_SUPPORT not in error.detail:
                 raise
             logger.info("layers_without_quota", extra={"why": error.detail})
             self._layer_mb = 0  # they are measured periodically instead
             return self._engine.create(name, container_config(spec, replace(options, layer_mb=0)))
 
-    def _look_over(self, spec: LaunchSpec) -> dict[str, Any]:
+    def _engine_info(self, spec: LaunchSpec) -> dict[str, Any]:
         """Return the engine's description of itself, after checking that it can hand over the GPUs, if any."""
         if not spec.gpus:
-            return self._engine.lasting_info()
+            return self._engine.cached_info()
         info = self._engine.info()  # its runtimes may have changed just now
-        device_requests.require(spec.gpus, info, old_toolkit=self._settings.old_toolkit)
+        device_requests.check_supported(spec.gpus, info, old_toolkit=self._settings.old_toolkit)
         return info
 
-    def _image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:
+    def _prepare_image(self, spec: LaunchSpec, progress: Progress, info: dict[str, Any]) -> Image:
         """Pull, find or build the container's image."""
         if spec.build is None:
             reference = spec.container or self._settings.default_image
-            with signed_in(spec.login, reference) as auth:
-                return self.images.have(reference, progress, policy=spec.pull_policy, auth=auth)
-        return self._builds.make(
+            with pull_auth(spec.login, reference) as auth:
+                return self.images.ensure(reference, progress, policy=spec.pull_policy, auth=auth)
+        return self._builder.build(
             spec,
             progress,
-            network=self._build_network or self._network.have(),
-            memory_bytes=self._usual_memory(info),
-            push_auth=auth_for(spec.login, spec.build.target),
+            network=self._build_network or self._network.ensure(),
+            memory_bytes=self._default_memory(info),
+            push_auth=find_push_auth(spec.login, spec.build.target),
         )
 
-    def _usual_memory(self, info: dict[str, Any]) -> int:
+    def _default_memory(self, info: dict[str, Any]) -> int:
         """Return the memory limit in bytes of jobs that name none: the host must survive with all slots taken."""
-        most, share = int(info["MemTotal"] * _MOST_OF_MEMORY), self._worker.default_memory_mb
+        most, share = int(info["MemTotal"] * _MAX_MEMORY_SHARE), self._worker.default_memory_mb
         return most // self._worker.most_slots if share is None else min(most, share * MIB or most)
 
     def _require_free_gpus(self, spec: LaunchSpec) -> None:
@@ -224,21 +224,21 @@ class Launcher:
             words = "; ".join(f"GPU {gpu}: {why}" for gpu, why in taken.items())
             raise LaunchError("gpu_taken", words)
 
-    def _require_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
+    def _check_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
         """Check the working folder: the engine would create a missing one as root, even in folders that jobs share."""
         if spec.working_dir is not None and not self._engine.has_file(state.id, spec.working_dir):
             raise LaunchError("no_working_dir", spec.working_dir)
 
-    def _look_at_ports(self, spec: LaunchSpec) -> None:
+    def _check_ports(self, spec: LaunchSpec) -> None:
         if spec.ports and self._settings.network == NONE:
             raise LaunchError(
                 "launch_failed",
                 "this machine's jobs have no network (GRADIENT_DOCKER__NETWORK=none), so none of their ports can be "
                 "reached",
             )
-        require_free(self._bind, spec.ports)
+        check_ports_free(self._bind, spec.ports)
 
-    def _require_shell(self, state: ContainerState, spec: LaunchSpec) -> None:
+    def _check_shell(self, state: ContainerState, spec: LaunchSpec) -> None:
         """Check that the image has a shell.
 
         With an init as first process, a missing shell would not fail the start, but end the job at once.
@@ -246,7 +246,7 @@ class Launcher:
         if state.image not in self._with_shell:
             if not self._engine.has_file(state.id, "/bin/sh"):
                 if not self._engine.has_file(state.id, "/"):
-                    raise _MadeAgain("the container was gone before it was started")
+                    raise _RecreateContainer("the container was gone before it was started")
                 built = f"built from {spec.build.dockerfile}" if spec.build else None
                 raise LaunchError("no_shell", built or spec.container or self._settings.default_image)
             self._with_shell.add(state.image)
@@ -259,13 +259,13 @@ class Launcher:
                 return  # it runs, or has ended already, whatever the engine says
             now = self._engine.find(state.id)
             if now is None or error.status == NOT_FOUND:
-                raise _MadeAgain(f"the container was gone before it was started: {error.detail}") from error
+                raise _RecreateContainer(f"the container was gone before it was started: {error.detail}") from error
             if now.status != "created":
                 return  # another worker started it
             # An engine killed while it started a container reports `created` for ever and refuses every start.
             self._engine.remove(state.id, force=True)
-            if error.passing and device_requests.REFUSAL not in error.detail:
-                raise _MadeAgain(error.detail) from error
+            if error.transient and device_requests.NO_DRIVER_MESSAGE not in error.detail:
+                raise _RecreateContainer(error.detail) from error
             raise
 
     def _discard(self, state: ContainerState) -> None:
@@ -278,8 +278,8 @@ class Launcher:
             logger.info("not_discarded", exc_info=True)  # the sweep removes it
 
 
-def _reason(detail: str) -> str:
+def _failure_reason(detail: str) -> str:
     """Map the engine's error message to the reason of a failed start."""
-    if device_requests.REFUSAL in detail:
+    if device_requests.NO_DRIVER_MESSAGE in detail:
         return "no_gpu_runtime"
     return "disk_full" if _NO_SPACE in detail else "launch_failed"

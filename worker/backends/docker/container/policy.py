@@ -15,7 +15,7 @@ from core.settings import Settings
 from worker.backends.base import LaunchError
 
 
-class Openings:
+class PolicyByMachineType:
     """The extra privileges on this host.
 
     Raises:
@@ -26,40 +26,40 @@ class Openings:
         self._settings = settings
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
 
-    def of(self, machine_type: str) -> Opening:
+    def for_type(self, machine_type: str) -> Opening:
         """Return the extra privileges of a machine type; a type that this host does not know gets the default.
 
         Raises:
             LaunchError: They cannot be granted on this host.
         """
         try:
-            opening = self._catalogue.get(machine_type).docker
+            policy = self._catalogue.get(machine_type).docker
         except MachineTypeUnknown:
             return Opening()
-        wrong = "; ".join(mistakes(opening, self._settings))
+        wrong = "; ".join(policy_problems(policy, self._settings))
         if wrong:
             raise LaunchError("launch_failed", f"what is opened to {machine_type} cannot be: {wrong}")
-        return opening
+        return policy
 
 
-def mistakes(opening: Opening, settings: Settings) -> Iterator[str]:
+def policy_problems(policy: Opening, settings: Settings) -> Iterator[str]:
     """Yield the parts of a grant that this host cannot give, each as a phrase."""
-    for device in opening.devices:
+    for device in policy.devices:
         path = Path(device)
         if not path.exists():
             yield f"{device} is not there"
         elif not stat.S_ISCHR(path.stat().st_mode):
             yield f"{device} is no character device"
-    kept = [str(settings.root.resolve()), *_engine_socket(settings)]
-    for source in opening.mounts:
+    protected = [str(settings.root.resolve()), *_engine_socket(settings)]
+    for source in policy.mounts:
         if not Path(source).is_dir():
             yield f"{source} is no folder"
             continue
         # Links are followed here: a folder's name does not show where it is.
         where = str(Path(source).resolve())
-        if where != source and not _harmless(where):
+        if where != source and not _is_mountable(where):
             yield f"{source} leads to {where}, which runs the host"
-        elif any(overlap(where, path) for path in kept):
+        elif any(overlap(where, path) for path in protected):
             yield f"{source} holds or lies in what the service or the container engine keeps"
 
 
@@ -68,7 +68,7 @@ def _engine_socket(settings: Settings) -> list[str]:
     return [str(Path(parts.path).resolve())] if parts.scheme == "unix" else []
 
 
-def _harmless(source: str) -> bool:
+def _is_mountable(source: str) -> bool:
     try:
         Opening(mounts={source: "/opened"})
     except ValueError:

@@ -16,7 +16,7 @@ _STORAGE_MODE = 0o2770  # access for the project's group, which new files belong
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class ContainerUser:
     """The user that a container runs as.
 
     Attributes:
@@ -39,7 +39,7 @@ class User:
         return f"{self.uid}:{self.gid}"
 
 
-def usual(settings: DockerSettings, project_id: str) -> tuple[int, int]:
+def default_user(settings: DockerSettings, project_id: str) -> tuple[int, int]:
     """Return user and group of a project's jobs that name none.
 
     A worker that runs as root derives the user from the project's id, in a range that nothing else on the host uses.
@@ -54,18 +54,18 @@ def usual(settings: DockerSettings, project_id: str) -> tuple[int, int]:
     return own, own
 
 
-def user_of(spec: LaunchSpec, opening: Opening, settings: DockerSettings) -> User:
+def resolve_user(spec: LaunchSpec, policy: Opening, settings: DockerSettings) -> ContainerUser:
     """Return the user that the job runs as.
 
     Raises:
         LaunchError: The job asks for a user that it cannot have here.
     """
-    project = usual(settings, spec.project_id)
+    project = default_user(settings, spec.project_id)
     asked = project
     if spec.user is not None:
         uid, _, gid = uid_gid(spec.user).partition(":")
         asked = int(uid), int(gid)
-    if asked != project and 0 in asked and not opening.root:
+    if asked != project and 0 in asked and not policy.root:
         raise LaunchError(
             "option_refused",
             f"root is not opened to {spec.machine_type} on this host. Leave the user out, name another, or have "
@@ -77,14 +77,14 @@ def user_of(spec: LaunchSpec, opening: Opening, settings: DockerSettings) -> Use
             f"the worker here runs as user {os.getuid()} and cannot hand a job's files to user {asked[0]}. Leave the "
             "user out, or have it run as root",
         )
-    return User(*asked, project)
+    return ContainerUser(*asked, project)
 
 
-def hand_over(spec: LaunchSpec, user: User) -> None:
+def chown_folders(spec: LaunchSpec, user: ContainerUser) -> None:
     """If run as root, give the attempt's folders to the job's user, and the storage to the project's."""
     if os.getuid() != 0:
         return
-    for path in _tree(spec.workspace, spec.artifacts, spec.control):
+    for path in _walk(spec.workspace, spec.artifacts, spec.control):
         with suppress(FileNotFoundError):  # another start of the attempt writes its command
             os.chown(path, user.uid, user.gid, follow_symlinks=False)
     # Only the folder itself: its content belongs to the jobs.
@@ -98,7 +98,7 @@ def _owner(folder: Path) -> tuple[int, int]:
     return found.st_uid, found.st_gid
 
 
-def _tree(*roots: Path) -> Iterator[Path]:
+def _walk(*roots: Path) -> Iterator[Path]:
     for root in roots:
         for folder, folders, files in os.walk(root):
             yield Path(folder)

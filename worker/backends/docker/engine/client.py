@@ -28,20 +28,20 @@ T = TypeVar("T")
 OLDEST_API = (1, 41)
 NOT_FOUND, CONFLICT = 404, 409
 _SERVER_ERROR = 500
-_TOLD_SECONDS = 60.0
+_INFO_CACHE_SECONDS = 60.0
 _RESTART_SECONDS = 60.0
 """Longer than a new engine takes after its start to end the containers of the previous one."""
-_NAMING_SECONDS = 10.0
-_NAMING_PAUSE_SECONDS = 0.05
+_NAME_CONFLICT_SECONDS = 10.0
+_NAME_CONFLICT_PAUSE_SECONDS = 0.05
 _ENDED = frozenset({"exited", "dead"})
-_NO_ONE_THERE = (requests.RequestException, urllib3.exceptions.HTTPError, DockerException, ConnectionError)
+_CONNECTION_ERRORS = (requests.RequestException, urllib3.exceptions.HTTPError, DockerException, ConnectionError)
 
 
 class EngineError(Exception):
     """The request was refused, or there was no answer."""
 
 
-class EngineAway(EngineError):
+class EngineUnavailable(EngineError):
     """The engine does not answer; the state is unknown."""
 
 
@@ -59,7 +59,7 @@ class EngineRefused(EngineError):
         self.detail = detail
 
     @property
-    def passing(self) -> bool:
+    def transient(self) -> bool:
         """True if the error may be a temporary problem of the engine, not of the request."""
         return self.status >= _SERVER_ERROR
 
@@ -109,7 +109,7 @@ class ContainerState:
 
 
 @dataclass(slots=True)
-class _Told:
+class _CachedInfo:
     """The engine's latest description of itself, and its time."""
 
     info: dict[str, Any] | None = None
@@ -130,9 +130,9 @@ class Engine:
         self._lock = threading.Lock()
         self._client: APIClient | None = None
         self._close: Callable[[], object] = lambda: None
-        self._told = _Told()
+        self._told = _CachedInfo()
 
-    def hasty(self, timeout: float) -> "Engine":
+    def with_timeout(self, timeout: float) -> "Engine":
         """Return another connection to the same engine, with at most this timeout."""
         other = Engine(self._settings, timeout=min(timeout, self._timeout))
         other._told = self._told
@@ -142,12 +142,12 @@ class Engine:
         """Run a request on the engine.
 
         Raises:
-            EngineAway: The engine does not answer.
+            EngineUnavailable: The engine does not answer.
             EngineRefused: The engine answered with an error.
         """
         client: APIClient | None = None
         try:
-            client = self._connected()
+            client = self._connect()
             return action(client)
         except APIError as error:
             raise EngineRefused(error.status_code or _SERVER_ERROR, str(error.explanation or error)) from error
@@ -155,9 +155,9 @@ class Engine:
             # An engine has been seen to send an empty body with status 200, for statistics of a container that had
             # ended.
             raise EngineRefused(_SERVER_ERROR, f"an answer that is not JSON: {error}") from error
-        except _NO_ONE_THERE as error:
+        except _CONNECTION_ERRORS as error:
             self._disconnect(client)
-            raise EngineAway(f"{self._settings.url}: {error}") from error
+            raise EngineUnavailable(f"{self._settings.url}: {error}") from error
 
     @property
     def url(self) -> str:
@@ -170,10 +170,10 @@ class Engine:
         self._told.info, self._told.at = info, time.monotonic()
         return info
 
-    def lasting_info(self) -> dict[str, Any]:
+    def cached_info(self) -> dict[str, Any]:
         """Return the engine's description of itself, at most a minute old: its ID, the host's memory, its folder."""
         info, at = self._told.info, self._told.at
-        return info if info is not None and time.monotonic() - at < _TOLD_SECONDS else self.info()
+        return info if info is not None and time.monotonic() - at < _INFO_CACHE_SECONDS else self.info()
 
     def find(self, name: str) -> ContainerState | None:
         """Inspect the container of this name or id; None if there is none."""
@@ -186,7 +186,7 @@ class Engine:
 
     def create(self, name: str, config: dict[str, Any]) -> ContainerState:
         """Create a container from an image id, or find the container of this name."""
-        give_up = time.monotonic() + _NAMING_SECONDS
+        give_up = time.monotonic() + _NAME_CONFLICT_SECONDS
         while True:
             try:
                 made = self.call(lambda api: api.create_container_from_config(config, name))
@@ -201,7 +201,7 @@ class Engine:
                 # failed.
                 if time.monotonic() >= give_up:
                     raise
-            time.sleep(_NAMING_PAUSE_SECONDS)
+            time.sleep(_NAME_CONFLICT_PAUSE_SECONDS)
 
     def has_file(self, container: str, path: str) -> bool:
         """Return whether a container, running or not, has this path."""
@@ -245,7 +245,7 @@ class Engine:
             if error.status != NOT_FOUND:
                 raise
 
-    def _connected(self) -> APIClient:
+    def _connect(self) -> APIClient:
         with self._lock:
             if self._client is None:
                 self._client = _open_client(self._settings.url, math.ceil(self._timeout))

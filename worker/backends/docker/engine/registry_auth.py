@@ -8,14 +8,14 @@ from core.catalogue.registries import Login, registry_of
 from worker.backends.base import FindLogin, LaunchError
 
 # Messages of registries and of the engine; a private image is often reported as missing.
-_UNWELCOME = re.compile(
+_LOGIN_REFUSED = re.compile(
     r"unauthorized|authentication required|no basic auth|access.{0,20}denied|denied:|docker login|incorrect username",
     re.IGNORECASE,
 )
 
 
 @contextmanager
-def signed_in(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
+def pull_auth(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
     """Yield username and password for an image's registry in the engine's format; None: there is no login.
 
     Raises:
@@ -25,12 +25,12 @@ def signed_in(find: FindLogin, image: str) -> Iterator[dict[str, str] | None]:
     try:
         yield _auth(login)
     except LaunchError as error:
-        if error.reason != "image_pull" or not _UNWELCOME.search(error.detail):
+        if error.reason != "image_pull" or not _LOGIN_REFUSED.search(error.detail):
             raise
-        raise LaunchError(error.reason, _refused(image, error.detail, login)) from None
+        raise LaunchError(error.reason, _explain_refusal(image, error.detail, login)) from None
 
 
-def auth_for(find: FindLogin, target: str | None) -> dict[str, str] | None:
+def find_push_auth(find: FindLogin, target: str | None) -> dict[str, str] | None:
     """Return the login to push a built image, if it is pushed: an account that may only pull is not used.
 
     Raises:
@@ -43,7 +43,7 @@ def _auth(login: Login | None) -> dict[str, str] | None:
     return None if login is None else {"username": login.username, "password": login.password}
 
 
-def _refused(image: str, why: str, login: Login | None) -> str:
+def _explain_refusal(image: str, why: str, login: Login | None) -> str:
     host = registry_of(image)
     if login is None:
         return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it.)"

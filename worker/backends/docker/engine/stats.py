@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from worker.backends.docker.engine.client import Engine, EngineError
-from worker.backends.docker.gpu.monitor import Gpus
+from worker.backends.docker.gpu.monitor import GpuMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ _SECONDS_DIGITS = 19  # 2026-11-21T07:27:29
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StatsSample:
     """One reading of a container's counters.
 
     Attributes:
@@ -31,7 +31,7 @@ class Reading:
     cpu_seconds: float
     values: dict[str, float]
 
-    def since(self, earlier: "Reading | None") -> dict[str, float]:
+    def since(self, earlier: "StatsSample | None") -> dict[str, float]:
         """Return the values, with the CPU usage since an earlier reading."""
         if earlier is None or self.at <= earlier.at:
             return self.values
@@ -39,13 +39,13 @@ class Reading:
         return self.values | {"cpu_percent": 100 * used}
 
 
-def read(stats: dict[str, Any]) -> Reading | None:
+def read(stats: dict[str, Any]) -> StatsSample | None:
     """Parse the engine's answer; None for a container that does not run."""
     memory, cpu = stats.get("memory_stats") or {}, stats.get("cpu_stats") or {}
     if "usage" not in memory:
         return None
     values = {
-        "memory_bytes": float(memory["usage"] - _cache(memory.get("stats") or {})),
+        "memory_bytes": float(memory["usage"] - _file_cache_bytes(memory.get("stats") or {})),
         "processes": float((stats.get("pids_stats") or {}).get("current") or 0),
     }
     networks = (stats.get("networks") or {}).values()
@@ -56,31 +56,31 @@ def read(stats: dict[str, Any]) -> Reading | None:
         name = {"read": "disk_read_bytes", "write": "disk_written_bytes"}.get(entry["op"].lower())
         if name is not None:
             values[name] = values.get(name, 0.0) + entry["value"]
-    return Reading(_moment(stats["read"]), cpu["cpu_usage"]["total_usage"] / _NANOSECONDS, values)
+    return StatsSample(_parse_time(stats["read"]), cpu["cpu_usage"]["total_usage"] / _NANOSECONDS, values)
 
 
-def _cache(counters: dict[str, int]) -> int:
+def _file_cache_bytes(counters: dict[str, int]) -> int:
     """Return the bytes of file cache that the kernel frees first, which the job does not need (cgroup 1, cgroup 2)."""
     return counters.get("total_inactive_file", counters.get("inactive_file", 0))
 
 
-def _moment(text: str) -> float:
+def _parse_time(text: str) -> float:
     """Parse a time with nanoseconds, which `datetime` cannot represent."""
     whole = datetime.fromisoformat(text[:_SECONDS_DIGITS] + "+00:00").timestamp()
     fraction = text[_SECONDS_DIGITS:].rstrip("Z")
     return whole + float(f"0{fraction}" if fraction else 0)
 
 
-class Sampler:
+class ContainerSampler:
     """Queries stats in other threads: the engine takes up to a second to answer, and the driver takes time, too."""
 
-    def __init__(self, engine: Engine, gpus: Gpus) -> None:
+    def __init__(self, engine: Engine, gpus: GpuMonitor) -> None:
         self._engine = engine
         self._gpus = gpus
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="docker-stats")
         self._lock = threading.Lock()
-        self._asked: dict[str, Future[Reading | None]] = {}
-        self._last: dict[str, Reading] = {}
+        self._queried: dict[str, Future[StatsSample | None]] = {}
+        self._last: dict[str, StatsSample] = {}
 
     def sample(self, container: str, gpus: tuple[str, ...]) -> dict[str, float]:
         """Return the answer to the previous query, and query again; empty while nothing is known.
@@ -90,15 +90,15 @@ class Sampler:
             gpus: Its GPUs, in the order of its own numbering.
         """
         with self._lock:
-            asked = self._asked.get(container)
+            asked = self._queried.get(container)
             if asked is None:
-                asked = self._asked[container] = self._pool.submit(self._ask, container, gpus)
+                asked = self._queried[container] = self._pool.submit(self._query, container, gpus)
         try:
             reading = asked.result(0 if container in self._last else _FIRST_SECONDS)
         except TimeoutError:
             return {}
         with self._lock:
-            self._asked[container] = self._pool.submit(self._ask, container, gpus)
+            self._queried[container] = self._pool.submit(self._query, container, gpus)
             if reading is None:
                 return {}
             earlier, self._last[container] = self._last.get(container), reading
@@ -107,10 +107,10 @@ class Sampler:
     def forget(self, container: str) -> None:
         """Forget a container."""
         with self._lock:
-            self._asked.pop(container, None)
+            self._queried.pop(container, None)
             self._last.pop(container, None)
 
-    def _ask(self, container: str, gpus: tuple[str, ...]) -> Reading | None:
+    def _query(self, container: str, gpus: tuple[str, ...]) -> StatsSample | None:
         try:
             found = read(self._engine.call(lambda api: api.stats(container, stream=False, one_shot=True)))
         except EngineError as error:

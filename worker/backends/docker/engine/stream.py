@@ -20,19 +20,19 @@ from urllib.parse import urlencode, urlsplit
 from docker.errors import StreamParseError
 from docker.utils.json_stream import json_stream
 
-from worker.backends.docker.engine.client import Engine, EngineAway, EngineRefused
+from worker.backends.docker.engine.client import Engine, EngineRefused, EngineUnavailable
 
 Message = dict[str, Any]
-_Told = Message | Exception | None
+_Item = Message | Exception | None
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _ERROR = 400
 _BLOCK_BYTES = 16 * 1024
-_MOST_WAITING = 1000
+_MAX_QUEUED = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class EngineRequest:
     """A POST request to the engine.
 
     Attributes:
@@ -48,38 +48,38 @@ class Work:
     body: IO[bytes] | None = None
 
 
-def messages(engine: Engine, work: Work, check: Callable[[], None]) -> Iterator[Message]:
+def stream_messages(engine: Engine, request: EngineRequest, check: Callable[[], None]) -> Iterator[Message]:
     """Send a request, and yield the engine's messages as they arrive.
 
     Args:
         engine: The engine.
-        work: The request.
+        request: The request.
         check: Called about once a second; raises to abort the work.
 
     Raises:
-        EngineAway: The engine does not answer, or disconnected during the work.
+        EngineUnavailable: The engine does not answer, or disconnected during the work.
         EngineRefused: The engine refused the request.
     """
     version = engine.call(lambda api: api.api_version)
     connection = _connection(engine.url)
-    told: queue.Queue[_Told] = queue.Queue(_MOST_WAITING)
+    items: queue.Queue[_Item] = queue.Queue(_MAX_QUEUED)
     given_up = threading.Event()
-    arguments = (connection, f"/v{version}", work, told, given_up)
-    reader = threading.Thread(target=_read, args=arguments, name="engine-messages", daemon=True)
+    arguments = (connection, f"/v{version}", request, items, given_up)
+    reader = threading.Thread(target=_read_messages, args=arguments, name="engine-messages", daemon=True)
     reader.start()
     try:
         while True:
             check()
             with contextlib.suppress(queue.Empty):
-                piece = told.get(timeout=_LOOK_SECONDS)
-                if piece is None:
+                item = items.get(timeout=_POLL_SECONDS)
+                if item is None:
                     return
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
+                if isinstance(item, Exception):
+                    raise item
+                yield item
     finally:
         given_up.set()
-        _cut(connection)
+        _shut_down(connection)
         reader.join()
         connection.close()
 
@@ -102,11 +102,11 @@ def _connection(url: str) -> http.client.HTTPConnection:
     return kind(parts.hostname or "localhost", parts.port)
 
 
-def _read(
+def _read_messages(
     connection: http.client.HTTPConnection,
     prefix: str,
-    work: Work,
-    told: "queue.Queue[_Told]",
+    request: EngineRequest,
+    items: "queue.Queue[_Item]",
     given_up: threading.Event,
 ) -> None:
     end: Exception | None = None
@@ -115,36 +115,36 @@ def _read(
         if given_up.is_set():  # aborted before there was a connection to cut
             return
         connection.request(
-            "POST", f"{prefix}{work.path}?{urlencode(work.params)}", body=work.body, headers=work.headers
+            "POST", f"{prefix}{request.path}?{urlencode(request.params)}", body=request.body, headers=request.headers
         )
         response = connection.getresponse()
         if response.status >= _ERROR:
-            end = _refusal(response)
+            end = _read_refusal(response)
         else:
             blocks = iter(lambda: response.read1(_BLOCK_BYTES), b"")
             for message in json_stream(codecs.iterdecode(blocks, "utf-8", "replace")):
-                _put(told, cast("Message", message), given_up)
+                _enqueue(items, cast("Message", message), given_up)
     except (OSError, http.client.HTTPException, StreamParseError, ValueError) as error:
-        end = EngineAway(f"it went away while it worked: {error}")
-    _put(told, end, given_up)
+        end = EngineUnavailable(f"it went away while it worked: {error}")
+    _enqueue(items, end, given_up)
 
 
-def _refusal(response: http.client.HTTPResponse) -> EngineRefused:
+def _read_refusal(response: http.client.HTTPResponse) -> EngineRefused:
     text = response.read().decode(errors="replace").strip()
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = str(json.loads(text)["message"])
     return EngineRefused(response.status, text or response.reason)
 
 
-def _put(told: "queue.Queue[_Told]", piece: _Told, given_up: threading.Event) -> None:
+def _enqueue(items: "queue.Queue[_Item]", item: _Item, given_up: threading.Event) -> None:
     """Put a message unless the caller is gone: the reader must not wait for ever at a full queue."""
     while not given_up.is_set():
         with contextlib.suppress(queue.Full):
-            told.put(piece, timeout=_LOOK_SECONDS)
+            items.put(item, timeout=_POLL_SECONDS)
             return
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
+def _shut_down(connection: http.client.HTTPConnection) -> None:
     """Wake a reader that waits for the engine."""
     with contextlib.suppress(OSError, AttributeError):  # not connected yet, or no longer
         connection.sock.shutdown(socket.SHUT_RDWR)

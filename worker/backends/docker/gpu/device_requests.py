@@ -9,8 +9,8 @@ from typing import Any
 
 from worker.backends.base import LaunchError
 
-KIND = "nvidia.com/gpu"
-REFUSAL = "could not select device driver"
+CDI_KIND = "nvidia.com/gpu"
+NO_DRIVER_MESSAGE = "could not select device driver"
 """Error message of an engine that cannot hand GPUs over."""
 
 TOOLKIT = "nvidia-ctk"
@@ -20,8 +20,8 @@ _TOOLKIT_SECONDS = 5.0
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _HOOK = "nvidia-container-runtime-hook"
 # A specification is YAML or JSON that `nvidia-ctk cdi generate` writes; only these two of its keys matter here.
-_OF_KIND = re.compile(r"""["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["']?\s*(?:,|$)""", re.MULTILINE)
-_NAME = re.compile(r"""(?:^|[\s{,-])["']?name["']?\s*:\s*["']?([A-Za-z0-9][A-Za-z0-9_.:-]*)""", re.MULTILINE)
+_CDI_KIND_LINE = re.compile(r"""["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["']?\s*(?:,|$)""", re.MULTILINE)
+_CDI_NAME = re.compile(r"""(?:^|[\s{,-])["']?name["']?\s*:\s*["']?([A-Za-z0-9][A-Za-z0-9_.:-]*)""", re.MULTILINE)
 
 
 def cdi_names(gpus: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
@@ -31,11 +31,11 @@ def cdi_names(gpus: Sequence[str], info: dict[str, Any]) -> tuple[str, ...]:
         gpus: Indices or UUIDs.
         info: The engine's description of itself.
     """
-    names = tuple(f"{KIND}={gpu}" for gpu in gpus)
-    return names if set(names) <= set(_offered(info)) else ()
+    names = tuple(f"{CDI_KIND}={gpu}" for gpu in gpus)
+    return names if set(names) <= set(_cdi_devices(info)) else ()
 
 
-def require(gpus: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = False) -> None:
+def check_supported(gpus: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = False) -> None:
     """Check that the engine can hand these GPUs over, before anything is created.
 
     Args:
@@ -54,7 +54,7 @@ def require(gpus: Sequence[str], info: dict[str, Any], *, old_toolkit: bool = Fa
             f"(CVE-2025-23266), so no job gets a GPU here. Its administrator installs "
             f"{'.'.join(map(str, SAFE_TOOLKIT))} or later, or sets GRADIENT_DOCKER__OLD_TOOLKIT=true",
         )
-    if not can_hand_over(gpus, info):
+    if not is_supported(gpus, info):
         runtimes = ", ".join(sorted(info.get("Runtimes") or {})) or "none"
         raise LaunchError("no_gpu_runtime", f"its runtimes are {runtimes}")
 
@@ -77,26 +77,26 @@ def toolkit_version() -> tuple[int, ...] | None:
     return tuple(map(int, found.groups())) if found else None
 
 
-def can_hand_over(gpus: Sequence[str], info: dict[str, Any]) -> bool:
+def is_supported(gpus: Sequence[str], info: dict[str, Any]) -> bool:
     """Return whether the engine can hand these GPUs over, as far as it tells."""
     # An engine that finds the toolkit's hook at its start needs no such runtime, and does not list one.
     return "nvidia" in (info.get("Runtimes") or {}) or bool(cdi_names(gpus, info)) or shutil.which(_HOOK) is not None
 
 
-def _offered(info: dict[str, Any]) -> Iterator[str]:
+def _cdi_devices(info: dict[str, Any]) -> Iterator[str]:
     if "DiscoveredDevices" in info:  # Docker 28.3 and later
         yield from (one["ID"] for one in info["DiscoveredDevices"] or () if one.get("Source") == "cdi")
         return
     for folder in info.get("CDISpecDirs") or ():  # 25 and later, where CDI is on
         for file in sorted(Path(folder).glob("*")):
             if file.suffix in {".yaml", ".json"}:
-                yield from _specified(file)
+                yield from _devices_in_cdi_file(file)
 
 
-def _specified(file: Path) -> Iterator[str]:
+def _devices_in_cdi_file(file: Path) -> Iterator[str]:
     try:
         text = file.read_text(errors="replace")
     except OSError:  # the engine itself reports files that it cannot read
         return
-    if _OF_KIND.search(text):
-        yield from (f"{KIND}={name}" for name in _NAME.findall(text))
+    if _CDI_KIND_LINE.search(text):
+        yield from (f"{CDI_KIND}={name}" for name in _CDI_NAME.findall(text))

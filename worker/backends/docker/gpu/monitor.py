@@ -17,62 +17,62 @@ import psutil
 from core.formatting import MIB
 from core.settings.docker import DockerSettings
 from worker.backends.docker.gpu import nvml
-from worker.backends.docker.gpu.nvml import Seen
+from worker.backends.docker.gpu.nvml import GpuSample
 
 logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 1.0
-_PAUSE_SHARE = 5
-_PATIENCE_SECONDS = 5.0
-_NAMED = 3
+_PAUSE_FACTOR = 5
+_DRIVER_TIMEOUT_SECONDS = 5.0
+_MAX_NAMED_PROCESSES = 3
 
 
-class DriverSilent(Exception):
+class DriverTimeout(Exception):
     """The driver does not answer."""
 
 
-class Gpus:
+class GpuMonitor:
     """The GPUs of this host; usable from any thread."""
 
     def __init__(self, settings: DockerSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._asked: Future[tuple[Seen, ...]] | None = None
-        self._asked_at = self._again_at = 0.0
+        self._query: Future[tuple[GpuSample, ...]] | None = None
+        self._queried_at = self._next_query_at = 0.0
 
-    def look(self, *, anew: bool = False) -> tuple[Seen, ...]:
+    def read(self, *, anew: bool = False) -> tuple[GpuSample, ...]:
         """Return the GPUs and their use, at most about a second old, or queried anew on demand.
 
         Raises:
-            DriverSilent: The driver did not answer in time.
+            DriverTimeout: The driver did not answer in time.
         """
         with self._lock:
-            if self._asked is None or (self._asked.done() and (anew or time.monotonic() >= self._again_at)):
-                self._asked, self._asked_at = Future(), time.monotonic()
-                threading.Thread(target=self._ask, args=(self._asked,), name="nvidia", daemon=True).start()
+            if self._query is None or (self._query.done() and (anew or time.monotonic() >= self._next_query_at)):
+                self._query, self._queried_at = Future(), time.monotonic()
+                threading.Thread(target=self._run_query, args=(self._query,), name="nvidia", daemon=True).start()
             # Only the first callers wait for a driver that hangs.
-            asked, patience = self._asked, self._asked_at + _PATIENCE_SECONDS - time.monotonic()
+            query, timeout = self._query, self._queried_at + _DRIVER_TIMEOUT_SECONDS - time.monotonic()
         try:
-            return asked.result(max(0.0, patience))
+            return query.result(max(0.0, timeout))
         except TimeoutError:
-            raise DriverSilent(f"the driver has not answered for {_PATIENCE_SECONDS:.0f} seconds") from None
+            raise DriverTimeout(f"the driver has not answered for {_DRIVER_TIMEOUT_SECONDS:.0f} seconds") from None
 
-    def _ask(self, answer: Future[tuple[Seen, ...]]) -> None:
+    def _run_query(self, answer: Future[tuple[GpuSample, ...]]) -> None:
         began = time.monotonic()
         try:
-            found = nvml.look()
+            found = nvml.read_gpus()
         except BaseException as error:  # noqa: BLE001 - it belongs to who asked
             answer.set_exception(error)
             return
         now = time.monotonic()
-        self._again_at = now + max(_PAUSE_SECONDS, _PAUSE_SHARE * (now - began))
+        self._next_query_at = now + max(_PAUSE_SECONDS, _PAUSE_FACTOR * (now - began))
         answer.set_result(found)
 
     def indices(self) -> tuple[str, ...]:
         """Return the indices of the GPUs, in the driver's order; empty without a driver, or with a silent one."""
         try:
-            return tuple(one.gpu.index for one in self.look())
-        except DriverSilent as error:
+            return tuple(one.gpu.index for one in self.read())
+        except DriverTimeout as error:
             logger.warning("gpus_not_counted", extra={"error": str(error)})
             return ()
 
@@ -85,38 +85,38 @@ class Gpus:
             names: Indices or UUIDs; must not include GPUs that our jobs hold.
         """
         try:
-            seen = self.look(anew=True)
-        except DriverSilent as error:
+            seen = self.read(anew=True)
+        except DriverTimeout as error:
             return dict.fromkeys(names, str(error))
         if not seen:
             return {}
-        found = {name: self._used(one for one in seen if one.called(name)) for name in names}
+        found = {name: self._busy_reason(one for one in seen if one.is_named(name)) for name in names}
         return {name: words for name, words in found.items() if words is not None}
 
     def facts(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return the properties of these GPUs, to be stored; only the name of a GPU that no driver reports."""
-        seen = self._seen()
-        return [next((one.gpu.facts() for one in seen if one.called(name)), {"index": name}) for name in names]
+        seen = self._read_or_none()
+        return [next((one.gpu.facts() for one in seen if one.is_named(name)), {"index": name}) for name in names]
 
     def sample(self, names: Sequence[str]) -> dict[str, float]:
         """Return the current use of these GPUs, numbered from 0 as their job numbers them."""
         values: dict[str, float | None] = {}
-        seen = self._seen() if names else ()
+        seen = self._read_or_none() if names else ()
         for number, name in enumerate(names):
-            for use in (one.use for one in seen if one.called(name)):
+            for use in (one.use for one in seen if one.is_named(name)):
                 values[f"gpu{number}_percent"] = use.percent
                 values[f"gpu{number}_memory_bytes"] = float(use.memory)
                 values[f"gpu{number}_watts"] = use.watts
                 values[f"gpu{number}_celsius"] = use.celsius
         return {name: value for name, value in values.items() if value is not None}
 
-    def _seen(self) -> tuple[Seen, ...]:
+    def _read_or_none(self) -> tuple[GpuSample, ...]:
         try:
-            return self.look()
-        except DriverSilent:
+            return self.read()
+        except DriverTimeout:
             return ()
 
-    def _used(self, found: Iterable[Seen]) -> str | None:
+    def _busy_reason(self, found: Iterable[GpuSample]) -> str | None:
         """Return the reason that a GPU is not free; None if it is."""
         one = next(iter(found), None)
         if one is None:
@@ -125,19 +125,19 @@ class Gpus:
         if use.memory <= limits.gpu_idle_max_memory_mb * MIB and (use.percent or 0.0) <= limits.gpu_idle_max_percent:
             return None
         what = f"{use.memory / MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")
-        return f"{what}, by {_named(use.pids)}"
+        return f"{what}, by {_describe_processes(use.pids)}"
 
 
-def _named(pids: Sequence[int]) -> str:
+def _describe_processes(pids: Sequence[int]) -> str:
     """Describe processes: `process 4711 (python)`."""
     if not pids:
         return "no process that the driver names"
-    named = [f"{pid}{_program(pid)}" for pid in pids[:_NAMED]]
-    more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
+    named = [f"{pid}{_program_name(pid)}" for pid in pids[:_MAX_NAMED_PROCESSES]]
+    more = f" and {len(pids) - _MAX_NAMED_PROCESSES} more" if len(pids) > _MAX_NAMED_PROCESSES else ""
     return f"process{'es' * (len(pids) > 1)} {', '.join(named)}{more}"
 
 
-def _program(pid: int) -> str:
+def _program_name(pid: int) -> str:
     try:
         return f" ({psutil.Process(pid).name()})"
     except psutil.Error:  # ended meanwhile, or hidden from us

@@ -41,7 +41,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class GpuUsage:
     """Current use of a GPU.
 
     Attributes:
@@ -60,18 +60,18 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class GpuSample:
     """A GPU and its use at one moment."""
 
     gpu: Gpu
-    use: Use
+    use: GpuUsage
 
-    def called(self, name: str) -> bool:
+    def is_named(self, name: str) -> bool:
         """Return whether this GPU has that index or UUID."""
         return name in {self.gpu.index, self.gpu.uuid}
 
 
-def look() -> tuple[Seen, ...]:
+def read_gpus() -> tuple[GpuSample, ...]:
     """Query every GPU that answers, in the driver's order; empty if no driver reports any."""
     try:
         pynvml.nvmlInit()
@@ -79,8 +79,8 @@ def look() -> tuple[Seen, ...]:
         logger.debug("no_gpu_driver", extra={"error": str(error)})
         return ()
     try:
-        driver, cuda = pynvml.nvmlSystemGetDriverVersion(), _or_none(_cuda)
-        found = (_seen(index, driver, cuda) for index in range(pynvml.nvmlDeviceGetCount()))
+        driver, cuda = pynvml.nvmlSystemGetDriverVersion(), _query_or_none(_cuda)
+        found = (_read_gpu(index, driver, cuda) for index in range(pynvml.nvmlDeviceGetCount()))
         return tuple(one for one in found if one is not None)
     except pynvml.NVMLError as error:
         logger.debug("no_gpu_driver", extra={"error": str(error)})
@@ -90,7 +90,7 @@ def look() -> tuple[Seen, ...]:
             pynvml.nvmlShutdown()
 
 
-def _seen(index: int, driver: str, cuda: str | None) -> Seen | None:
+def _read_gpu(index: int, driver: str, cuda: str | None) -> GpuSample | None:
     """Query one GPU; None if it fell off the bus, which does not affect the others."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -100,21 +100,21 @@ def _seen(index: int, driver: str, cuda: str | None) -> Seen | None:
             uuid=pynvml.nvmlDeviceGetUUID(handle),
             name=pynvml.nvmlDeviceGetName(handle),
             memory=total,
-            serial=_or_none(lambda: str(pynvml.nvmlDeviceGetSerial(handle))),
+            serial=_query_or_none(lambda: str(pynvml.nvmlDeviceGetSerial(handle))),
             driver=driver,
             cuda=cuda,
         )
     except pynvml.NVMLError as error:
         logger.warning("gpu_does_not_answer", extra={"gpu": index, "error": str(error)})
         return None
-    use = Use(
+    use = GpuUsage(
         memory=used,
-        percent=_or_none(lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
-        watts=_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / _MILLI),
-        celsius=_or_none(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
+        percent=_query_or_none(lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        watts=_query_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / _MILLI),
+        celsius=_query_or_none(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))),
         pids=_pids(handle),
     )
-    return Seen(gpu, use)
+    return GpuSample(gpu, use)
 
 
 def _memory(handle: Any) -> tuple[int, int]:  # noqa: ANN401 - a pointer of the library's
@@ -127,8 +127,8 @@ def _memory(handle: Any) -> tuple[int, int]:  # noqa: ANN401 - a pointer of the 
 
 
 def _pids(handle: Any) -> tuple[int, ...]:  # noqa: ANN401 - a pointer of the library's
-    computing = _or_none(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
-    drawing = _or_none(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)) or ()
+    computing = _query_or_none(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+    drawing = _query_or_none(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)) or ()
     return tuple(sorted({one.pid for one in (*computing, *drawing)}))
 
 
@@ -137,9 +137,9 @@ def _cuda() -> str:
     return f"{number // _CUDA_MAJOR}.{number % _CUDA_MAJOR // _CUDA_MINOR}"
 
 
-def _or_none(ask: Callable[[], T]) -> T | None:
+def _query_or_none(query: Callable[[], T]) -> T | None:
     """Run a query, and return None if the GPU does not support it."""
     try:
-        return ask()
+        return query()
     except pynvml.NVMLError:
         return None

@@ -21,38 +21,46 @@ from core.catalogue.images import canonical
 from core.formatting import MIB
 from core.settings import Settings
 from worker.backends.base import LaunchError, LaunchSpec, Progress
-from worker.backends.docker.engine.client import Engine, EngineAway, EngineError, EngineRefused
-from worker.backends.docker.engine.stream import Message, Work, messages
-from worker.backends.docker.images.pull import Auth, Image, Images, Layers, Pace, auth_header, disk_percent
-from worker.backends.docker.images.usage_journal import Ledger
+from worker.backends.docker.engine.client import Engine, EngineError, EngineRefused, EngineUnavailable
+from worker.backends.docker.engine.stream import EngineRequest, Message, stream_messages
+from worker.backends.docker.images.pull import (
+    Auth,
+    Image,
+    ImageStore,
+    ProgressThrottle,
+    PullProgress,
+    auth_header,
+    disk_percent,
+)
+from worker.backends.docker.images.usage_journal import ImageUsageJournal
 
 logger = logging.getLogger(__name__)
 
-BUILT = "gradient-jobs"
+BUILT_REPOSITORY = "gradient-jobs"
 """Repositories of built images begin with this."""
 
 _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 _LAYER = re.compile(r" ---> ([0-9a-f]{12,64})\n\Z")
-_FETCHED = re.compile(r"Status: Downloaded newer image for (\S+)\Z")
-_LONGEST_STEP = 100
+_DOWNLOADED = re.compile(r"Status: Downloaded newer image for (\S+)\Z")
+_MAX_STEP_LENGTH = 100
 _CPU_PERIOD = 100_000
 _READABLE, _SEARCHABLE = 0o444, 0o555
 
 
 def built_name(spec: LaunchSpec) -> str:
     """Return the name of the image that an attempt builds."""
-    return f"{BUILT}/{spec.job_id}:{spec.attempt}"
+    return f"{BUILT_REPOSITORY}/{spec.job_id}:{spec.attempt}"
 
 
-class Builds:
+class ImageBuilder:
     """Builds and pushes on one engine."""
 
-    def __init__(self, engine: Engine, images: Images, settings: Settings) -> None:
+    def __init__(self, engine: Engine, images: ImageStore, settings: Settings) -> None:
         self._engine = engine
         self._images = images
         self._settings = settings
 
-    def make(
+    def build(
         self,
         spec: LaunchSpec,
         progress: Progress,
@@ -74,21 +82,21 @@ class Builds:
 
         Raises:
             LaunchError: The image cannot be built or pushed.
-            EngineAway: The engine does not answer.
+            EngineUnavailable: The engine does not answer.
         """
         build, name = spec.build, built_name(spec)
         if build is None:
             raise LaunchError("image_build", "nothing is to be built")
         if not self._settings.images.builds:
             raise LaunchError("option_refused", "building images is not open on this host (GRADIENT_IMAGES__BUILDS)")
-        ledger = self._images.ledger()
+        ledger = self._images.journal()
         if self._images.find(name) is None:
             self._build(spec, progress, ledger, self._params(spec, build.dockerfile, network, memory_bytes), auth)
         image = self._images.find(name)
         if image is None:
             raise LaunchError("image_build", "it was built and is not there")
-        with ledger.open() as page:
-            page.bring(image.id, name, built=True)
+        with ledger.open() as records:
+            records.record_use(image.id, name, built=True)
         if build.target is None:
             return image
         return Image(image.id, self._push(build.target, image, progress, ledger, push_auth))
@@ -107,29 +115,29 @@ class Builds:
         )
 
     def _build(
-        self, spec: LaunchSpec, progress: Progress, ledger: Ledger, params: dict[str, Any], auth: Auth | None
+        self, spec: LaunchSpec, progress: Progress, ledger: ImageUsageJournal, params: dict[str, Any], auth: Auth | None
     ) -> None:
         seconds = self._settings.images.build_seconds
-        late = LaunchError("image_build", f"it was not built within {seconds:.0f} seconds")
-        pace = Pace("building", progress, seconds, late)
-        transcript = _Transcript(spec.control / "log", pace)
+        timeout_error = LaunchError("image_build", f"it was not built within {seconds:.0f} seconds")
+        pace = ProgressThrottle("building", progress, seconds, timeout_error)
+        output = _BuildOutput(spec.control / "log", pace)
         try:
-            with _context(spec.workspace, params["dockerfile"]) as context:
-                work = Work("/build", params, _build_headers(auth), context)
-                watch = self._disk_watch(pace)
-                for message in messages(self._engine, work, watch):
-                    transcript.note(message)
+            with _build_context(spec.workspace, params["dockerfile"]) as context:
+                work = EngineRequest("/build", params, _build_headers(auth), context)
+                watch = self._disk_check(pace)
+                for message in stream_messages(self._engine, work, watch):
+                    output.update(message)
                     if "error" in message:
                         raise LaunchError("image_build", str(message["error"]).strip())
         except EngineRefused as error:
             raise LaunchError("image_build", error.detail) from error
         finally:
-            transcript.close()
-            self._keep(ledger, transcript)
+            output.close()
+            self._record_images(ledger, output)
 
-    def _disk_watch(self, pace: Pace) -> Callable[[], None]:
+    def _disk_check(self, pace: ProgressThrottle) -> Callable[[], None]:
         """Return a check of the pace and of the engine's disk, which nothing else keeps a step from filling."""
-        most, folder = self._settings.images.build_disk_percent, str(self._engine.lasting_info().get("DockerRootDir"))
+        most, folder = self._settings.images.build_disk_percent, str(self._engine.cached_info().get("DockerRootDir"))
 
         def check() -> None:
             pace.check()
@@ -143,33 +151,33 @@ class Builds:
 
         return check
 
-    def _keep(self, ledger: Ledger, transcript: "_Transcript") -> None:
+    def _record_images(self, ledger: ImageUsageJournal, output: "_BuildOutput") -> None:
         """Record the images of a build, so that they are removed later: pulled images, and the last layer."""
         try:
-            for reference in transcript.fetched:
-                fetched = self._images.find(reference)
-                with ledger.open() as page:
-                    if fetched is not None:
-                        page.bring(fetched.id, canonical(reference))
-            layer = self._images.find(transcript.layer) if transcript.made and transcript.layer else None
+            for reference in output.downloaded:
+                downloaded = self._images.find(reference)
+                with ledger.open() as records:
+                    if downloaded is not None:
+                        records.record_use(downloaded.id, canonical(reference))
+            layer = self._images.find(output.layer) if output.made and output.layer else None
             if layer is not None:
-                with ledger.open() as page:
-                    page.bring(layer.id, None, built=True)
-        except (EngineAway, LaunchError):
+                with ledger.open() as records:
+                    records.record_use(layer.id, None, built=True)
+        except (EngineUnavailable, LaunchError):
             logger.warning("build_not_noted", exc_info=True)
 
-    def _push(self, target: str, image: Image, progress: Progress, ledger: Ledger, auth: Auth | None) -> str:
+    def _push(self, target: str, image: Image, progress: Progress, ledger: ImageUsageJournal, auth: Auth | None) -> str:
         """Push under the target's name, which the image has only until then; return the digest from the registry."""
         self._images.check_registry(target, "image_push")
         name = canonical(target)
         repository, tag = parse_repository_tag(name)
         seconds = self._settings.docker.pull_seconds
-        late = LaunchError("image_push", f"{target}: not pushed within {seconds:.0f} seconds")
-        pace = Pace("pushing", progress, seconds, late)
+        timeout_error = LaunchError("image_push", f"{target}: not pushed within {seconds:.0f} seconds")
+        pace = ProgressThrottle("pushing", progress, seconds, timeout_error)
         pace.words = target
-        with ledger.naming(name):
-            there = self._images.find(name)
-            if there is not None and there.id != image.id:
+        with ledger.hold_name(name):
+            existing = self._images.find(name)
+            if existing is not None and existing.id != image.id:
                 raise LaunchError("image_push", f"{target} is the name of another image on this machine")
             try:
                 self._engine.call(lambda api: api.tag(image.id, repository, tag, force=False))
@@ -177,19 +185,19 @@ class Builds:
             except EngineRefused as error:
                 raise LaunchError("image_push", f"{target}: {error.detail}") from error
             finally:
-                if there is None:
+                if existing is None:
                     self._untag(name)
 
-    def _watch_push(self, repository: str, tag: str, pace: Pace, auth: Auth | None) -> str:
+    def _watch_push(self, repository: str, tag: str, pace: ProgressThrottle, auth: Auth | None) -> str:
         # The engine requires this header even without credentials. Jobs must not push with the credentials of the
         # worker's user.
         header = {"X-Registry-Auth": "e30="} | (auth_header(self._engine, repository, auth) if auth else {})
-        work = Work(f"/images/{repository}/push", {"tag": tag}, header)
-        layers, digest = Layers(), ""
-        for message in messages(self._engine, work, pace.check):
+        work = EngineRequest(f"/images/{repository}/push", {"tag": tag}, header)
+        layers, digest = PullProgress(), ""
+        for message in stream_messages(self._engine, work, pace.check):
             if "error" in message:
                 raise LaunchError("image_push", f"{repository}:{tag}: {message['error']}")
-            layers.note(message)
+            layers.update(message)
             pace.words = f"{repository}:{tag}: {layers}"
             digest = (message.get("aux") or {}).get("Digest") or digest
         if not digest:
@@ -203,35 +211,35 @@ class Builds:
             logger.warning("push_target_not_untagged", exc_info=True, extra={"image": name})
 
 
-class _Transcript:
+class _BuildOutput:
     """Writes a build's output to the job's log and reports its steps."""
 
-    def __init__(self, log: Path, pace: Pace) -> None:
+    def __init__(self, log: Path, pace: ProgressThrottle) -> None:
         # The job has not started, but an earlier try of this attempt may have left anything at this path.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._log = os.fdopen(os.open(log, flags, 0o600), "ab", buffering=0)
         self._pace = pace
         pace.words = "sending the workspace to the engine"
-        self.fetched: list[str] = []
+        self.downloaded: list[str] = []
         self.layer: str | None = None
         """The last intermediate image."""
         self.made = False
         """True if it ran a step; else the last image is the base image."""
 
-    def note(self, message: Message) -> None:
+    def update(self, message: Message) -> None:
         """Process one message."""
         text = message.get("stream") or (f"{message['error']}\n" if "error" in message else "")
         if text:
             self._log.write(text.encode())
         step, layer = _STEP.match(text), _LAYER.match(text)
         if step:
-            self._pace.words = f"step {step[1]} of {step[2]}: {step[3][:_LONGEST_STEP]}"
+            self._pace.words = f"step {step[1]} of {step[2]}: {step[3][:_MAX_STEP_LENGTH]}"
             self.made = self.made or not step[3].startswith(("FROM", "ARG"))
         if layer:
             self.layer = layer[1]
-        fetched = _FETCHED.match(str(message.get("status", "")))
+        fetched = _DOWNLOADED.match(str(message.get("status", "")))
         if fetched:
-            self.fetched.append(fetched[1])
+            self.downloaded.append(fetched[1])
 
     def close(self) -> None:
         """Close the log."""
@@ -274,15 +282,15 @@ def _build_headers(auth: Auth | None) -> dict[str, str]:
     return header
 
 
-def _context(workspace: Path, dockerfile: str) -> IO[bytes]:
+def _build_context(workspace: Path, dockerfile: str) -> IO[bytes]:
     """Return the workspace as the builder gets it, without what its .dockerignore excludes.
 
     Raises:
         LaunchError: There is no such Dockerfile in the workspace.
     """
-    _require_file(workspace, dockerfile)
+    _check_dockerfile(workspace, dockerfile)
     _make_readable(workspace)
-    return cast("IO[bytes]", tar(workspace, exclude=_ignored(workspace), dockerfile=(dockerfile, None)))
+    return cast("IO[bytes]", tar(workspace, exclude=_ignore_patterns(workspace), dockerfile=(dockerfile, None)))
 
 
 def _make_readable(workspace: Path) -> None:
@@ -298,7 +306,7 @@ def _make_readable(workspace: Path) -> None:
                 path.chmod(stat.S_IMODE(wanted))
 
 
-def _require_file(workspace: Path, dockerfile: str) -> None:
+def _check_dockerfile(workspace: Path, dockerfile: str) -> None:
     path = workspace / dockerfile
     try:
         inside = path.resolve(strict=True).is_relative_to(workspace.resolve())
@@ -309,7 +317,7 @@ def _require_file(workspace: Path, dockerfile: str) -> None:
         raise LaunchError("image_build", f"{dockerfile} is no file of the workspace itself")
 
 
-def _ignored(workspace: Path) -> list[str]:
+def _ignore_patterns(workspace: Path) -> list[str]:
     path = workspace / ".dockerignore"
     if path.is_symlink() or not path.is_file():
         return []

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from core.settings import Settings
-from worker.backends.base import Unused
+from worker.backends.base import UnusedImage
 from worker.backends.docker.engine.client import Engine, EngineRefused
-from worker.backends.docker.images.build import BUILT
-from worker.backends.docker.images.pull import Images, disk_percent
-from worker.backends.docker.images.usage_journal import Entry, Page
+from worker.backends.docker.images.build import BUILT_REPOSITORY
+from worker.backends.docker.images.pull import ImageStore, disk_percent
+from worker.backends.docker.images.usage_journal import ImageRecord, UsageRecords
 
 logger = logging.getLogger(__name__)
 
-_NAMELESS = "<none>"
-_PULL_FORGOTTEN_SECONDS = 86_400.0
+_UNTAGGED = "<none>"
+_PULL_RECORD_SECONDS = 86_400.0
 
 
-class Shelf:
+class ImageCache:
     """The images of one engine.
 
     Args:
@@ -31,7 +31,7 @@ class Shelf:
     def __init__(
         self,
         engine: Engine,
-        images: Images,
+        images: ImageStore,
         settings: Settings,
         measure: Callable[[str], float | None] = disk_percent,
     ) -> None:
@@ -44,80 +44,84 @@ class Shelf:
         """List names and digests of all images on this host, the most recently used first.
 
         Raises:
-            EngineAway: The engine does not answer.
+            EngineUnavailable: The engine does not answer.
             EngineRefused: The engine refuses to list them.
         """
-        with self._images.ledger().open() as page:
-            used = {image: entry.used_at for image, entry in page.images.items()}
-        listed = sorted(self._listed().values(), key=lambda one: -used.get(one["Id"], 0.0))
-        return tuple(name for one in listed for name in _names(one) if not name.startswith(f"{BUILT}/"))
+        with self._images.journal().open() as records:
+            used = {image: entry.used_at for image, entry in records.images.items()}
+        listed = sorted(self._list_images().values(), key=lambda one: -used.get(one["Id"], 0.0))
+        return tuple(name for one in listed for name in _names(one) if not name.startswith(f"{BUILT_REPOSITORY}/"))
 
-    def prune(self, *, everything: bool, dry_run: bool) -> list[Unused]:
-        """See `ImageKeeper.prune_images`.
+    def prune(self, *, everything: bool, dry_run: bool) -> list[UnusedImage]:
+        """See `ImageBackend.prune_images`.
 
         Raises:
-            EngineAway: The engine does not answer.
+            EngineUnavailable: The engine does not answer.
             EngineRefused: The engine refuses to list its images.
         """
-        ledger = self._images.ledger()
-        with ledger.open() as page:
-            self._settle(page)
-            candidates = self._unused(page)
-        gone = []
+        ledger = self._images.journal()
+        with ledger.open() as records:
+            self._reconcile(records)
+            candidates = self._unused(records)
+        removed = []
         for image_id, unused in candidates:
-            if not everything and not self._due(unused):
+            if not everything and not self._is_due(unused):
                 continue
             if dry_run:
-                gone.append(unused)
+                removed.append(unused)
                 continue
-            with ledger.open() as page:  # locked meanwhile: a job sees the whole image, or none
-                if image_id in page.images and self._idle(page.images[image_id]) and self._remove(page, image_id):
-                    gone.append(unused)
-        return gone
+            with ledger.open() as records:  # locked meanwhile: a job sees the whole image, or none
+                if (
+                    image_id in records.images
+                    and self._is_idle(records.images[image_id])
+                    and self._remove(records, image_id)
+                ):
+                    removed.append(unused)
+        return removed
 
-    def _settle(self, page: Page) -> None:
+    def _reconcile(self, records: UsageRecords) -> None:
         """Record images of pulls whose worker died, and forget images that somebody else removed."""
-        for reference, pull in list(page.pulls.items()):
+        for reference, pull in list(records.pulls.items()):
             found = self._images.find(reference)
             if found is not None and found.id != pull.before:
-                page.settle(reference, found.id)
-            elif time.time() - pull.at > _PULL_FORGOTTEN_SECONDS:
-                del page.pulls[reference]
-        here = self._listed()
-        for image_id in page.images.keys() - here.keys():
-            del page.images[image_id]
-        for image_id in page.private.keys() - here.keys():
-            del page.private[image_id]
+                records.finish_pull(reference, found.id)
+            elif time.time() - pull.at > _PULL_RECORD_SECONDS:
+                del records.pulls[reference]
+        here = self._list_images()
+        for image_id in records.images.keys() - here.keys():
+            del records.images[image_id]
+        for image_id in records.private.keys() - here.keys():
+            del records.private[image_id]
 
-    def _unused(self, page: Page) -> list[tuple[str, Unused]]:
+    def _unused(self, records: UsageRecords) -> list[tuple[str, UnusedImage]]:
         """Return the images that may be removed, the longest unused first."""
-        listed = self._listed()
+        listed = self._list_images()
         running = {one["ImageID"] for one in self._engine.call(lambda api: api.containers(all=True))}
         found = [
             (
                 image_id,
-                Unused((entry.references or [image_id])[0], listed[image_id]["Size"], entry.used_at, entry.built),
+                UnusedImage((entry.references or [image_id])[0], listed[image_id]["Size"], entry.used_at, entry.built),
             )
-            for image_id, entry in page.images.items()
-            if image_id in listed and image_id not in running and self._idle(entry)
+            for image_id, entry in records.images.items()
+            if image_id in listed and image_id not in running and self._is_idle(entry)
         ]
         return sorted(found, key=lambda one: one[1].used_at)
 
-    def _idle(self, entry: Entry) -> bool:
+    def _is_idle(self, entry: ImageRecord) -> bool:
         return time.time() - entry.used_at >= self._settings.unused_ttl_seconds
 
-    def _due(self, unused: Unused) -> bool:
+    def _is_due(self, unused: UnusedImage) -> bool:
         if unused.built and time.time() - unused.used_at >= self._settings.built_ttl_seconds:
             return True
-        full = self._measure(str(self._engine.lasting_info().get("DockerRootDir") or ""))
+        full = self._measure(str(self._engine.cached_info().get("DockerRootDir") or ""))
         return full is not None and full > self._settings.max_disk_percent
 
-    def _remove(self, page: Page, image_id: str) -> bool:
+    def _remove(self, records: UsageRecords, image_id: str) -> bool:
         """Remove our names from an image, which deletes it unless it has others; return whether it is gone."""
-        entry = page.images[image_id]
-        listed = self._listed().get(image_id)
+        entry = records.images[image_id]
+        listed = self._list_images().get(image_id)
         if listed is None:
-            del page.images[image_id]
+            del records.images[image_id]
             return False
         names = [name for name in entry.references if name in _names(listed)]
         # An image whose tag has moved to a newer one has at most its digest left, and is removed by its id.
@@ -129,14 +133,14 @@ class Shelf:
         except EngineRefused as error:
             logger.info("image_not_removed", extra={"image": entry.references or image_id, "why": error.detail})
             return False
-        del page.images[image_id]
+        del records.images[image_id]
         logger.info("image_removed", extra={"image": entry.references or image_id})
-        return image_id not in self._listed()
+        return image_id not in self._list_images()
 
-    def _listed(self) -> dict[str, dict[str, Any]]:
+    def _list_images(self) -> dict[str, dict[str, Any]]:
         return {one["Id"]: one for one in self._engine.call(lambda api: api.images())}
 
 
 def _names(listed: dict[str, Any]) -> list[str]:
     names = [*(listed.get("RepoTags") or []), *(listed.get("RepoDigests") or [])]
-    return [name for name in names if _NAMELESS not in name]
+    return [name for name in names if _UNTAGGED not in name]

@@ -15,9 +15,9 @@ from core.errors import SpecInvalid
 from core.settings import Settings
 from core.system.egress import Egress
 from worker.backends.base import LaunchError, Progress
-from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineAway, EngineRefused
-from worker.backends.docker.engine.stream import Work, messages
-from worker.backends.docker.images.usage_journal import Ledger, Pull
+from worker.backends.docker.engine.client import NOT_FOUND, Engine, EngineRefused, EngineUnavailable
+from worker.backends.docker.engine.stream import EngineRequest, stream_messages
+from worker.backends.docker.images.usage_journal import ImageUsageJournal, PendingPull
 
 Auth = dict[str, str]
 """Credentials for one registry in the engine's format: `username` and `password`, or `identitytoken`."""
@@ -25,8 +25,8 @@ Auth = dict[str, str]
 POLICIES = {"Always": "always", "IfNotPresent": "missing", "Never": "never"}
 """The settings' names of a job's pull policies."""
 
-_TOLD_EVERY_SECONDS = 2.0
-_NAMED_PAUSE_SECONDS = 1.0
+_REPORT_SECONDS = 2.0
+_PUSH_WAIT_SECONDS = 1.0
 _DONE = frozenset({"Pull complete", "Already exists"})
 _MEGA = 1e6
 
@@ -53,21 +53,21 @@ def disk_percent(folder: str) -> float | None:
     return 100 * usage.used / (usage.used + usage.free)
 
 
-class Layers:
+class PullProgress:
     """Progress of a pull, from the engine's messages about single layers."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, tuple[int, int]] = {}
         self._done: set[str] = set()
-        self._trouble = ""
+        self._retry_message = ""
 
-    def note(self, message: dict[str, Any]) -> None:
+    def update(self, message: dict[str, Any]) -> None:
         """Process one message."""
         layer, status = message.get("id"), message.get("status", "")
         if layer is None or status.startswith("Pulling from"):
             return
         known = self._bytes.setdefault(layer, (0, 0))
-        self._trouble = f", {status[0].lower()}{status[1:]}" if status.startswith("Retrying") else ""
+        self._retry_message = f", {status[0].lower()}{status[1:]}" if status.startswith("Retrying") else ""
         detail = message.get("progressDetail") or {}
         if status == "Downloading" and detail.get("total"):
             self._bytes[layer] = (detail["current"], detail["total"])
@@ -79,38 +79,38 @@ class Layers:
     def __str__(self) -> str:
         now, total = (sum(column) for column in zip(*self._bytes.values(), strict=True)) if self._bytes else (0, 0)
         count = f"{len(self._done)} of {len(self._bytes)} layers"
-        return f"{count}, {now / _MEGA:.1f} of {total / _MEGA:.1f} MB{self._trouble}"
+        return f"{count}, {now / _MEGA:.1f} of {total / _MEGA:.1f} MB{self._retry_message}"
 
 
-class Pace:
+class ProgressThrottle:
     """Reports progress at intervals, and enforces a time limit.
 
     Args:
         phase: The phase to report.
         progress: Called with the phase and the text.
         seconds: The time limit.
-        late: Raised when the time limit is exceeded.
+        timeout_error: Raised when the time limit is exceeded.
     """
 
-    def __init__(self, phase: str, progress: Progress, seconds: float, late: LaunchError) -> None:
+    def __init__(self, phase: str, progress: Progress, seconds: float, timeout_error: LaunchError) -> None:
         self._phase = phase
         self._progress = progress
         self._deadline = time.monotonic() + seconds
-        self._late = late
-        self._tell_at = 0.0
+        self._timeout_error = timeout_error
+        self._report_at = 0.0
         self.words = ""
 
     def check(self) -> None:
         """Report the progress if due, even without any: the callee may want to abort. Raises after the time limit."""
         current = time.monotonic()
         if current >= self._deadline:
-            raise self._late
-        if current >= self._tell_at:
-            self._tell_at = current + _TOLD_EVERY_SECONDS
+            raise self._timeout_error
+        if current >= self._report_at:
+            self._report_at = current + _REPORT_SECONDS
             self._progress(self._phase, self.words)
 
 
-class Images:
+class ImageStore:
     """The images of one host."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
@@ -130,11 +130,13 @@ class Images:
         except SpecInvalid as error:
             raise LaunchError(reason, f"{reference}: {error.message}") from error
 
-    def ledger(self) -> Ledger:
+    def journal(self) -> ImageUsageJournal:
         """Return the ledger of the current engine."""
-        return Ledger(self._folder, str(self._engine.lasting_info().get("ID") or ""))
+        return ImageUsageJournal(self._folder, str(self._engine.cached_info().get("ID") or ""))
 
-    def have(self, reference: str, progress: Progress, *, policy: str | None = None, auth: Auth | None = None) -> Image:
+    def ensure(
+        self, reference: str, progress: Progress, *, policy: str | None = None, auth: Auth | None = None
+    ) -> Image:
         """Ensure that the image is on this host, pulling it if the policy says so.
 
         Args:
@@ -145,22 +147,22 @@ class Images:
 
         Raises:
             LaunchError: The image is missing or cannot be pulled.
-            EngineAway: The engine does not answer.
+            EngineUnavailable: The engine does not answer.
         """
         pull = "never" if is_image_id(reference) else POLICIES[policy] if policy else self._settings.pull
-        ledger = self.ledger()
-        while ledger.is_named(canonical(reference)):
+        ledger = self.journal()
+        while ledger.is_name_held(canonical(reference)):
             progress("provisioning", f"{reference} is being pushed from this machine")
-            time.sleep(_NAMED_PAUSE_SECONDS)
+            time.sleep(_PUSH_WAIT_SECONDS)
         found = self.find(reference)
         if pull == "always" or (found is None and pull != "never"):
             self.check_registry(reference, "image_pull")
             self._pull(reference, progress, ledger, found, auth)
             found = self.find(reference)
-        found = self._used(reference, found, ledger)
+        found = self._record_use(reference, found, ledger)
         if found is None:
             raise LaunchError("image_pull", f"{reference}: {_why_missing(reference, pull, policy)}")
-        self._require_right(reference, found, ledger, auth)
+        self._check_access(reference, found, ledger, auth)
         return found
 
     def find(self, reference: str, name: str | None = None) -> Image | None:
@@ -172,14 +174,14 @@ class Images:
 
         Raises:
             LaunchError: The engine does not accept the name.
-            EngineAway: The engine does not answer.
+            EngineUnavailable: The engine does not answer.
         """
         try:
             inspected = self._engine.call(lambda api: api.inspect_image(reference))
         except EngineRefused as error:
             if error.status == NOT_FOUND:
                 return None
-            if error.passing:
+            if error.transient:
                 raise
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         return Image(str(inspected["Id"]), _digest(name or reference, inspected))
@@ -189,17 +191,17 @@ class Images:
         found = self.find(image_id, reference)
         return found.digest if found else image_id
 
-    def _used(self, reference: str, found: Image | None, ledger: Ledger) -> Image | None:
+    def _record_use(self, reference: str, found: Image | None, ledger: ImageUsageJournal) -> Image | None:
         """Record a use of the image; finds it again, because it may have been removed until the record was written."""
         if found is None:
             return None
-        with ledger.open() as page:
-            if found.id not in page.images:
+        with ledger.open() as records:
+            if found.id not in records.images:
                 return found
-            page.images[found.id].used_at = time.time()
+            records.images[found.id].used_at = time.time()
         return self.find(reference)
 
-    def _require_right(self, reference: str, found: Image, ledger: Ledger, auth: Auth | None) -> None:
+    def _check_access(self, reference: str, found: Image, ledger: ImageUsageJournal, auth: Auth | None) -> None:
         """Ask the registry, if it gave the image to certain accounts only and this job's is not one of them.
 
         A pull proves nothing: an engine that has the image does not ask for a reference by digest.
@@ -207,58 +209,60 @@ class Images:
         Raises:
             LaunchError: The registry refuses the image to this job.
         """
-        with ledger.open() as page:
-            given = page.private.get(found.id)
-        if given is None or (mark := _mark(auth)) in given:
+        with ledger.open() as records:
+            allowed = records.private.get(found.id)
+        if allowed is None or (mark := _account_hash(auth)) in allowed:
             return
         try:
             self._engine.call(lambda api: api.inspect_distribution(found.digest, auth_config=auth))
         except EngineRefused as error:
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
-        with ledger.open() as page:
-            page.given(found.id, mark)
+        with ledger.open() as records:
+            records.record_access(found.id, mark)
 
     def _pull(
-        self, reference: str, progress: Progress, ledger: Ledger, before: Image | None, auth: Auth | None
+        self, reference: str, progress: Progress, ledger: ImageUsageJournal, before: Image | None, auth: Auth | None
     ) -> None:
         name = canonical(reference)
-        late = f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
-        pace = Pace("pulling", progress, self._settings.pull_seconds, LaunchError("image_pull", late))
+        timeout_text = f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
+        pace = ProgressThrottle(
+            "pulling", progress, self._settings.pull_seconds, LaunchError("image_pull", timeout_text)
+        )
         pace.words = reference
-        with ledger.open() as page:
-            page.pulls.setdefault(name, Pull(time.time(), before.id if before else None))
-        mark, here = _mark(auth), self._ids() if auth else frozenset()
+        with ledger.open() as records:
+            records.pulls.setdefault(name, PendingPull(time.time(), before.id if before else None))
+        mark, present = _account_hash(auth), self._ids() if auth else frozenset()
         try:
             self._watch_pull(reference, pace, auth)
         except EngineRefused as error:
             raise LaunchError("image_pull", f"{reference}: {error.detail}") from error
         finally:
-            with contextlib.suppress(EngineAway, LaunchError):  # then the next pull or prune settles it
+            with contextlib.suppress(EngineUnavailable, LaunchError):  # then the next pull or prune settles it
                 found = self.find(reference)
-                with ledger.open() as page:
-                    page.settle(name, found.id if found else None)
-                    if mark is not None and found is not None and found.id not in here:
-                        page.given(found.id, mark)
+                with ledger.open() as records:
+                    records.finish_pull(name, found.id if found else None)
+                    if mark is not None and found is not None and found.id not in present:
+                        records.record_access(found.id, mark)
         progress("provisioning", f"{reference} is here")
 
     def _ids(self) -> frozenset[str]:
         """Return the ids of all images on this host: each is open to all jobs, or its accounts are already recorded."""
         return frozenset(one["Id"] for one in self._engine.call(lambda api: api.images(all=True)))
 
-    def _watch_pull(self, reference: str, pace: Pace, auth: Auth | None) -> None:
-        layers = Layers()
+    def _watch_pull(self, reference: str, pace: ProgressThrottle, auth: Auth | None) -> None:
+        layers = PullProgress()
         repository, tag = parse_repository_tag(reference)
         params = {"fromImage": repository, "tag": tag or "latest"}  # without a tag, all of them would be pulled
 
-        work = Work("/images/create", params, auth_header(self._engine, repository, auth))
-        for message in messages(self._engine, work, pace.check):
+        work = EngineRequest("/images/create", params, auth_header(self._engine, repository, auth))
+        for message in stream_messages(self._engine, work, pace.check):
             if "error" in message:
                 raise LaunchError("image_pull", f"{reference}: {message['error']}")
-            layers.note(message)
+            layers.update(message)
             pace.words = f"{reference}: {layers}"
 
 
-def _mark(auth: Auth | None) -> str | None:
+def _account_hash(auth: Auth | None) -> str | None:
     """Return a hash that identifies an account without revealing its password."""
     if auth is None:
         return None

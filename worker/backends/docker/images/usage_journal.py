@@ -25,7 +25,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 
 
 @dataclass(slots=True)
-class Entry:
+class ImageRecord:
     """An image that this service brought.
 
     Attributes:
@@ -40,7 +40,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Pull:
+class PendingPull:
     """A pull in progress: its image counts as brought by this service even if the worker dies meanwhile.
 
     Attributes:
@@ -53,36 +53,36 @@ class Pull:
 
 
 @dataclass(slots=True)
-class Page:
+class UsageRecords:
     """The ledger's content: images by id, pulls by reference, accounts by image id."""
 
-    images: dict[str, Entry] = field(default_factory=dict)
-    pulls: dict[str, Pull] = field(default_factory=dict)
+    images: dict[str, ImageRecord] = field(default_factory=dict)
+    pulls: dict[str, PendingPull] = field(default_factory=dict)
     private: dict[str, list[str]] = field(default_factory=dict)
     """Private images: by image id, hashes of the accounts that a registry gave the image to."""
 
-    def bring(self, image_id: str, reference: str | None, *, built: bool = False) -> None:
+    def record_use(self, image_id: str, reference: str | None, *, built: bool = False) -> None:
         """Record that this service brought an image and uses it now."""
-        entry = self.images.setdefault(image_id, Entry(time.time(), built))
+        entry = self.images.setdefault(image_id, ImageRecord(time.time(), built))
         entry.used_at = time.time()
         if reference is not None and reference not in entry.references:
             entry.references.append(reference)
 
-    def given(self, image_id: str, mark: str | None) -> None:
+    def record_access(self, image_id: str, mark: str | None) -> None:
         """Record that a registry gave an image to an account; None: to an anonymous client, so any job may run it."""
         if mark is None:
             self.private.pop(image_id, None)
         elif mark not in self.private.setdefault(image_id, []):
             self.private[image_id].append(mark)
 
-    def settle(self, reference: str, now_id: str | None) -> None:
+    def finish_pull(self, reference: str, now_id: str | None) -> None:
         """End a pull, possibly one of a worker that died: record the image that it brought."""
         pull = self.pulls.pop(reference, None)
         if pull is not None and now_id not in {None, pull.before}:
-            self.bring(str(now_id), reference)
+            self.record_use(str(now_id), reference)
 
 
-class Ledger:
+class ImageUsageJournal:
     """The ledger of one engine.
 
     Args:
@@ -96,22 +96,22 @@ class Ledger:
         self._path = folder / f"{_UNSAFE.sub('', engine_id) or 'engine'}.json"
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Page]:
+    def open(self) -> Iterator[UsageRecords]:
         """Open the ledger exclusively; changes are saved at the end."""
         with self._locked(self._path.with_suffix(".lock"), fcntl.LOCK_EX):
-            page = self._read()
-            before = asdict(page)
-            yield page
-            if asdict(page) != before:
-                self._write(page)
+            records = self._read()
+            before = asdict(records)
+            yield records
+            if asdict(records) != before:
+                self._write(records)
 
     @contextlib.contextmanager
-    def naming(self, reference: str) -> Iterator[None]:
+    def hold_name(self, reference: str) -> Iterator[None]:
         """Hold a name that an image has only during a push: no job may take it for the registry's image."""
         with self._locked(self._name_lock(reference), fcntl.LOCK_EX):
             yield
 
-    def is_named(self, reference: str) -> bool:
+    def is_name_held(self, reference: str) -> bool:
         """Return whether the name is being held now."""
         path = self._name_lock(reference)
         if not path.exists():
@@ -134,20 +134,20 @@ class Ledger:
         finally:
             os.close(descriptor)
 
-    def _read(self) -> Page:
+    def _read(self) -> UsageRecords:
         try:
-            kept: dict[str, Any] = json.loads(self._path.read_bytes())
-            return Page(
-                {image: Entry(**entry) for image, entry in kept["images"].items()},
-                {reference: Pull(**pull) for reference, pull in kept["pulls"].items()},
-                {image: list(marks) for image, marks in kept.get("private", {}).items()},
+            stored: dict[str, Any] = json.loads(self._path.read_bytes())
+            return UsageRecords(
+                {image: ImageRecord(**entry) for image, entry in stored["images"].items()},
+                {reference: PendingPull(**pull) for reference, pull in stored["pulls"].items()},
+                {image: list(marks) for image, marks in stored.get("private", {}).items()},
             )
         except FileNotFoundError:
-            return Page()
+            return UsageRecords()
         except (ValueError, KeyError, TypeError, AttributeError):
             # Then no image is known to be this service's, and none is removed.
             logger.warning("image_ledger_unreadable", extra={"path": str(self._path)})
-            return Page()
+            return UsageRecords()
 
-    def _write(self, page: Page) -> None:
-        write_atomically(self._path, json.dumps(asdict(page)).encode(), durable=False)
+    def _write(self, records: UsageRecords) -> None:
+        write_atomically(self._path, json.dumps(asdict(records)).encode(), durable=False)

@@ -4,98 +4,98 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from worker.backends.tpu import node_state
-from worker.backends.tpu.api import FAILED, ApiRefused, Node, TpuApi, Wish
-from worker.backends.tpu.node_state import Trouble
-from worker.backends.tpu.resource_log import NODE, QUEUED, Entry
+from worker.backends.tpu.api import FAILED, ApiRefused, Node, NodeRequest, TpuApi
+from worker.backends.tpu.node_state import NodeFailure
+from worker.backends.tpu.resource_log import NODE, QUEUED, ResourceEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class NodeStatus:
     """State of an attempt's resource in the cloud.
 
     Attributes:
-        there: A resource of ours exists.
+        exists: A resource of ours exists.
         state: The cloud's name of its state.
         node: The node, once there is one.
-        trouble: A problem that does not go away by itself.
+        failure: A problem that does not go away by itself.
     """
 
-    there: bool
+    exists: bool
     state: str
     node: Node | None = None
-    trouble: Trouble | None = None
+    failure: NodeFailure | None = None
 
 
-class Way(Protocol):
-    """A provisioning mode. Its methods raise ApiAway and ApiRefused."""
+class ProvisioningMode(Protocol):
+    """A provisioning mode. Its methods raise ApiUnavailable and ApiRefused."""
 
     kind: str
-    words: str
+    label: str
     """Name of the kind of resource, for messages."""
 
-    def look(self, entry: Entry) -> Look:
+    def status(self, entry: ResourceEntry) -> NodeStatus:
         """Return the current state of the resource."""
 
-    def make(self, zone: str, wish: Wish, seconds: float) -> str | None:
+    def create(self, zone: str, request: NodeRequest, seconds: float) -> str | None:
         """Request the resource, for so many seconds; return the operation's name, or None if it exists."""
 
 
-class AtOnce:
+class DirectNodeMode:
     """A node, created directly or not at all."""
 
     kind = NODE
-    words = "node"
+    label = "node"
 
     def __init__(self, api: TpuApi) -> None:
         self._api = api
 
-    def look(self, entry: Entry) -> Look:
-        """See `Way.look`; an operation that failed late is a refusal."""
+    def status(self, entry: ResourceEntry) -> NodeStatus:
+        """See `ProvisioningMode.status`; an operation that failed late is a refusal."""
         node = self._api.node(entry.zone, entry.cloud_id)
         if node is not None:
-            return Look(there=True, state=node.state, node=node, trouble=node_state.lost(node))
+            return NodeStatus(exists=True, state=node.state, node=node, failure=node_state.permanent_failure(node))
         if entry.operation is None:
-            return Look(there=False, state="absent")
+            return NodeStatus(exists=False, state="absent")
         if self._api.check_operation(entry.operation):
             # Created and deleted again; or created just between the two queries.
             node = self._api.node(entry.zone, entry.cloud_id)
             if node is None:
-                return Look(there=True, state="GONE", trouble=node_state.missing(entry.name))
-            return Look(there=True, state=node.state, node=node, trouble=node_state.lost(node))
-        return Look(there=True, state="CREATING")
+                return NodeStatus(exists=True, state="GONE", failure=node_state.deleted_node(entry.name))
+            return NodeStatus(exists=True, state=node.state, node=node, failure=node_state.permanent_failure(node))
+        return NodeStatus(exists=True, state="CREATING")
 
-    def make(self, zone: str, wish: Wish, seconds: float) -> str | None:
-        """See `Way.make`."""
+    def create(self, zone: str, request: NodeRequest, seconds: float) -> str | None:
+        """See `ProvisioningMode.create`."""
         del seconds  # it does not wait for capacity
-        return self._api.create_node(zone, wish)
+        return self._api.create_node(zone, request)
 
 
-class InTurn:
+class QueuedResourceMode:
     """A queued resource, which creates a node when there is capacity."""
 
     kind = QUEUED
-    words = "queued resource"
+    label = "queued resource"
 
     def __init__(self, api: TpuApi) -> None:
         self._api = api
 
-    def look(self, entry: Entry) -> Look:
-        """See `Way.look`."""
+    def status(self, entry: ResourceEntry) -> NodeStatus:
+        """See `ProvisioningMode.status`."""
         queued = self._api.queued(entry.zone, entry.cloud_id)
         if queued is None:
-            return Look(there=False, state="absent")
+            return NodeStatus(exists=False, state="absent")
         if queued.error is not None:
             raise queued.error
-        trouble = node_state.suspended(queued)
-        if trouble is not None or queued.state in node_state.QUEUEING:
-            return Look(there=True, state=queued.state, trouble=trouble)
+        failure = node_state.suspension(queued)
+        if failure is not None or queued.state in node_state.QUEUED_STATES:
+            return NodeStatus(exists=True, state=queued.state, failure=failure)
         if queued.state != "ACTIVE":
             raise ApiRefused(FAILED, f"queued resource {entry.name} is {queued.state}")
         node = self._api.node(entry.zone, entry.cloud_id)
         if node is None:
-            return Look(there=True, state=queued.state, trouble=node_state.missing(entry.name))
-        return Look(there=True, state=node.state, node=node, trouble=node_state.lost(node))
+            return NodeStatus(exists=True, state=queued.state, failure=node_state.deleted_node(entry.name))
+        return NodeStatus(exists=True, state=node.state, node=node, failure=node_state.permanent_failure(node))
 
-    def make(self, zone: str, wish: Wish, seconds: float) -> str | None:
-        """See `Way.make`."""
-        return self._api.create_queued(zone, wish, seconds)
+    def create(self, zone: str, request: NodeRequest, seconds: float) -> str | None:
+        """See `ProvisioningMode.create`."""
+        return self._api.create_queued(zone, request, seconds)

@@ -8,7 +8,7 @@ from pathlib import Path
 from core.catalogue.machine_types import MachineType
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
-from worker.backends.tpu.api import Node, Wish
+from worker.backends.tpu.api import Node, NodeRequest
 
 LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-attempt"
 """Labels of created resources: the installation, the job and the attempt."""
@@ -16,10 +16,10 @@ LABEL, LABEL_JOB, LABEL_ATTEMPT = "gradient-jobs", "gradient-job", "gradient-att
 _STARTUP = Path(__file__).with_name("startup.sh")
 _CONNECT_SECONDS = 5.0
 _RUNTIMES = {"v5litepod": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
-_OLDER_RUNTIME = "tpu-ubuntu2204-base"
+_DEFAULT_RUNTIME = "tpu-ubuntu2204-base"
 
 
-def wish_for(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, installation: str) -> Wish:
+def build_request(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, installation: str) -> NodeRequest:
     """Describe the node for an attempt.
 
     Its id is that of the attempt, so that it is created once, and found again.
@@ -29,22 +29,22 @@ def wish_for(spec: LaunchSpec, machine: MachineType, settings: TpuSettings, inst
     """
     if machine.tpu_type is None:
         raise LaunchError("tpu_denied", f"machine type {machine.name!r} has no tpu_type; name one in the catalogue")
-    return Wish(
+    return NodeRequest(
         id=f"gj-{spec.name}",
         accelerator_type=machine.tpu_type,
-        runtime=runtime_of(machine, settings),
+        runtime=runtime_for(machine, settings),
         labels={LABEL: installation, LABEL_JOB: spec.job_id, LABEL_ATTEMPT: str(spec.attempt)},
         startup=lambda _zone: _STARTUP.read_text().replace("@TENSORFLOW@", settings.tensorflow),
     )
 
 
-def runtime_of(machine: MachineType, settings: TpuSettings) -> str:
+def runtime_for(machine: MachineType, settings: TpuSettings) -> str:
     """Return the runtime version of nodes of this machine type."""
     generation = (machine.tpu_type or "").partition("-")[0]
-    return settings.runtimes.get(machine.name) or _RUNTIMES.get(generation, _OLDER_RUNTIME)
+    return settings.runtimes.get(machine.name) or _RUNTIMES.get(generation, _DEFAULT_RUNTIME)
 
 
-def reachable(node: Node, settings: TpuSettings, say: Callable[[str], None]) -> None:
+def wait_until_reachable(node: Node, settings: TpuSettings, report: Callable[[str], None]) -> None:
     """Wait until the device's ports accept connections: TensorFlow would wait for a closed one for ever.
 
     Raises:
@@ -52,14 +52,14 @@ def reachable(node: Node, settings: TpuSettings, say: Callable[[str], None]) -> 
     """
     until = time.monotonic() + settings.probe_seconds
     for address, port in node.endpoints:
-        while (why := _refusal(address, port)) is not None:
+        while (why := _connect_error(address, port)) is not None:
             if time.monotonic() >= until:
                 raise LaunchError("tpu_unreachable", f"grpc://{address}:{port}: {why}")
-            say(f"{node.zone}/{node.id} is {node.state}; waiting for grpc://{address}:{port} to answer")
+            report(f"{node.zone}/{node.id} is {node.state}; waiting for grpc://{address}:{port} to answer")
             time.sleep(settings.poll_seconds)
 
 
-def _refusal(address: str, port: int) -> str | None:
+def _connect_error(address: str, port: int) -> str | None:
     """Return the reason that a port does not accept connections; None if it does."""
     try:
         with socket.create_connection((address, port), timeout=_CONNECT_SECONDS):

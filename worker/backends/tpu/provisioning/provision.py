@@ -13,26 +13,26 @@ from datetime import UTC, datetime
 from core.settings.cloud import TpuSettings
 from worker.backends.base import LaunchError, LaunchSpec
 from worker.backends.tpu import node_state
-from worker.backends.tpu.api import CAPACITY, ApiAway, ApiError, ApiRefused, Node, TpuApi, Wish
-from worker.backends.tpu.deletion import Removal
-from worker.backends.tpu.node_state import Trouble
-from worker.backends.tpu.provisioning.modes import AtOnce, InTurn, Look, Way
-from worker.backends.tpu.resource_log import POOL, Entry, Ledger
+from worker.backends.tpu.api import CAPACITY, ApiError, ApiRefused, ApiUnavailable, Node, NodeRequest, TpuApi
+from worker.backends.tpu.deletion import NodeDeleter
+from worker.backends.tpu.node_state import NodeFailure
+from worker.backends.tpu.provisioning.modes import DirectNodeMode, NodeStatus, ProvisioningMode, QueuedResourceMode
+from worker.backends.tpu.resource_log import POOL, ResourceEntry, ResourceLog
 
 logger = logging.getLogger(__name__)
 
-_BAD_NODE_LOOKS = 12
+_RECHECK_POLLS = 12
 """Number of polls after which an unusable node of a pool is checked again."""
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 """Called with what is waited for; raises if the start must be aborted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ReservedTpu:
     """A TPU reserved for the attempt."""
 
-    entry: Entry
+    entry: ResourceEntry
     node: Node
 
 
@@ -40,239 +40,260 @@ class _NextZone(Exception):
     """This zone has no device for the job."""
 
 
-class Patience:
+class RetryBudget:
     """Tolerates an API that does not answer, up to a limit on the time since its last answer."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._answered = time.monotonic()
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         """Record that the API answered."""
         self._answered = time.monotonic()
 
-    def away(self, error: ApiAway) -> None:
+    def record_failure(self, error: ApiUnavailable) -> None:
         """Record that the API did not answer; raises after the time limit."""
         logger.info("tpu_api_away", extra={"error": str(error)})
         if time.monotonic() - self._answered >= self._seconds:
             raise LaunchError("tpu_api_away", str(error)) from error
 
 
-class Seeker:
+class Provisioner:
     """Searches for one device for one attempt.
 
     Args:
         api: Google's TPU API.
-        ledger: The record of billed resources.
+        resource_log: The record of billed resources.
         settings: The TPU settings.
-        ready: Checks that a job can use a device in a zone, before one is requested; raises LaunchError.
+        prepare_zone: Checks that a job can use a device in a zone, before one is requested; raises LaunchError.
     """
 
-    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings, ready: Callable[[str], None]) -> None:
+    def __init__(
+        self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings, prepare_zone: Callable[[str], None]
+    ) -> None:
         self._api = api
-        self._ledger = ledger
+        self._resource_log = resource_log
         self._settings = settings
-        self._ready = ready
-        self._removal = Removal(api, ledger)
+        self._prepare_zone = prepare_zone
+        self._deleter = NodeDeleter(api, resource_log)
 
-    def seek(self, spec: LaunchSpec, wish: Wish, say: Say) -> Device:
+    def provision(self, spec: LaunchSpec, request: NodeRequest, report: Report) -> ReservedTpu:
         """Get a device.
 
         Args:
             spec: The attempt.
-            wish: The node to create, if one has to be created.
-            say: Called with what is waited for.
+            request: The node to create, if one has to be created.
+            report: Called with what is waited for.
 
         Raises:
             LaunchError: No device is available.
         """
-        before = self._ledger.of_attempt(spec.job_id, spec.attempt)
+        before = self._resource_log.list_of_attempt(spec.job_id, spec.attempt)
         waited = max((entry.age for entry in before), default=0.0)
         until = time.monotonic() + self._settings.provision_timeout_seconds - waited
-        way = self._settings.way_of(spec.machine_type)
-        if way == "pool":
-            return _Pool(self._api, self._ledger, self._settings, self._ready).take(spec, until, say)
-        making: Way = AtOnce(self._api) if way == "node" else InTurn(self._api)
+        provisioning = self._settings.way_of(spec.machine_type)
+        if provisioning == "pool":
+            return _NodePool(self._api, self._resource_log, self._settings, self._prepare_zone).take(
+                spec, until, report
+            )
+        mode: ProvisioningMode = DirectNodeMode(self._api) if provisioning == "node" else QueuedResourceMode(self._api)
         passed = {entry.zone for entry in before if entry.over}
         tried: list[str] = []
         left = [zone for zone in self._settings.zones if zone not in passed]
         while left:
             zone = left.pop(0)
-            self._ready(zone)
+            self._prepare_zone(zone)
             share = (until - time.monotonic()) / (len(left) + 1)
-            search = _Search(self._removal, self._ledger, self._settings, making, _adding(say, tried))
+            search = _ZoneSearch(self._deleter, self._resource_log, self._settings, mode, _with_history(report, tried))
             try:
-                return search.run(spec, wish, zone, share)
+                return search.run(spec, request, zone, share)
             except _NextZone as error:
                 tried.append(f"{zone}: {error}")
         raise LaunchError(CAPACITY, "; ".join(tried) or "every zone was tried")
 
 
-def _adding(say: Say, tried: list[str]) -> Say:
+def _with_history(report: Report, tried: list[str]) -> Report:
     """Return a `say` that appends what was tried before."""
-    return lambda words: say(f"{words}; tried {'; '.join(tried)}" if tried else words)
+    return lambda words: report(f"{words}; tried {'; '.join(tried)}" if tried else words)
 
 
-class _Search:
+class _ZoneSearch:
     """Searches one zone."""
 
-    def __init__(self, removal: Removal, ledger: Ledger, settings: TpuSettings, way: Way, say: Say) -> None:
-        self._removal = removal
-        self._ledger = ledger
+    def __init__(
+        self,
+        deleter: NodeDeleter,
+        resource_log: ResourceLog,
+        settings: TpuSettings,
+        mode: ProvisioningMode,
+        report: Report,
+    ) -> None:
+        self._deleter = deleter
+        self._resource_log = resource_log
         self._settings = settings
-        self._way = way
-        self._say = say
+        self._mode = mode
+        self._report = report
         self._state = ""
         self._since = ""
-        self._ill_since: float | None = None
+        self._unhealthy_since: float | None = None
 
-    def run(self, spec: LaunchSpec, wish: Wish, zone: str, seconds: float) -> Device:
+    def run(self, spec: LaunchSpec, request: NodeRequest, zone: str, seconds: float) -> ReservedTpu:
         until = time.monotonic() + seconds
-        name = f"{zone}/{wish.id}"
-        entry = self._ledger.intend(self._way.kind, name, job_id=spec.job_id, attempt=spec.attempt)
+        name = f"{zone}/{request.id}"
+        entry = self._resource_log.record_intent(self._mode.kind, name, job_id=spec.job_id, attempt=spec.attempt)
         if entry is None:
             raise LaunchError("internal_error", f"{name} is another attempt's")
-        patience = Patience(self._settings.api_retry_seconds)
+        retry_budget = RetryBudget(self._settings.api_retry_seconds)
         while True:
-            self._report(entry)
+            self._report_state(entry)
             try:
-                entry, node = self._step(entry, wish, until)
-            except ApiAway as error:
-                patience.away(error)
+                entry, node = self._step(entry, request, until)
+            except ApiUnavailable as error:
+                retry_budget.record_failure(error)
             except ApiRefused as error:
-                self._give_back(entry, error.detail)
+                self._release(entry, error.detail)
                 if error.reason == CAPACITY:
                     raise _NextZone(error.detail) from error
                 raise LaunchError(error.reason, error.detail) from error
             else:
-                patience.answered()
+                retry_budget.record_answer()
                 if node is not None:
-                    return Device(entry, node)
+                    return ReservedTpu(entry, node)
             if time.monotonic() >= until:
-                self._give_back(entry, "not had in time")
+                self._release(entry, "not had in time")
                 raise _NextZone(f"not had within {max(0.0, seconds):.0f} s")
             time.sleep(self._settings.poll_seconds)
 
-    def _step(self, entry: Entry, wish: Wish, until: float) -> tuple[Entry, Node | None]:
+    def _step(self, entry: ResourceEntry, request: NodeRequest, until: float) -> tuple[ResourceEntry, Node | None]:
         """Look once, and request the device if nothing is there."""
-        look = self._way.look(entry)
-        if not look.there:
-            operation = self._way.make(entry.zone, wish, max(60.0, until - time.monotonic()))
-            self._ledger.note(entry, state="requested", operation=operation)
+        status = self._mode.status(entry)
+        if not status.exists:
+            operation = self._mode.create(entry.zone, request, max(60.0, until - time.monotonic()))
+            self._resource_log.update(entry, state="requested", operation=operation)
             return replace(entry, operation=operation), None
-        self._see(entry, look)
-        if look.trouble is not None:
-            self._give_back(entry, look.trouble.detail)
-            raise LaunchError(look.trouble.reason, look.trouble.detail)
-        return entry, self._well(entry, look.node)
+        self._record_status(entry, status)
+        if status.failure is not None:
+            self._release(entry, status.failure.detail)
+            raise LaunchError(status.failure.reason, status.failure.detail)
+        return entry, self._check_health(entry, status.node)
 
-    def _well(self, entry: Entry, node: Node | None) -> Node | None:
+    def _check_health(self, entry: ResourceEntry, node: Node | None) -> Node | None:
         """Return the node if a job can run on it; release one that stays unhealthy."""
-        if node is None or node_state.usable(node):
+        if node is None or node_state.is_usable(node):
             return node
-        trouble = node_state.ill(node)
-        if trouble is None or node.state != node_state.READY:
-            self._ill_since = None
+        failure = node_state.temporary_failure(node)
+        if failure is None or node.state != node_state.READY:
+            self._unhealthy_since = None
             return None
-        self._ill_since = self._ill_since or time.monotonic()
-        if time.monotonic() - self._ill_since >= self._settings.unhealthy_seconds:
-            self._give_back(entry, trouble.detail)
-            raise LaunchError(trouble.reason, trouble.detail)
+        self._unhealthy_since = self._unhealthy_since or time.monotonic()
+        if time.monotonic() - self._unhealthy_since >= self._settings.unhealthy_seconds:
+            self._release(entry, failure.detail)
+            raise LaunchError(failure.reason, failure.detail)
         return None
 
-    def _see(self, entry: Entry, look: Look) -> None:
-        health = look.node.health if look.node is not None else None
-        state = look.state if health in {None, "UNSPECIFIED", "HEALTHY"} else f"{look.state}, {health}"
+    def _record_status(self, entry: ResourceEntry, status: NodeStatus) -> None:
+        health = status.node.health if status.node is not None else None
+        state = status.state if health in {None, "UNSPECIFIED", "HEALTHY"} else f"{status.state}, {health}"
         if state != self._state:
             self._state, self._since = state, f"{datetime.now(UTC):%H:%M:%S} UTC"
-            self._ledger.note(entry, state=look.state, health=health, bills=look.state == node_state.READY)
+            self._resource_log.update(entry, state=status.state, health=health, bills=status.state == node_state.READY)
 
-    def _report(self, entry: Entry) -> None:
+    def _report_state(self, entry: ResourceEntry) -> None:
         since = f"{self._state} since {self._since}" if self._state else "is asked for"
-        self._say(f"{self._way.words} {entry.name}: {since}")
+        self._report(f"{self._mode.label} {entry.name}: {since}")
 
-    def _give_back(self, entry: Entry, why: str) -> None:
+    def _release(self, entry: ResourceEntry, why: str) -> None:
         try:
-            self._removal.remove(entry, why)
+            self._deleter.remove(entry, why)
         except ApiError as error:  # the ledger still lists it: the teardown and the sweep try again
             logger.warning("tpu_not_deleted", extra={"resource": entry.name, "error": str(error)})
 
 
-class _Pool:
+class _NodePool:
     """Existing nodes that jobs take in turn."""
 
-    def __init__(self, api: TpuApi, ledger: Ledger, settings: TpuSettings, ready: Callable[[str], None]) -> None:
+    def __init__(
+        self, api: TpuApi, resource_log: ResourceLog, settings: TpuSettings, prepare_zone: Callable[[str], None]
+    ) -> None:
         self._api = api
-        self._ledger = ledger
+        self._resource_log = resource_log
         self._settings = settings
-        self._ready = ready
+        self._prepare_zone = prepare_zone
 
-    def take(self, spec: LaunchSpec, until: float, say: Say) -> Device:
+    def take(self, spec: LaunchSpec, until: float, report: Report) -> ReservedTpu:
         names = self._settings.pool.get(spec.machine_type, [])
         if not names:
             raise LaunchError("tpu_denied", f"GRADIENT_TPU__POOL names no node for {spec.machine_type}")
-        patience = Patience(self._settings.api_retry_seconds)
-        troubles: dict[str, Trouble] = {}
-        ask_again = 0.0
+        retry_budget = RetryBudget(self._settings.api_retry_seconds)
+        failures: dict[str, NodeFailure] = {}
+        recheck_at = 0.0
         while True:
-            if time.monotonic() >= ask_again:
-                troubles.clear()
-                ask_again = time.monotonic() + _BAD_NODE_LOOKS * self._settings.poll_seconds
+            if time.monotonic() >= recheck_at:
+                failures.clear()
+                recheck_at = time.monotonic() + _RECHECK_POLLS * self._settings.poll_seconds
             try:
-                device = self._first(spec, [name for name in names if name not in troubles], troubles)
-                patience.answered()
-            except ApiAway as error:
-                patience.away(error)
+                device = self._reserve_first(spec, [name for name in names if name not in failures], failures)
+                retry_budget.record_answer()
+            except ApiUnavailable as error:
+                retry_budget.record_failure(error)
                 device = None
             if device is not None:
                 return device
-            self._wait(troubles, len(names), until)
-            say(_waiting(troubles, len(names)))
+            self._check_wait(failures, len(names), until)
+            report(_describe_wait(failures, len(names)))
             time.sleep(self._settings.poll_seconds)
 
-    def _first(self, spec: LaunchSpec, names: list[str], troubles: dict[str, Trouble]) -> Device | None:
+    def _reserve_first(
+        self, spec: LaunchSpec, names: list[str], failures: dict[str, NodeFailure]
+    ) -> ReservedTpu | None:
         """Reserve the first of these nodes that is free and healthy; add the problems of others to `troubles`."""
-        held = [one for one in self._ledger.of_attempt(spec.job_id, spec.attempt) if not one.over and one.kind == POOL]
+        held = [
+            one
+            for one in self._resource_log.list_of_attempt(spec.job_id, spec.attempt)
+            if not one.over and one.kind == POOL
+        ]
         mine = {entry.name for entry in held}
         for name in [*mine, *(name for name in names if name not in mine)]:
-            self._ready(name.partition("/")[0])
-            entry = self._ledger.intend(POOL, name, job_id=spec.job_id, attempt=spec.attempt)
+            self._prepare_zone(name.partition("/")[0])
+            entry = self._resource_log.record_intent(POOL, name, job_id=spec.job_id, attempt=spec.attempt)
             if entry is None:
                 continue  # another job has it
             try:
-                found = self._usable(entry)
-            except ApiAway:
-                self._ledger.close(entry, gone=True)
+                found = self._check_node(entry)
+            except ApiUnavailable:
+                self._resource_log.record_deletion(entry, gone=True)
                 raise
             if isinstance(found, Node):
-                self._ledger.note(entry, state=found.state, health=found.health, bills=True)
-                return Device(entry, found)
-            self._ledger.close(entry, gone=True, detail=found.detail)
-            troubles[name] = found
+                self._resource_log.update(entry, state=found.state, health=found.health, bills=True)
+                return ReservedTpu(entry, found)
+            self._resource_log.record_deletion(entry, gone=True, detail=found.detail)
+            failures[name] = found
         return None
 
-    def _usable(self, entry: Entry) -> Node | Trouble:
+    def _check_node(self, entry: ResourceEntry) -> Node | NodeFailure:
         try:
-            node = self._api.node(entry.zone, entry.cloud_id) or self._api.old_node(entry.zone, entry.cloud_id)
+            node = self._api.node(entry.zone, entry.cloud_id) or self._api.node_v1(entry.zone, entry.cloud_id)
         except ApiRefused as error:
-            return Trouble(error.reason, error.detail)
+            return NodeFailure(error.reason, error.detail)
         if node is None:
-            return Trouble("tpu_lost", f"there is no node {entry.name}")
-        if node_state.usable(node):
+            return NodeFailure("tpu_lost", f"there is no node {entry.name}")
+        if node_state.is_usable(node):
             return node
         return (
-            node_state.lost(node) or node_state.ill(node) or Trouble("tpu_unreachable", f"{entry.name} has no address")
+            node_state.permanent_failure(node)
+            or node_state.temporary_failure(node)
+            or NodeFailure("tpu_unreachable", f"{entry.name} has no address")
         )
 
-    def _wait(self, troubles: dict[str, Trouble], count: int, until: float) -> None:
+    def _check_wait(self, failures: dict[str, NodeFailure], count: int, until: float) -> None:
         """Raise if waiting is useless, or has taken too long."""
-        if len(troubles) == count:
-            worst = next(iter(troubles.values()))
-            raise LaunchError(worst.reason, "; ".join(one.detail for one in troubles.values()))
+        if len(failures) == count:
+            worst = next(iter(failures.values()))
+            raise LaunchError(worst.reason, "; ".join(one.detail for one in failures.values()))
         if time.monotonic() >= until:
-            raise LaunchError(CAPACITY, f"{_waiting(troubles, count)}, for too long")
+            raise LaunchError(CAPACITY, f"{_describe_wait(failures, count)}, for too long")
 
 
-def _waiting(troubles: dict[str, Trouble], count: int) -> str:
-    words = f"{count - len(troubles)} of the pool's {count} TPUs are other jobs'"
-    return f"{words}; {'; '.join(one.detail for one in troubles.values())}" if troubles else words
+def _describe_wait(failures: dict[str, NodeFailure], count: int) -> str:
+    words = f"{count - len(failures)} of the pool's {count} TPUs are other jobs'"
+    return f"{words}; {'; '.join(one.detail for one in failures.values())}" if failures else words

@@ -15,10 +15,10 @@ from google.auth.transport.requests import Request
 from google.cloud import storage
 from requests import Session
 
-from worker.backends.tpu.storage.errors import BucketRefused, asking
+from worker.backends.tpu.storage.errors import BucketRefused, translate_errors
 
 JOBS = "jobs/"
-_OBJECTS, _NAMES = "roles/storage.objectUser", "roles/storage.legacyBucketReader"
+_OBJECT_ROLE, _LIST_ROLE = "roles/storage.objectUser", "roles/storage.legacyBucketReader"
 _POLICY_VERSION = 3  # the first with conditions
 _TRIES = 3
 
@@ -32,7 +32,7 @@ class Token:
     """Unix time."""
 
 
-def limited_token(
+def create_limited_token(
     credentials: google.auth.credentials.Credentials, session: Session, bucket: str, prefix: str
 ) -> Token:
     """Create a token that reads, writes and lists below one prefix of one bucket, and nothing else.
@@ -48,7 +48,7 @@ def limited_token(
     )
     rule = downscoped.AccessBoundaryRule(
         available_resource=f"//storage.googleapis.com/projects/_/buckets/{bucket}",
-        available_permissions=[f"inRole:{_OBJECTS}"],
+        available_permissions=[f"inRole:{_OBJECT_ROLE}"],
         availability_condition=downscoped.AvailabilityCondition(within),
     )
     limited = downscoped.Credentials(
@@ -63,7 +63,7 @@ def limited_token(
     return Token(str(limited.token), limited.expiry.timestamp() if limited.expiry else 0.0)
 
 
-def admit(bucket: storage.Bucket, account: str) -> bool:
+def grant_access(bucket: storage.Bucket, account: str) -> bool:
     """Grant a service account what it needs for the jobs' part of the bucket, and no more.
 
     Returns:
@@ -75,11 +75,14 @@ def admit(bucket: storage.Bucket, account: str) -> bool:
     member = f"serviceAccount:{account}"
     resource = f"projects/_/buckets/{bucket.name}/objects/{JOBS}"
     condition = {"title": "gradient-jobs", "expression": f'resource.name.startsWith("{resource}")'}
-    wanted = [{"role": _OBJECTS, "members": {member}, "condition": condition}, {"role": _NAMES, "members": {member}}]
-    with asking(bucket.name, f"giving {account} access ({_OBJECTS} below {JOBS}, and {_NAMES})"):
+    wanted = [
+        {"role": _OBJECT_ROLE, "members": {member}, "condition": condition},
+        {"role": _LIST_ROLE, "members": {member}},
+    ]
+    with translate_errors(bucket.name, f"giving {account} access ({_OBJECT_ROLE} below {JOBS}, and {_LIST_ROLE})"):
         for _ in range(_TRIES):
             policy = bucket.get_iam_policy(requested_policy_version=_POLICY_VERSION)
-            missing = [one for one in wanted if not _granted(policy.bindings, one, member)]
+            missing = [one for one in wanted if not _add_binding(policy.bindings, one, member)]
             if not missing:
                 return False
             policy.version = _POLICY_VERSION
@@ -92,7 +95,7 @@ def admit(bucket: storage.Bucket, account: str) -> bool:
     raise BucketRefused("bucket_refused", f"The policy of gs://{bucket.name} is changed by others all the time.")
 
 
-def _granted(bindings: Iterable[Mapping[str, Any]], wanted: Mapping[str, Any], member: str) -> bool:
+def _add_binding(bindings: Iterable[Mapping[str, Any]], wanted: Mapping[str, Any], member: str) -> bool:
     return any(
         one["role"] == wanted["role"] and member in one["members"] and _expression(one) == _expression(wanted)
         for one in bindings

@@ -14,7 +14,7 @@ from requests import Session
 
 from core.storage.gcs.client import SCOPES
 from worker.backends.tpu.storage.access import JOBS
-from worker.backends.tpu.storage.errors import BucketRefused, asking
+from worker.backends.tpu.storage.errors import BucketRefused, translate_errors
 
 _LIFETIME_SECONDS = 300
 _PAUSE_SECONDS = 2.0
@@ -22,7 +22,7 @@ _CONTENT = b"gradient-jobs"
 
 
 @dataclass(frozen=True)
-class Trial:
+class ProbeResult:
     """Result of a check.
 
     Attributes:
@@ -34,7 +34,7 @@ class Trial:
     statement: str
 
 
-def act_as(
+def impersonate(
     credentials: google.auth.credentials.Credentials, session: Session, account: str
 ) -> google.auth.credentials.Credentials | None:
     """Return credentials of another account; None if the worker may not act as it."""
@@ -48,7 +48,7 @@ def act_as(
     return other
 
 
-def try_bucket(bucket: storage.Bucket, account: str, *, until: float) -> Trial:
+def probe_bucket(bucket: storage.Bucket, account: str, *, until: float) -> ProbeResult:
     """Write, read and remove an object as the account.
 
     Args:
@@ -62,18 +62,20 @@ def try_bucket(bucket: storage.Bucket, account: str, *, until: float) -> Trial:
     blob = bucket.blob(f"{JOBS}.probe-{secrets.token_hex(8)}")
     while True:
         try:
-            with asking(bucket.name, f"a write, read and removal as {account}"):
-                _round(blob)
+            with translate_errors(bucket.name, f"a write, read and removal as {account}"):
+                _write_read_delete(blob)
         except BucketRefused as error:
             # Only a "forbidden" can turn into a permission in a moment.
             if not isinstance(error.__cause__, Forbidden) or time.monotonic() >= until:
                 raise
             time.sleep(_PAUSE_SECONDS)
         else:
-            return Trial(proved=True, statement=f"{account} wrote, read and removed an object in gs://{bucket.name}.")
+            return ProbeResult(
+                proved=True, statement=f"{account} wrote, read and removed an object in gs://{bucket.name}."
+            )
 
 
-def _round(blob: storage.Blob) -> None:
+def _write_read_delete(blob: storage.Blob) -> None:
     blob.upload_from_string(_CONTENT, checksum="crc32c")
     try:
         read = blob.download_as_bytes()

@@ -21,17 +21,17 @@ from core.storage.artifacts.paths import opened_folder
 from core.storage.gcs.client import open_client, open_credentials, open_session
 from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.uploader import remove_all
-from worker.backends.tpu.storage.access import JOBS, Token, admit, limited_token
-from worker.backends.tpu.storage.access_probe import Trial, act_as, try_bucket
-from worker.backends.tpu.storage.download import Mirror, Mirrored
-from worker.backends.tpu.storage.errors import BucketRefused, asking
-from worker.backends.tpu.storage.mailbox import Relay
-from worker.backends.tpu.storage.upload import Staged, copy_in
+from worker.backends.tpu.storage.access import JOBS, Token, create_limited_token, grant_access
+from worker.backends.tpu.storage.access_probe import ProbeResult, impersonate, probe_bucket
+from worker.backends.tpu.storage.download import DownloadResult, OutputDownloader
+from worker.backends.tpu.storage.errors import BucketRefused, translate_errors
+from worker.backends.tpu.storage.mailbox import Mailbox
+from worker.backends.tpu.storage.upload import UploadResult, upload_tree
 
 _CONTINENTS = {"US": "US-", "EU": "EUROPE-", "ASIA": "ASIA-"}
 """Multi-region locations, and the prefixes of their regions' names."""
 _POLICY_SECONDS = 120.0
-_QUIET_PASSES = 3
+_MAX_PASSES = 3
 _TOKEN_URL_SECONDS = 7 * 86_400.0
 """The longest validity that Google allows for a signed URL."""
 _LABELS = {"gradient-jobs": "bucket"}
@@ -98,7 +98,7 @@ class JobBucket:
         prefix = self._prefix(job_id)
         # A program that creates folders looks for the parents first; these objects end that search within the prefix.
         for folder in (prefix, f"{prefix}model/", f"{prefix}data/"):
-            with asking(self.name, "writing"):
+            with translate_errors(self.name, "writing"):
                 self._bucket.blob(folder).upload_from_string(b"")
         token = self._token(prefix)
         return BucketPaths(
@@ -110,7 +110,7 @@ class JobBucket:
 
     def _token(self, prefix: str) -> Token:
         gcs = self._settings.gcs
-        token = limited_token(open_credentials(gcs), open_session(gcs), self.name, prefix)
+        token = create_limited_token(open_credentials(gcs), open_session(gcs), self.name, prefix)
         return Token(token.text, min(token.expires_at, time.time() + self._settings.bucket.token_seconds))
 
     def _variables(self, token: str) -> dict[str, str]:
@@ -135,7 +135,7 @@ class JobBucket:
             StoreUnavailable: Google does not answer.
         """
         given = self._settings.bucket.name is not None
-        with asking(self.name, "looking at it"):
+        with translate_errors(self.name, "looking at it"):
             try:
                 self._bucket.reload()
             except NotFound:
@@ -183,7 +183,7 @@ class JobBucket:
             f"slow and charged. Name a bucket in {self._region}, or take TPUs of {location.lower()}.",
         )
 
-    def probe(self, service_account: str | None, *, patience: float = _POLICY_SECONDS) -> Trial:
+    def probe(self, service_account: str | None, *, patience: float = _POLICY_SECONDS) -> ProbeResult:
         """Grant the TPU's account access, then write, read and remove an object as that account.
 
         Args:
@@ -198,29 +198,31 @@ class JobBucket:
             StoreUnavailable: Google does not answer.
         """
         if service_account is None:
-            return Trial(proved=False, statement="The TPU's service account is not known: nothing was tried as it.")
-        new = admit(self._bucket, service_account)
+            return ProbeResult(
+                proved=False, statement="The TPU's service account is not known: nothing was tried as it."
+            )
+        new = grant_access(self._bucket, service_account)
         gcs = self._settings.gcs
-        credentials = act_as(open_credentials(gcs), open_session(gcs), service_account)
+        credentials = impersonate(open_credentials(gcs), open_session(gcs), service_account)
         if credentials is None:
-            return Trial(
+            return ProbeResult(
                 proved=False,
                 statement=f"{service_account} was given access to gs://{self.name}, but that could not be tried: the "
                 "worker may not act as it (roles/iam.serviceAccountTokenCreator; as Google's own accounts nobody may).",
             )
         client = open_client(gcs, credentials)
-        return try_bucket(client.bucket(self.name), service_account, until=time.monotonic() + patience * new)
+        return probe_bucket(client.bucket(self.name), service_account, until=time.monotonic() + patience * new)
 
-    def stage(self, job_id: str, name: str, source: int) -> Staged:
+    def stage(self, job_id: str, name: str, source: int) -> UploadResult:
         """Copy a data set, an open file or folder, to the job's data folder.
 
         Raises:
             BucketRefused: It is too large or cannot be read, or the bucket refuses it.
             StoreUnavailable: Google does not answer; a repeat resumes.
         """
-        return self._copy_in(f"{self._prefix(job_id)}data/", name, source)
+        return self._upload(f"{self._prefix(job_id)}data/", name, source)
 
-    def resume(self, job_id: str, artifacts: Path) -> Staged:
+    def resume(self, job_id: str, artifacts: Path) -> UploadResult:
         """Copy an earlier attempt's artifacts to the job's model folder.
 
         The job's prefix was removed when that attempt ended.
@@ -230,13 +232,13 @@ class JobBucket:
             StoreUnavailable: Google does not answer; a repeat resumes.
         """
         with opened_folder(artifacts) as opened:
-            return self._copy_in(f"{self._prefix(job_id)}model/", artifacts.name, opened)
+            return self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened)
 
-    def _copy_in(self, prefix: str, name: str, source: int) -> Staged:
+    def _upload(self, prefix: str, name: str, source: int) -> UploadResult:
         most = self._settings.bucket.max_dataset_bytes
-        return copy_in(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most)
+        return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, max_bytes=most)
 
-    def mirror(self, job_id: str, into: Path) -> Mirrored:
+    def mirror(self, job_id: str, into: Path) -> DownloadResult:
         """Download what is new in the job's model folder; inputs are not downloaded.
 
         Raises:
@@ -244,10 +246,10 @@ class JobBucket:
             StoreUnavailable: Google does not answer; a repeat resumes.
             OSError: The folder cannot be written.
         """
-        prefix, aside = f"{self._prefix(job_id)}model/", self._aside(job_id) / _digest(into)
-        return Mirror(self._bucket, prefix, into, aside, self._parallel).run()
+        prefix, cache = f"{self._prefix(job_id)}model/", self._cache_folder(job_id) / _digest(into)
+        return OutputDownloader(self._bucket, prefix, into, cache, self._parallel).run()
 
-    def complete(self, job_id: str, into: Path) -> Mirrored:
+    def complete(self, job_id: str, into: Path) -> DownloadResult:
         """Mirror once nothing writes any more; repeats until no object changes.
 
         Raises:
@@ -255,11 +257,11 @@ class JobBucket:
             StoreUnavailable: Google does not answer, or something still writes; a repeat resumes.
             OSError: The folder cannot be written.
         """
-        for _ in range(_QUIET_PASSES):
+        for _ in range(_MAX_PASSES):
             found = self.mirror(job_id, into)
-            if not found.moving:
+            if not found.changing:
                 return found
-        raise StoreUnavailable(f"{found.moving} objects of {job_id} in gs://{self.name} keep changing after its end.")
+        raise StoreUnavailable(f"{found.changing} objects of {job_id} in gs://{self.name} keep changing after its end.")
 
     def remove(self, job_id: str) -> None:
         """Remove everything of a job, unless the settings keep it; a job without objects is not an error.
@@ -268,11 +270,11 @@ class JobBucket:
             BucketRefused: The worker may not remove it.
             StoreUnavailable: Google does not answer.
         """
-        shutil.rmtree(self._aside(job_id), ignore_errors=True)
+        shutil.rmtree(self._cache_folder(job_id), ignore_errors=True)
         if self._settings.bucket.keep:
             return
         try:
-            with asking(self.name, "listing"):
+            with translate_errors(self.name, "listing"):
                 found = list(self._bucket.list_blobs(prefix=self._prefix(job_id)))
         except BucketRefused as error:
             if error.reason == "bucket_missing":
@@ -280,9 +282,9 @@ class JobBucket:
             raise
         remove_all(found, self._parallel)
 
-    def relay(self, job_id: str, attempt: int) -> Relay:
+    def mailbox(self, job_id: str, attempt: int) -> Mailbox:
         """Return the objects by which the worker and the attempt's machine exchange messages."""
-        return Relay(self._bucket, f"{self._prefix(job_id)}vm/{attempt}/", self._parallel)
+        return Mailbox(self._bucket, f"{self._prefix(job_id)}vm/{attempt}/", self._parallel)
 
     def token_url(self, job_id: str, attempt: int) -> str:
         """Sign the URL at which the attempt's TPU VM finds its token; it is valid for a week.
@@ -309,7 +311,7 @@ class JobBucket:
         """
         token = self._token(self._prefix(job_id))
         content = json.dumps({"access_token": token.text, "expires_at": token.expires_at})
-        with asking(self.name, "writing a token"):
+        with translate_errors(self.name, "writing a token"):
             self._bucket.blob(self._token_name(job_id, attempt)).upload_from_string(content, checksum="crc32c")
 
     def _token_name(self, job_id: str, attempt: int) -> str:
@@ -322,13 +324,13 @@ class JobBucket:
             BucketRefused: There is no bucket, or the worker may not read it.
             StoreUnavailable: Google does not answer.
         """
-        with asking(self.name, "listing"):
+        with translate_errors(self.name, "listing"):
             listing = self._bucket.list_blobs(prefix=JOBS, delimiter="/")
             for _ in listing.pages:
                 pass  # the folders are complete once every page was read
         return sorted(folder.removeprefix(JOBS).rstrip("/") for folder in listing.prefixes)
 
-    def _aside(self, job_id: str) -> Path:
+    def _cache_folder(self, job_id: str) -> Path:
         return self._settings.root / "cache" / "buckets" / self.name / job_id
 
     def _prefix(self, job_id: str) -> str:

@@ -17,31 +17,31 @@ from core.errors import StoreUnavailable
 from core.storage.artifacts.paths import NOT_A_FOLDER, open_beneath, opened_folder
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import OPEN_FOLDER, write_atomically
-from worker.backends.tpu.storage.errors import asking
-from worker.backends.tpu.storage.object_names import Plan, plan
+from worker.backends.tpu.storage.errors import translate_errors
+from worker.backends.tpu.storage.object_names import ObjectPlan, plan_objects
 
 _NO_FOLDER = "the job made something else of it, which is not followed; nothing was brought from the bucket"
 _BLOCKED = "something else of that name is in the artifacts folder"
 
 
 @dataclass(frozen=True)
-class Mirrored:
+class DownloadResult:
     """Result of mirroring a prefix to a folder.
 
     Attributes:
         files: Objects that are files in the folder now.
         bytes: Their total size.
         skipped: Objects that could not be downloaded, and why.
-        moving: Objects that were replaced or removed while they were fetched; the next run may find them stable.
+        changing: Objects that were replaced or removed while they were fetched; the next run may find them stable.
     """
 
     files: int
     bytes: int
     skipped: tuple[Skipped, ...]
-    moving: int
+    changing: int
 
 
-class Mirror:
+class OutputDownloader:
     """One prefix and the folder it is downloaded to.
 
     A file is fetched to a separate folder, verified by crc32c and then renamed into place. The job can write to the
@@ -63,7 +63,7 @@ class Mirror:
         self._arriving = aside / "arriving"
         self._record = aside / "brought.json"
 
-    def run(self) -> Mirrored:
+    def run(self) -> DownloadResult:
         """Download new or changed objects, and remove files whose object is gone.
 
         Raises:
@@ -71,8 +71,8 @@ class Mirror:
             StoreUnavailable: The bucket does not answer; the next call resumes.
             OSError: The folder cannot be written, e.g. the disk is full.
         """
-        with asking(self._bucket.name, "listing"):
-            found = plan(self._bucket.list_blobs(prefix=self._prefix), self._prefix)
+        with translate_errors(self._bucket.name, "listing"):
+            found = plan_objects(self._bucket.list_blobs(prefix=self._prefix), self._prefix)
         self._arriving.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self._arriving.iterdir():
             left.unlink(missing_ok=True)  # partial files of a killed run
@@ -82,23 +82,23 @@ class Mirror:
         except OSError as error:
             if error.errno not in {*NOT_A_FOLDER, errno.EEXIST}:
                 raise
-            return Mirrored(0, 0, (*found.skipped, Skipped(self._into.name, _NO_FOLDER)), 0)
+            return DownloadResult(0, 0, (*found.skipped, Skipped(self._into.name, _NO_FOLDER)), 0)
         try:
             with opened_folder(self._arriving) as arriving:
-                return self._pass(found, opened, arriving)
+                return self._download(found, opened, arriving)
         finally:
             os.close(opened)
 
-    def _pass(self, found: Plan, folder: int, arriving: int) -> Mirrored:
-        known = self._known()
-        placing = _Placing(folder, arriving)
+    def _download(self, found: ObjectPlan, folder: int, arriving: int) -> DownloadResult:
+        known = self._read_generations()
+        placing = _FilePlacer(folder, arriving)
         for path in known.keys() - found.wanted.keys():
             placing.remove(path)
         kept = {path: blob for path, blob in found.wanted.items() if placing.holds(path, known.get(path), blob)}
         due = [(path, blob) for path, blob in found.wanted.items() if path not in kept]
         skipped, moving, failure = list(found.skipped), 0, None
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
-            fetched = pool.map(lambda one: _outcome(lambda: self._fetch(one[1], arriving)), due)
+            fetched = pool.map(lambda one: _result_or_error(lambda: self._fetch(one[1], arriving)), due)
             for (path, blob), outcome in zip(due, fetched, strict=True):
                 if isinstance(outcome, Exception):
                     failure = outcome
@@ -108,10 +108,10 @@ class Mirror:
                     skipped.append(Skipped(path, why))
                 else:
                     kept[path] = blob
-        self._remember({path: blob.generation for path, blob in kept.items()})
+        self._write_generations({path: blob.generation for path, blob in kept.items()})
         if failure is not None:
             raise failure
-        return Mirrored(len(kept), sum(blob.size for blob in kept.values()), tuple(sorted(skipped)), moving)
+        return DownloadResult(len(kept), sum(blob.size for blob in kept.values()), tuple(sorted(skipped)), moving)
 
     def _fetch(self, blob: storage.Blob, arriving: int) -> str | None:
         """Fetch one object under a random name; return None if it is no longer the listed generation."""
@@ -119,7 +119,7 @@ class Mirror:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=arriving), "wb") as file:
             try:
-                with asking(self._bucket.name, f"reading {blob.name!r}"):
+                with translate_errors(self._bucket.name, f"reading {blob.name!r}"):
                     try:
                         blob.download_to_file(
                             file, if_generation_match=blob.generation, raw_download=True, checksum="crc32c"
@@ -134,18 +134,18 @@ class Mirror:
             os.utime(file.fileno(), ns=(written, written))
         return name
 
-    def _known(self) -> dict[str, int]:
+    def _read_generations(self) -> dict[str, int]:
         """Return the generations of the objects downloaded earlier, by path."""
         with suppress(FileNotFoundError, ValueError):
             known: dict[str, int] = json.loads(self._record.read_text())
             return known
         return {}
 
-    def _remember(self, known: dict[str, int]) -> None:
+    def _write_generations(self, known: dict[str, int]) -> None:
         write_atomically(self._record, json.dumps(known).encode(), durable=False)
 
 
-def _outcome(fetch: Callable[[], str | None]) -> str | Exception | None:
+def _result_or_error(fetch: Callable[[], str | None]) -> str | Exception | None:
     """Run a fetch and return its result or error: one failure must not prevent placing the others."""
     try:
         return fetch()
@@ -153,7 +153,7 @@ def _outcome(fetch: Callable[[], str | None]) -> str | Exception | None:
         return error
 
 
-class _Placing:
+class _FilePlacer:
     """Moves fetched files to their paths in a folder that the job writes to as well."""
 
     def __init__(self, folder: int, arriving: int) -> None:
@@ -177,7 +177,7 @@ class _Placing:
         except OSError as error:
             if error.errno not in NOT_A_FOLDER:
                 raise
-            return self._give_up(name)
+            return self._discard(name)
         try:
             there = self._status(path)
             if there is not None and (other := self._placed.get(there.st_ino)) not in {None, path}:
@@ -187,7 +187,7 @@ class _Placing:
             os.rename(name, last, src_dir_fd=self._arriving, dst_dir_fd=folder)
             self._placed[os.stat(last, dir_fd=folder, follow_symlinks=False).st_ino] = path
         except (IsADirectoryError, NotADirectoryError):
-            return self._give_up(name)
+            return self._discard(name)
         finally:
             os.close(folder)
         return None
@@ -202,7 +202,7 @@ class _Placing:
             finally:
                 os.close(folder)
 
-    def _give_up(self, name: str) -> str:
+    def _discard(self, name: str) -> str:
         os.unlink(name, dir_fd=self._arriving)
         return _BLOCKED
 

@@ -22,7 +22,7 @@ class BucketRefused(GradientError):
 
 
 @contextmanager
-def asking(bucket: str, what: str) -> Iterator[None]:
+def translate_errors(bucket: str, what: str) -> Iterator[None]:
     """Convert Google's errors into permanent and temporary ones.
 
     Raises:

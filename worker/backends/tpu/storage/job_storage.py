@@ -16,7 +16,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.settings import Settings
 from core.storage.artifacts.paths import OPEN_FILE, open_beneath, opened_folder
 from core.storage.artifacts.scan import Skipped
-from worker.attempt.outputs.missing_artifacts import note_lost
+from worker.attempt.outputs.missing_artifacts import record_missing
 from worker.backends.base import DATASETS, LaunchError, LaunchSpec, Progress
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STAGE = "TPU_STAGE"
+STAGE_VARIABLE = "TPU_STAGE"
 """The job's variable that names a data set to copy to the bucket: `/storage/…`, or a path in the workspace."""
 
 _THREADS = 4
@@ -34,7 +34,7 @@ OpenBucket = Callable[[str], "JobBucket"]
 """Opens the bucket for jobs whose TPU is in this region (`us-central1`)."""
 
 
-def buckets_of(settings: Settings) -> OpenBucket | None:
+def make_bucket_opener(settings: Settings) -> OpenBucket | None:
     """Return the function that opens a region's bucket, or None.
 
     None without TPUs, or where TPUs are simulated and Cloud Storage is not.
@@ -50,7 +50,7 @@ def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
 
 
-class Places:
+class JobStorage:
     """The bucket folders of an attempt being started, in each region that is searched for a TPU."""
 
     def __init__(self, opened: OpenBucket | None, spec: LaunchSpec, settings: Settings, progress: Progress) -> None:
@@ -61,7 +61,7 @@ class Places:
         self._progress = progress
         self._paths: dict[str, BucketPaths] = {}
 
-    def have(self, zone: str) -> None:
+    def prepare(self, zone: str) -> None:
         """Prepare the job's folders in the bucket of a zone's region, and check that the TPU has access.
 
         Raises:
@@ -71,28 +71,28 @@ class Places:
         if self._open is None or region in self._paths:
             return
         self._progress("provisioning", f"preparing the bucket in {region}")
-        with _data_set(self._spec) as source:
-            self._paths[region] = self._prepared(self._open, region, source)
+        with _open_data_set(self._spec) as source:
+            self._paths[region] = self._prepare(self._open, region, source)
 
-    def _prepared(self, opened: OpenBucket, region: str, source: int | None) -> "BucketPaths":
+    def _prepare(self, opened: OpenBucket, region: str, source: int | None) -> "BucketPaths":
         bucket: JobBucket | None = None
         try:
             bucket = opened(region)
             paths = bucket.prepare(self._spec.job_id)
-            proved = bucket.probe(self._account)
-            logger.info("bucket_probed", extra={"region": region, "found": proved.statement})
+            probed = bucket.probe(self._account)
+            logger.info("bucket_probed", extra={"region": region, "found": probed.statement})
             if self._spec.attempt > 1:
                 self._progress("provisioning", f"copying what the attempt before left to the bucket in {region}")
                 bucket.resume(self._spec.job_id, self._spec.artifacts)
             if source is not None:
-                name = self._spec.env[STAGE].rstrip("/").rpartition("/")[2]
+                name = self._spec.env[STAGE_VARIABLE].rstrip("/").rpartition("/")[2]
                 self._progress("provisioning", f"copying {name} to the bucket in {region}")
                 bucket.stage(self._spec.job_id, name, source)
         except StoreUnavailable as error:
             raise LaunchError("tpu_api_away", error.message) from error
         except GradientError as error:
             if bucket is not None:
-                _removed(bucket, self._spec.job_id)
+                _remove_quietly(bucket, self._spec.job_id)
             raise LaunchError(getattr(error, "reason", "bucket_refused"), error.message) from error
         return paths
 
@@ -107,19 +107,19 @@ class Places:
         return self.folders(zone) | (paths.credentials or {} if paths is not None else {})
 
 
-class Homecoming:
+class OutputCollector:
     """Downloads jobs' outputs from buckets to their artifacts, while they run and at their end."""
 
     def __init__(self, opened: OpenBucket | None, settings: Settings) -> None:
         self._open = opened
         self._seconds = settings.worker.sync_seconds
-        self._keeps = settings.bucket.keep
+        self._keep_objects = settings.bucket.keep
         self._sweep_seconds = settings.tpu.orphan_grace_seconds
         self._sweep_at = 0.0
-        self._patience = settings.tpu.api_retry_seconds
+        self._retry_seconds = settings.tpu.api_retry_seconds
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bucket-mirror")
         self._lock = threading.Lock()
-        self._under_way: dict[str, tuple[float, Future[None] | None]] = {}
+        self._downloads: dict[str, tuple[float, Future[None] | None]] = {}
         self._refused_since: dict[str, float] = {}
 
     def mirror(self, job_id: str, zone: str, artifacts: Path) -> None:
@@ -128,10 +128,10 @@ class Homecoming:
             return
         current = time.monotonic()
         with self._lock:
-            last, running = self._under_way.get(job_id, (current, None))
+            last, running = self._downloads.get(job_id, (current, None))
             if current - last >= self._seconds and (running is None or running.done()):
                 last, running = current, self._pool.submit(self._mirror, self._open, job_id, zone, artifacts)
-            self._under_way[job_id] = last, running
+            self._downloads[job_id] = last, running
 
     def complete(self, job_id: str, zones: list[str], artifacts: Path) -> None:
         """Download all that is missing, then remove the job's prefixes.
@@ -145,38 +145,40 @@ class Homecoming:
             LaunchError: A retry may succeed in a moment.
         """
         with self._lock:
-            _, running = self._under_way.pop(job_id, (0.0, None))
+            _, running = self._downloads.pop(job_id, (0.0, None))
         if self._open is None or not zones:
             return
         if running is not None:
             running.result()
         try:
-            _bring(list(map(self._open, dict.fromkeys(map(region_of, zones)))), job_id, artifacts)
+            _collect_outputs(list(map(self._open, dict.fromkeys(map(region_of, zones)))), job_id, artifacts)
         except (GradientError, OSError) as error:
             since = self._refused_since.setdefault(job_id, time.monotonic())
-            passing = isinstance(error, StoreUnavailable | OSError)
-            if passing and time.monotonic() - since < self._patience:
+            transient = isinstance(error, StoreUnavailable | OSError)
+            if transient and time.monotonic() - since < self._retry_seconds:
                 raise LaunchError("tpu_api_away", f"outputs are still in the bucket: {error}") from error
             logger.exception("outputs_left_in_bucket", extra={"job_id": job_id})
             if artifacts.is_dir():
-                note_lost(artifacts, "", [Skipped(".", f"not all of it could be brought from the bucket: {error}")])
+                record_missing(
+                    artifacts, "", [Skipped(".", f"not all of it could be brought from the bucket: {error}")]
+                )
         self._refused_since.pop(job_id, None)
 
-    def remove_strays(self, zones: Iterable[str], over: Callable[[str], bool]) -> int:
+    def remove_orphans(self, zones: Iterable[str], is_finished: Callable[[str], bool]) -> int:
         """Remove the rest of jobs that are over, for example after a crash between the last download and the removal.
 
         Args:
             zones: Zones searched for TPUs.
-            over: Whether a job of this service has ended; False for jobs of other services that share the bucket.
+            is_finished: Whether a job of this service has ended; False for jobs of other services in the bucket.
         """
-        if self._open is None or self._keeps or time.monotonic() < self._sweep_at:
+        if self._open is None or self._keep_objects or time.monotonic() < self._sweep_at:
             return 0
         self._sweep_at = time.monotonic() + self._sweep_seconds
         count = 0
         for region in dict.fromkeys(map(region_of, zones)):
             try:
                 bucket = self._open(region)
-                for job_id in filter(over, bucket.jobs()):
+                for job_id in filter(is_finished, bucket.jobs()):
                     bucket.remove(job_id)
                     count += 1
             except StoreUnavailable:
@@ -194,18 +196,18 @@ class Homecoming:
             logger.exception("bucket_mirror_failed", extra={"job_id": job_id})
 
 
-def _bring(buckets: "Sequence[JobBucket]", job_id: str, artifacts: Path) -> None:
+def _collect_outputs(buckets: "Sequence[JobBucket]", job_id: str, artifacts: Path) -> None:
     """Complete the artifacts, record what is missing from them, and only then remove the prefixes."""
     if artifacts.is_dir():
         skipped = [one for bucket in buckets for one in bucket.complete(job_id, artifacts).skipped]
         if skipped:  # a repeat finds the prefixes removed, and must not clear the record
-            note_lost(artifacts, "", skipped)
+            record_missing(artifacts, "", skipped)
     for bucket in buckets:
         bucket.remove(job_id)
 
 
 @contextmanager
-def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
+def _open_data_set(spec: LaunchSpec) -> Iterator[int | None]:
     """Open the data set that the job wants in the bucket, until it is copied; None: it wants none.
 
     Other jobs write to the shared storage: the descriptor ensures that what is copied is what was opened beneath it.
@@ -213,7 +215,7 @@ def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
     Raises:
         LaunchError: The data set is missing, outside of the job's folders, or behind a link.
     """
-    named = spec.env.get(STAGE)
+    named = spec.env.get(STAGE_VARIABLE)
     if not named:
         yield None
         return
@@ -234,7 +236,8 @@ def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
     except (OSError, ValueError) as error:
         where = "the shared storage" if shared else "the workspace"
         raise LaunchError(
-            "data_missing", f"{STAGE}={named}: there is no such file or folder in {where}; links are not followed"
+            "data_missing",
+            f"{STAGE_VARIABLE}={named}: there is no such file or folder in {where}; links are not followed",
         ) from error
     try:
         yield source
@@ -242,7 +245,7 @@ def _data_set(spec: LaunchSpec) -> Iterator[int | None]:
         os.close(source)
 
 
-def _removed(bucket: "JobBucket", job_id: str) -> None:
+def _remove_quietly(bucket: "JobBucket", job_id: str) -> None:
     """Remove the job's folders from a bucket that turned out to be unusable."""
     try:
         bucket.remove(job_id)

@@ -12,7 +12,7 @@ from core.storage.artifacts.scan import Skipped
 _NAME_BYTES = 255
 
 
-class Plan(NamedTuple):
+class ObjectPlan(NamedTuple):
     """Objects to download.
 
     Attributes:
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
     skipped: list[Skipped]
 
 
-def plan(blobs: Iterable[storage.Blob], prefix: str) -> Plan:
+def plan_objects(blobs: Iterable[storage.Blob], prefix: str) -> ObjectPlan:
     """Split objects into those that can be files below a folder, and those that cannot."""
     wanted: dict[str, storage.Blob] = {}
     skipped: list[Skipped] = []
@@ -32,20 +32,20 @@ def plan(blobs: Iterable[storage.Blob], prefix: str) -> Plan:
         path = blob.name.removeprefix(prefix)
         if not path or (path.endswith("/") and not blob.size):
             continue  # an empty folder marker
-        why = _unusable(path)
+        why = _reject_reason(path)
         if why is None:
             wanted[path] = blob
         else:
             skipped.append(Skipped(path, why))
-    folders = {path[:end] for path in wanted for end in _slashes(path)}
+    folders = {path[:end] for path in wanted for end in _slash_positions(path)}
     for path in sorted(wanted.keys() & folders):
         # The folder may hold many objects: it wins over the single one.
         skipped.append(Skipped(path, "other objects have it as their folder"))
         del wanted[path]
-    return Plan(dict(sorted(wanted.items())), skipped)
+    return ObjectPlan(dict(sorted(wanted.items())), skipped)
 
 
-def _unusable(path: str) -> str | None:
+def _reject_reason(path: str) -> str | None:
     parts = path.split("/")
     reasons = (
         (path.startswith("/"), "its name begins with a slash"),
@@ -59,5 +59,5 @@ def _unusable(path: str) -> str | None:
     return next((why for true, why in reasons if true), None)
 
 
-def _slashes(path: str) -> list[int]:
+def _slash_positions(path: str) -> list[int]:
     return [place for place, letter in enumerate(path) if letter == "/"]

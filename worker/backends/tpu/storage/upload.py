@@ -13,12 +13,12 @@ from google_crc32c import Checksum
 from core.storage.artifacts.paths import OPEN_FILE, open_beneath, present
 from core.storage.artifacts.scan import Skipped, Skips, survey
 from core.storage.gcs.transfer import Changed, send
-from worker.backends.tpu.storage.errors import BucketRefused, asking
+from worker.backends.tpu.storage.errors import BucketRefused, translate_errors
 
 _BLOCK = 1 << 20
 
 
-class Staged(NamedTuple):
+class UploadResult(NamedTuple):
     """Result of a copy: files, bytes, and what was left out and why."""
 
     files: int
@@ -26,7 +26,9 @@ class Staged(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
-def copy_in(bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int) -> Staged:
+def upload_tree(
+    bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, max_bytes: int
+) -> UploadResult:
     """Copy a file, or every regular file below a folder; objects that are there already are not sent again.
 
     Args:
@@ -50,10 +52,10 @@ def copy_in(bucket: storage.Bucket, prefix: str, name: str, source: int, *, para
                 f"The data set {name!r} holds {sum(sizes.values()):,} bytes; GRADIENT_BUCKET__MAX_DATASET_BYTES "
                 f"allows {max_bytes:,}.",
             )
-        _Staging(bucket, prefix, source, whole=whole).copy(list(sizes), parallel)
+        _Uploader(bucket, prefix, source, whole=whole).copy(list(sizes), parallel)
     except OSError as error:
         raise BucketRefused("bucket_refused", f"The data set {name!r} cannot be read: {error}") from error
-    return Staged(len(sizes), sum(sizes.values()), skipped)
+    return UploadResult(len(sizes), sum(sizes.values()), skipped)
 
 
 def _folder(opened: int) -> tuple[dict[str, int], tuple[Skipped, ...]]:
@@ -68,21 +70,21 @@ def _file(opened: int, name: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
     return {name: status.st_size}, ()
 
 
-class _Staging:
+class _Uploader:
     def __init__(self, bucket: storage.Bucket, prefix: str, source: int, *, whole: bool) -> None:
         self._bucket = bucket
         self._prefix = prefix
         self._source = source
         self._whole = whole
-        with asking(bucket.name, "listing"):
-            self._there = {blob.name: (blob.size, blob.crc32c) for blob in bucket.list_blobs(prefix=prefix)}
+        with translate_errors(bucket.name, "listing"):
+            self._existing = {blob.name: (blob.size, blob.crc32c) for blob in bucket.list_blobs(prefix=prefix)}
 
     def copy(self, paths: list[str], parallel: int) -> None:
         with ThreadPoolExecutor(parallel, thread_name_prefix="stage") as pool:
-            for _ in pool.map(self._copy, paths):
+            for _ in pool.map(self._upload, paths):
                 pass
 
-    def _opened(self, path: str) -> int:
+    def _open(self, path: str) -> int:
         if not self._whole:
             return os.dup(self._source)
         *parents, last = path.split("/")
@@ -92,10 +94,10 @@ class _Staging:
         finally:
             os.close(parent)
 
-    def _copy(self, path: str) -> None:
-        with os.fdopen(self._opened(path), "rb") as file:
+    def _upload(self, path: str) -> None:
+        with os.fdopen(self._open(path), "rb") as file:
             name = self._prefix + present(path)
-            if name in self._there and self._there[name] == _measure(file.fileno()):
+            if name in self._existing and self._existing[name] == _measure(file.fileno()):
                 return
             file.seek(0)
             try:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.backends.base import WRAPPER, LaunchSpec, PortMap
-from worker.backends.docker.container.config import Options, container_config, container_name
+from worker.backends.base import WRAPPER, LaunchSpec, PortForward
+from worker.backends.docker.container.config import ContainerOptions, container_config, container_name
 
 SPEC = LaunchSpec(
     name="jabc-2",
@@ -27,7 +27,7 @@ SPEC = LaunchSpec(
     memory_bytes=2**30,
     stop_grace=60,
 )
-OPTIONS = Options(
+OPTIONS = ContainerOptions(
     image="org/image:tag",
     home="/srv/home",
     user="1000:1001",
@@ -136,7 +136,7 @@ def test_nothing_of_the_specification_goes_through_as_it_is():
 
 
 def test_ports_are_opened_where_the_host_says_and_no_others():
-    ports = (PortMap(external=20001, internal=8000), PortMap(external=8443, internal=443))
+    ports = (PortForward(external=20001, internal=8000), PortForward(external=8443, internal=443))
     made = config({"ports": ports}, {"bind": "192.0.2.1"})
     assert made["ExposedPorts"] == {"8000/tcp": {}, "443/tcp": {}}
     assert made["HostConfig"]["PortBindings"] == {

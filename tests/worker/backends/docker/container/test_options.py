@@ -16,7 +16,7 @@ from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from worker.backends import make_backend
 from worker.backends.base import LaunchError
-from worker.backends.docker.container.policy import mistakes
+from worker.backends.docker.container.policy import policy_problems
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_links_and_sockets_lead_nowhere_they_must_not(tmp_path):
     settings = Settings(home=home, docker=DockerSettings(url=f"unix://{socket_folder}/docker.sock"))
 
     def found(source):
-        return list(mistakes(Opening().model_copy(update={"mounts": {str(source): "/data"}}), settings))
+        return list(policy_problems(Opening().model_copy(update={"mounts": {str(source): "/data"}}), settings))
 
     assert "which runs the host" in found(tmp_path / "link")[0]
     assert "the container engine keeps" in found(socket_folder)[0]
@@ -151,7 +151,7 @@ def test_a_file_with_a_mistake_is_told_when_the_worker_starts(make):
 def test_a_gpu_that_was_taken_meanwhile_is_not_handed_over(make, monkeypatch):
     driver = Driver(monkeypatch, 1)
     driver.memory[0], driver.pids[0] = 2000 * MIB, [os.getpid()]
-    monkeypatch.setattr("worker.backends.docker.gpu.device_requests.require", lambda *_, **__: None)
+    monkeypatch.setattr("worker.backends.docker.gpu.device_requests.check_supported", lambda *_, **__: None)
     reason, detail = refusal(make(), gpus=("0",))
     assert reason == "gpu_taken"
     assert detail.startswith(f"GPU 0: 2,000 MiB in use, by process {os.getpid()} (")
@@ -161,7 +161,7 @@ def test_an_engine_without_the_toolkit_says_so_before_anything_is_made(make, doc
     Driver(monkeypatch, 1)
     assert refusal(make(), gpus=("0",))[0] == "no_gpu_runtime"
     # The engine passes the check for the toolkit, and refuses when the container is started.
-    monkeypatch.setattr("worker.backends.docker.gpu.device_requests.require", lambda *_, **__: None)
+    monkeypatch.setattr("worker.backends.docker.gpu.device_requests.check_supported", lambda *_, **__: None)
     reason, detail = refusal(make(), gpus=("0",))
     assert (reason, "could not select device driver" in detail) == ("no_gpu_runtime", True)
     with docker_server.client() as client:

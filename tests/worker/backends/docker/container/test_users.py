@@ -10,7 +10,7 @@ from support.docker_server import SHELL
 
 from core.settings.docker import DockerSettings
 from core.storage.artifacts.store import DirectoryStore
-from worker.backends.docker.container.users import usual
+from worker.backends.docker.container.users import default_user
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_projects_have_users_of_their_own_and_jobs_of_one_the_same(make):
 
 def test_the_users_are_those_of_the_settings():
     settings = DockerSettings(first_uid=70_000, last_uid=70_009)
-    assert {usual(settings, f"p{number}")[0] for number in range(200)} == set(range(70_000, 70_010))
-    assert usual(DockerSettings(user="7:8"), "p1") == (7, 8)
+    assert {default_user(settings, f"p{number}")[0] for number in range(200)} == set(range(70_000, 70_010))
+    assert default_user(DockerSettings(user="7:8"), "p1") == (7, 8)
     with pytest.raises(ValueError, match="must not be below"):
         DockerSettings(first_uid=70_000, last_uid=69_999)
 

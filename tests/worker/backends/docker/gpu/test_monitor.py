@@ -14,9 +14,9 @@ from core.settings.worker import MachineSettings, WorkerSettings
 from worker.backends.base import LaunchError
 from worker.backends.docker.backend import DockerBackend
 from worker.backends.docker.gpu import device_requests, monitor
-from worker.backends.docker.gpu.monitor import Gpus
+from worker.backends.docker.gpu.monitor import GpuMonitor
 from worker.backends.docker.gpu.nvml import Gpu
-from worker.context import Host
+from worker.context import WorkerContext
 
 FACTS = {
     "index": "1",
@@ -43,17 +43,19 @@ def no_library(driver):
 @pytest.fixture
 def gpus(monkeypatch):
     monkeypatch.setattr(monitor, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(monitor, "_PAUSE_SHARE", 0)
-    return Gpus(DockerSettings(gpu_idle_max_memory_mb=100, gpu_idle_max_percent=20))
+    monkeypatch.setattr(monitor, "_PAUSE_FACTOR", 0)
+    return GpuMonitor(DockerSettings(gpu_idle_max_memory_mb=100, gpu_idle_max_percent=20))
 
 
 @pytest.fixture
 def offer(tmp_path, monkeypatch):
-    monkeypatch.setattr(DockerBackend, "unready", lambda _: None)
+    monkeypatch.setattr(DockerBackend, "unavailable_reason", lambda _: None)
 
     def make(**worker):
         settings = Settings(home=tmp_path, machines=MachineSettings(simulate=False), worker=WorkerSettings(**worker))
-        return Host.open(settings, Database(f"sqlite:///{tmp_path}/x.db"), name="w", host="h").offer()
+        return WorkerContext.open(
+            settings, Database(f"sqlite:///{tmp_path}/x.db"), worker_name="w", hostname="h"
+        ).build_offer()
 
     return make
 
@@ -101,7 +103,7 @@ def test_what_the_settings_say_goes_before_what_is_found(driver, offer):
 
 @pytest.mark.usefixtures("driver")
 def test_a_backend_that_is_not_ready_is_not_offered(offer, monkeypatch, caplog):
-    monkeypatch.setattr(DockerBackend, "unready", lambda _: "The engine does not answer.")
+    monkeypatch.setattr(DockerBackend, "unavailable_reason", lambda _: "The engine does not answer.")
     found = offer()
     assert (found.backends, found.gpus) == ((), None)
     assert [record.message for record in caplog.records] == ["backend_not_ready"]
@@ -128,7 +130,7 @@ def test_up_to_both_thresholds_a_gpu_is_free(driver, gpus, memory, percent, free
 
 
 def test_the_driver_is_asked_once_a_second(driver):
-    gpus = Gpus(DockerSettings())
+    gpus = GpuMonitor(DockerSettings())
     for _ in range(5):
         gpus.indices()
         gpus.sample(["0"])
@@ -136,7 +138,7 @@ def test_the_driver_is_asked_once_a_second(driver):
 
 
 def test_a_driver_that_hangs_keeps_nobody_long_and_no_gpu_is_free(driver, gpus, monkeypatch):
-    monkeypatch.setattr(monitor, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(monitor, "_DRIVER_TIMEOUT_SECONDS", 0.05)
     go_on = threading.Event()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: go_on.wait(60) and 2)
     assert gpus.indices() == ()
@@ -168,9 +170,9 @@ def test_gpus_go_by_their_cdi_names_where_the_engine_has_them(tmp_path):
 def test_an_engine_that_can_hand_over_nothing_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="no_gpu_runtime: its runtimes are runc"):
-        device_requests.require(["0"], {"Runtimes": {"runc": {}}})
-    assert device_requests.can_hand_over(["0"], {"Runtimes": {"nvidia": {}}})
-    assert device_requests.can_hand_over(["0"], {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]})
+        device_requests.check_supported(["0"], {"Runtimes": {"runc": {}}})
+    assert device_requests.is_supported(["0"], {"Runtimes": {"nvidia": {}}})
+    assert device_requests.is_supported(["0"], {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]})
 
 
 def test_facts_are_plain_values():

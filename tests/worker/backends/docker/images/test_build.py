@@ -8,7 +8,7 @@ from support.deployment import wait_until
 from support.docker_server import BARE, SHELL, layer
 
 from core.settings.docker import ImageSettings
-from worker.backends.base import Build, LaunchError
+from worker.backends.base import ImageBuild, LaunchError
 from worker.backends.docker.backend import DockerBackend
 from worker.backends.docker.images.build import build_params, built_name
 
@@ -34,7 +34,7 @@ def limited(place, **images):
 
 
 def workspace(place, dockerfile=DOCKERFILE, *, name="Dockerfile", target=None, command="cat /made", **files):
-    spec = place.spec(command, build=Build(name, target))
+    spec = place.spec(command, build=ImageBuild(name, target))
     for path, content in {name: dockerfile, "greeting.txt": "hello\n", **files}.items():
         file = spec.workspace / path
         file.parent.mkdir(exist_ok=True)
@@ -76,7 +76,7 @@ def test_a_job_runs_in_what_was_built_of_its_workspace(place, clean_engine):
 
 
 def test_steps_are_told(place, monkeypatch):
-    monkeypatch.setattr("worker.backends.docker.images.pull._TOLD_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("worker.backends.docker.images.pull._REPORT_SECONDS", 0.0)
     told = []
     place.backend.build(workspace(place), lambda *what: told.append(what))
     assert ("building", "step 2 of 3: COPY greeting.txt /greeting.txt") in told
@@ -136,15 +136,15 @@ def test_a_dockerfile_that_will_not_do_says_why(place, dockerfile, says):
 
 
 def test_a_dockerfile_has_to_be_a_file_of_the_workspace(place, tmp_path):
-    assert "is not in the workspace" in refused(place, place.spec("true", build=Build("docker/Dockerfile")))
+    assert "is not in the workspace" in refused(place, place.spec("true", build=ImageBuild("docker/Dockerfile")))
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "Dockerfile").write_text("FROM secrets\n")
-    spec = place.spec("true", build=Build("link"))
+    spec = place.spec("true", build=ImageBuild("link"))
     (spec.workspace / "link").symlink_to(outside / "Dockerfile")
     assert "no file of the workspace" in refused(place, spec)
     (spec.workspace / "folder").symlink_to(outside)
-    assert "no file of the workspace" in refused(place, place.spec("true", build=Build("folder/Dockerfile")))
+    assert "no file of the workspace" in refused(place, place.spec("true", build=ImageBuild("folder/Dockerfile")))
 
 
 def test_a_build_has_a_time_limit(place, clean_engine):
@@ -202,7 +202,7 @@ def test_a_build_is_exactly_this():
 
 def test_a_build_has_the_limits_of_its_job(place):
     reads = "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null; ulimit -c; df -k /dev/shm"
-    spec = place.spec("true", build=Build("Dockerfile"), cpus=0.5, shared_mem_bytes=96 * 2**20)
+    spec = place.spec("true", build=ImageBuild("Dockerfile"), cpus=0.5, shared_mem_bytes=96 * 2**20)
     (spec.workspace / "Dockerfile").write_text(f"FROM {SHELL}\nRUN {reads}\n")
     place.backend.build(spec, lambda *_: None)
     output = place.output(spec).decode()
@@ -280,7 +280,7 @@ def test_a_push_that_is_refused_says_why(place, registry):
 def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, store):
     target = f"{registry.host}/team/result:3"
     waiting = store()
-    ledger = waiting.images.ledger()
+    ledger = waiting.images.journal()
     ended = threading.Event()
 
     def have():
@@ -288,7 +288,7 @@ def test_nobody_takes_the_name_for_the_registrys_while_it_is_pushed(registry, st
             waiting.have(target, policy="Never")
         ended.set()
 
-    with ledger.naming(target):
+    with ledger.hold_name(target):
         thread = threading.Thread(target=have)
         thread.start()
         wait_until(lambda: waiting.told, "it to say that it waits")

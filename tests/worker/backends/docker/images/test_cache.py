@@ -8,8 +8,8 @@ from support.backend_place import Place
 from support.docker_server import SHELL
 
 from core.settings.docker import ImageSettings
-from worker.backends.docker.images.cache import Shelf, disk_percent
-from worker.backends.docker.images.usage_journal import Ledger, Pull
+from worker.backends.docker.images.cache import ImageCache, disk_percent
+from worker.backends.docker.images.usage_journal import ImageUsageJournal, PendingPull
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def brought(registry, store, unlike):
         reference, _ = registry.put(f"team/old{number}:1", unlike())
         place.have(reference)
         names.append(reference)
-    with place.images.ledger().open() as page:
+    with place.images.journal().open() as page:
         for entry in page.images.values():
             entry.used_at = time.time() - 1000 + names.index(entry.references[0])
     return place, names
@@ -30,7 +30,7 @@ def brought(registry, store, unlike):
 def shelf(place, percent=50.0, **settings):
     measured = percent if callable(percent) else lambda _: percent
     images = ImageSettings(**{"max_disk_percent": 80.0} | settings)
-    return Shelf(place.engine, place.images, place.settings.model_copy(update={"images": images}), measured)
+    return ImageCache(place.engine, place.images, place.settings.model_copy(update={"images": images}), measured)
 
 
 def pruned(of, *, everything=False, dry_run=False):
@@ -105,8 +105,8 @@ def test_built_images_go_after_a_while_whatever_the_disk(store, clean_engine):
     with clean_engine.client() as client:
         client.import_image_from_data(b"\0" * 1024, repository="gradient-jobs/jx", tag="1")
     found = place.images.find("gradient-jobs/jx:1")
-    with place.images.ledger().open() as page:
-        page.bring(found.id, "gradient-jobs/jx:1", built=True)
+    with place.images.journal().open() as page:
+        page.record_use(found.id, "gradient-jobs/jx:1", built=True)
         page.images[found.id].used_at = time.time() - 5000
     assert pruned(shelf(place, built_ttl_seconds=6000)) == []
     assert pruned(shelf(place, built_ttl_seconds=4000)) == ["gradient-jobs/jx:1"]
@@ -126,8 +126,8 @@ def test_what_a_newer_image_of_the_same_name_replaced_goes_too(registry, store, 
 def test_a_pull_whose_worker_died_is_ours_all_the_same(registry, store, unlike, clean_engine):
     place = store()
     reference, _ = registry.put("team/model:1", unlike())
-    with place.images.ledger().open() as page:
-        page.pulls[reference] = Pull(time.time(), None)
+    with place.images.journal().open() as page:
+        page.pulls[reference] = PendingPull(time.time(), None)
     with clean_engine.client() as client:
         client.pull(*reference.rsplit(":", 1))
     assert pruned(shelf(place, unused_ttl_seconds=0), everything=True) == [reference]
@@ -165,7 +165,7 @@ def test_a_job_has_an_image_again_that_went_before_it_started(registry, clean_en
             removed.append(reference)
         return network(*opened)
 
-    monkeypatch.setattr(launcher._network, "have", remove_first)
+    monkeypatch.setattr(launcher._network, "ensure", remove_first)
     handle = place.launch(place.spec("exit 7", container=reference))
     assert place.wait(handle).code == 7
     assert removed == [reference]
@@ -183,10 +183,10 @@ def _shell(server):
 
 
 def test_a_ledger_that_cannot_be_read_makes_nothing_ours(tmp_path, caplog):
-    ledger = Ledger(tmp_path, "ABCD:EF/../x")
+    ledger = ImageUsageJournal(tmp_path, "ABCD:EF/../x")
     assert [path.name for path in tmp_path.iterdir()] == []
     with ledger.open() as page:
-        page.bring("sha256:1", "a:1")
+        page.record_use("sha256:1", "a:1")
     [file] = tmp_path.glob("*.json")
     assert file.name == "ABCDEFx.json"
     assert json.loads(file.read_text())["images"]["sha256:1"]["references"] == ["a:1"]
@@ -197,12 +197,12 @@ def test_a_ledger_that_cannot_be_read_makes_nothing_ours(tmp_path, caplog):
 
 
 def test_a_name_is_held_while_it_is_pushed(tmp_path):
-    ledger = Ledger(tmp_path, "e")
-    assert not ledger.is_named("a:1")
-    with ledger.naming("a:1"):
-        assert ledger.is_named("a:1")
-        assert not ledger.is_named("b:1")
-    assert not ledger.is_named("a:1")
+    ledger = ImageUsageJournal(tmp_path, "e")
+    assert not ledger.is_name_held("a:1")
+    with ledger.hold_name("a:1"):
+        assert ledger.is_name_held("a:1")
+        assert not ledger.is_name_held("b:1")
+    assert not ledger.is_name_held("a:1")
 
 
 def test_the_disk_is_measured_where_it_is(tmp_path):

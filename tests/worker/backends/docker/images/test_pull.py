@@ -10,7 +10,7 @@ from support.docker_server import SHELL
 
 from worker.backends.base import LaunchError
 from worker.backends.docker.images import pull
-from worker.backends.docker.images.pull import Layers
+from worker.backends.docker.images.pull import PullProgress
 
 MESSAGES = [
     {"status": "Pulling from library/python", "id": "3.12-slim"},
@@ -40,15 +40,15 @@ def manifests(registry):
 
 
 def test_layers_and_bytes_are_counted():
-    layers = Layers()
+    layers = PullProgress()
     assert str(layers) == "0 of 0 layers, 0.0 of 0.0 MB"
     for message in MESSAGES:
-        layers.note(message)
+        layers.update(message)
     assert str(layers) == "1 of 2 layers, 3.0 of 4.0 MB"
-    layers.note({"status": "Retrying in 5 seconds", "progressDetail": {}, "id": "aaa"})
+    layers.update({"status": "Retrying in 5 seconds", "progressDetail": {}, "id": "aaa"})
     assert str(layers) == "1 of 2 layers, 3.0 of 4.0 MB, retrying in 5 seconds"
     for message in END:
-        layers.note(message)
+        layers.update(message)
     assert str(layers) == "2 of 2 layers, 4.0 of 4.0 MB"
 
 
@@ -64,7 +64,7 @@ def test_a_missing_image_is_pulled_in_a_phase_of_its_own_and_known_by_its_digest
 
 
 def test_bytes_and_layers_are_told_while_it_is_pulled(registry, store, unlike, monkeypatch):
-    monkeypatch.setattr(pull, "_TOLD_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(pull, "_REPORT_SECONDS", 0.0)
     reference, _ = registry.put("team/large:1", unlike(2, size=400_000))
     registry.behave(bytes_per_second=400_000)
     place = store()
@@ -134,14 +134,14 @@ def test_a_pull_can_be_given_up_while_the_registry_says_nothing(registry, store,
             raise Stopped
 
     with pytest.raises(Stopped):
-        place.images.have(reference, progress)
+        place.images.ensure(reference, progress)
     assert asked.is_set()
     registry.behave()
     assert place.have(reference).digest, "the next one pulls it"
 
 
 def test_a_pull_that_breaks_off_goes_on_when_the_registry_mends(registry, store, unlike, monkeypatch):
-    monkeypatch.setattr(pull, "_TOLD_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(pull, "_REPORT_SECONDS", 0.0)
     reference, digest = registry.put("team/model:1", unlike(size=300_000))
     registry.behave(break_after=100_000)
     place = store()

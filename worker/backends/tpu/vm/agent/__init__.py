@@ -11,8 +11,8 @@ After a restart the agent continues where it was.
 """
 
 PART_BYTES = 4 * 1024**2
-FOLLOWED = ("log", "metrics.jsonl")
-BEAT_STEPS = 5
+STREAMED_FILES = ("log", "metrics.jsonl")
+HEARTBEAT_STEPS = 5
 """Steps between two heartbeats."""
 FOLDERS = {
     "workspace": "/paperspace",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import BEAT_STEPS, CALL_SECONDS, FOLDERS, FOLLOWED, PART_BYTES
+from . import CALL_SECONDS, FOLDERS, HEARTBEAT_STEPS, PART_BYTES, STREAMED_FILES
 from .bucket import Bucket
 from .metadata import Metadata
 from .runners import Container, JobFailed, Process
@@ -39,8 +39,8 @@ class Agent:
         plain = os.environ.get("GRADIENT_VM_RUN", "docker") == "process"
         self._runner: Any = Process(place) if plain else Container(place)
         self._sent: dict[str, tuple[int, int]] = {}
-        self._at: dict[str, int] = {}
-        self._obeyed = b""
+        self._positions: dict[str, int] = {}
+        self._applied = b""
 
     def run(self) -> None:
         """Run the whole job, starting from its current state."""
@@ -52,11 +52,11 @@ class Agent:
             try:
                 self._start(metadata)
             except JobFailed as error:
-                self._say("failed", error.reason, error.detail)
+                self._report("failed", error.reason, error.detail)
                 return
-        self._say("running")
-        reason = self._follow()
-        self._put("exit", json.dumps({"code": self._code(), "reason": reason}).encode())
+        self._report("running")
+        reason = self._monitor()
+        self._put("exit", json.dumps({"code": self._exit_code(), "reason": reason}).encode())
 
     def _serve_metadata(self) -> str:
         """Serve the job's tokens, at the port of an earlier agent if there was one: the job knows it."""
@@ -85,8 +85,8 @@ class Agent:
                 server.serve_forever()
 
     def _start(self, metadata: dict[str, str]) -> None:
-        self._say("here")
-        job = self._job()
+        self._report("here")
+        job = self._read_job()
         job["env"] |= metadata
         for name in FOLDERS:
             shutil.rmtree(self._place / name, ignore_errors=True)
@@ -97,7 +97,7 @@ class Agent:
             shutil.copyfileobj(answer, file)
         with tarfile.open(packed) as archive:
             archive.extractall(self._place / "workspace")  # noqa: S202 - the service packed it
-        self._say("pulling", detail=job["image"])
+        self._report("pulling", detail=job["image"])
         self._runner.prepare(job)
         if self._bucket.get(self._prefix + "wish") is not None:
             raise JobFailed("stopped_by_user", "before it was started")
@@ -109,60 +109,60 @@ class Agent:
                 raise JobFailed("launch_failed", "the command did not begin")
             time.sleep(0.05)
 
-    def _job(self) -> dict[str, Any]:
+    def _read_job(self) -> dict[str, Any]:
         """Read what to run. It may hold secrets, so it is removed from the bucket."""
-        kept = self._place / "job.json"
-        while not kept.exists():
+        file = self._place / "job.json"
+        while not file.exists():
             content = self._bucket.get(self._prefix + "job.json")
             if content is None:
                 time.sleep(self._seconds)
                 continue
-            new = kept.with_suffix(".new")
+            new = file.with_suffix(".new")
             new.touch(0o600)
             new.write_bytes(content)
-            new.replace(kept)
+            new.replace(file)
         self._bucket.remove(self._prefix + "job.json")
-        job: dict[str, Any] = json.loads(kept.read_text())
+        job: dict[str, Any] = json.loads(file.read_text())
         return job
 
-    def _follow(self) -> str | None:
+    def _monitor(self) -> str | None:
         """Report on the job until it has ended; return the reason if there is no exit code."""
-        beats = itertools.count()
+        heartbeats = itertools.count()
         alive = artifacts = 0.0
         while True:
             current = time.monotonic()
             try:
                 # Checked first: what was written before the end is sent below.
-                over = not self._runner.running()
-                for name in FOLLOWED:
-                    self._ship(name)
-                if over or current - artifacts >= _ARTIFACT_SECONDS:
+                ended = not self._runner.running()
+                for name in STREAMED_FILES:
+                    self._upload_output(name)
+                if ended or current - artifacts >= _ARTIFACT_SECONDS:
                     artifacts = current
                     self._send_artifacts()
-                if over:
-                    return None if self._code() is not None else "vanished"
-                if current - alive >= BEAT_STEPS * self._seconds:
+                if ended:
+                    return None if self._exit_code() is not None else "vanished"
+                if current - alive >= HEARTBEAT_STEPS * self._seconds:
                     alive = current
-                    self._put("alive", str(next(beats)).encode())
-                self._obey()
+                    self._put("alive", str(next(heartbeats)).encode())
+                self._apply_request()
             except OSError as error:  # network or metadata server down: the job runs on, and is reported later
                 sys.stderr.write(f"not told of the job: {error}\n")
             time.sleep(self._seconds)
 
-    def _code(self) -> int | None:
+    def _exit_code(self) -> int | None:
         with contextlib.suppress(OSError, ValueError):
             return int((self._control / "exit").read_text())
         code: int | None = self._runner.code()
         return code
 
-    def _obey(self) -> None:
-        wish = self._bucket.get(self._prefix + "wish") or b""
-        if wish != self._obeyed:
+    def _apply_request(self) -> None:
+        request = self._bucket.get(self._prefix + "wish") or b""
+        if request != self._applied:
             (self._control / "stopping").write_text("asked to end\n")
-            self._runner.signal(signal.SIGKILL if wish == b"kill" else signal.SIGTERM)
-            self._obeyed = wish
+            self._runner.signal(signal.SIGKILL if request == b"kill" else signal.SIGTERM)
+            self._applied = request
 
-    def _ship(self, name: str) -> None:
+    def _upload_output(self, name: str) -> None:
         """Send the new part of a file that the job writes, which may be anything."""
         try:
             descriptor = os.open(self._control / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -175,18 +175,20 @@ class Agent:
                 if not data:
                     return
                 if self._bucket.put(f"{self._prefix}{name}/{at:020d}", data, len(data), new=True):
-                    self._at[name] = at + len(data)
+                    self._positions[name] = at + len(data)
                 else:  # sent before, but the answer was lost
-                    del self._at[name]
+                    del self._positions[name]
         finally:
             os.close(descriptor)
 
     def _position(self, name: str) -> int:
         """Return how many bytes of a file were sent, by this agent or an earlier one, according to the bucket."""
-        if name not in self._at:
+        if name not in self._positions:
             parts = self._bucket.sizes(f"{self._prefix}{name}/")
-            self._at[name] = max((int(part.rpartition("/")[2]) + size for part, size in parts.items()), default=0)
-        return self._at[name]
+            self._positions[name] = max(
+                (int(part.rpartition("/")[2]) + size for part, size in parts.items()), default=0
+            )
+        return self._positions[name]
 
     def _send_artifacts(self) -> None:
         """Send new and changed artifacts, regular files only, without following links; remove deleted ones."""
@@ -212,7 +214,7 @@ class Agent:
             self._bucket.put(self._model + shown, _blocks(file, status.st_size), status.st_size)
         self._sent[shown] = state
 
-    def _say(self, phase: str, reason: str | None = None, detail: str | None = None) -> None:
+    def _report(self, phase: str, reason: str | None = None, detail: str | None = None) -> None:
         self._put("status", json.dumps({"phase": phase, "reason": reason, "detail": detail}).encode())
 
     def _put(self, name: str, content: bytes) -> None:

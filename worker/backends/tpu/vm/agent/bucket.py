@@ -74,7 +74,7 @@ class Bucket:
 
     def open(self, name: str) -> Any:  # noqa: ANN401 - a response of urllib's, whose type it keeps to itself
         """Open an object for reading."""
-        return self._ask("GET", f"{self._objects}/{urllib.parse.quote(name, safe='')}?alt=media")
+        return self._request("GET", f"{self._objects}/{urllib.parse.quote(name, safe='')}?alt=media")
 
     def put(self, name: str, content: Any, size: int, *, new: bool = False) -> bool:  # noqa: ANN401 - bytes or a file
         """Write an object; return False if `new` is set and it exists."""
@@ -83,7 +83,7 @@ class Bucket:
         )
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         try:
-            self._ask("POST", f"{self._uploads}?{query}", content, headers).close()
+            self._request("POST", f"{self._uploads}?{query}", content, headers).close()
         except urllib.error.HTTPError as error:
             if new and error.code == _PRESENT:
                 return False
@@ -93,7 +93,7 @@ class Bucket:
     def remove(self, name: str) -> None:
         """Delete an object, if it is there."""
         try:
-            self._ask("DELETE", f"{self._objects}/{urllib.parse.quote(name, safe='')}").close()
+            self._request("DELETE", f"{self._objects}/{urllib.parse.quote(name, safe='')}").close()
         except urllib.error.HTTPError as error:
             if error.code != _MISSING:
                 raise
@@ -104,14 +104,14 @@ class Bucket:
         token = ""
         while True:
             query = urllib.parse.urlencode({"prefix": prefix} | ({"pageToken": token} if token else {}))
-            with self._ask("GET", f"{self._objects}?{query}") as answer:
+            with self._request("GET", f"{self._objects}?{query}") as answer:
                 page = json.load(answer)
             found |= {one["name"]: int(one["size"]) for one in page.get("items", ())}
             token = page.get("nextPageToken", "")
             if not token:
                 return found
 
-    def _ask(self, method: str, url: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - as above
+    def _request(self, method: str, url: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - as above
         given = {"Authorization": f"Bearer {self.token()[0]}"} | (headers or {})
         request = urllib.request.Request(url, data=body, headers=given, method=method)  # noqa: S310 - Google's, or a simulator's
         return urllib.request.urlopen(request, timeout=CALL_SECONDS)  # noqa: S310 - the same

@@ -119,18 +119,18 @@ class Container:
 
     def running(self) -> bool:
         """Return whether the container is running."""
-        return self._told("{{.State.Running}}") == "true"
+        return self._inspect("{{.State.Running}}") == "true"
 
     def code(self) -> int | None:
         """Return the container's exit code from the engine."""
-        told = self._told("{{.State.ExitCode}}")
-        return int(told) if told.isdecimal() else None
+        text = self._inspect("{{.State.ExitCode}}")
+        return int(text) if text.isdecimal() else None
 
     def signal(self, number: int) -> None:
         """Signal the wrapper, which forwards it."""
         self._docker("kill", f"--signal={number}", _CONTAINER)
 
-    def _told(self, what: str) -> str:
+    def _inspect(self, what: str) -> str:
         return self._docker("inspect", f"--format={what}", _CONTAINER).stdout.strip()
 
     def _docker(
