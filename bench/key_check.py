@@ -82,4 +82,4 @@ def _turned(chance: str, right: int) -> str:
 
 
 def _signed(start: str) -> str:
-    return f"{start}_{api_keys._check(start)}"  # noqa: SLF001 - a wrong key that reads like one
+    return f"{start}_{api_keys._checksum(start)}"  # noqa: SLF001 - a wrong key that reads like one

@@ -10,16 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from core.db import schema
-from core.db.connection_watchdog import Patience
+from core.db.connection_watchdog import ConnectionWatchdog
 from core.db.database import Database
 from core.errors import GradientError, SpecInvalid
-from core.notify.local_notifier import Bell
-from core.notify.messages import Ring
+from core.notify.local_notifier import LocalNotifier
+from core.notify.messages import WakeMessage
 from core.security import one_time_tokens
 from core.security.one_time_tokens import Purpose
 from core.settings import Settings
 from core.settings.api import ApiSettings
-from core.system.filesystem import keep_private
+from core.system.filesystem import make_private
 from core.system.hosts import canonical_host
 from gradient_server import simulator
 from gradient_server.local_key import ensure_local_key
@@ -47,7 +47,7 @@ def up(settings: Settings, name: str | None) -> int:
     require_ports_apart(settings)
     database = _open_ready(settings, migrate=True)
     listener = _listen(settings)
-    Patience(database, settings.database.max_checkout_seconds)
+    ConnectionWatchdog(database, settings.database.max_checkout_seconds)
     _, supervisor = _supervisor(settings, database, name)
     thread = threading.Thread(target=supervisor.run, name="supervisor")
     thread.start()
@@ -73,7 +73,7 @@ def api(settings: Settings) -> int:
     """Run only the API."""
     require_ports_apart(settings)
     database = _open_ready(settings)
-    Patience(database, settings.database.max_checkout_seconds)
+    ConnectionWatchdog(database, settings.database.max_checkout_seconds)
     _serve(settings, database, _listen(settings))
     database.close()
     return 0
@@ -83,7 +83,7 @@ def worker(settings: Settings, name: str | None) -> int:
     """Run only a worker until SIGTERM or Ctrl-C; its jobs keep running and are adopted by the next one."""
     require_ports_apart(settings)
     database = _open_ready(settings)
-    Patience(database, settings.database.max_checkout_seconds)
+    ConnectionWatchdog(database, settings.database.max_checkout_seconds)
     host, supervisor = _supervisor(settings, database, name)
     if settings.queue.broker_url is None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,7 +107,7 @@ def migrate(settings: Settings, back_to: str | None) -> int:
     database.close()
     if back_to:
         _say(f"The database is at {state.found} again." if state.found else "The database is empty again.")
-    elif state.standing is schema.Standing.NEWER:
+    elif state.status is schema.SchemaStatus.NEWER:
         _say(f"{state.message} Nothing was changed. {state.fix}")
     else:
         _say("The database is up to date.")
@@ -141,7 +141,7 @@ def require_ports_apart(settings: Settings) -> None:
 
 
 def _open(settings: Settings) -> Database:
-    keep_private(settings)
+    make_private(settings)
     return Database(settings.database_url, pool_size=settings.database.pool_size)
 
 
@@ -172,16 +172,16 @@ def _supervisor(settings: Settings, database: Database, name: str | None) -> "tu
     return opened, Supervisor(opened, _bell(settings))
 
 
-def _bell(settings: Settings) -> Bell:
-    return Bell(settings.root / "bell")
+def _bell(settings: Settings) -> LocalNotifier:
+    return LocalNotifier(settings.root / "bell")
 
 
-def _publish(settings: Settings) -> Callable[[Sequence[Ring]], None] | None:
+def _publish(settings: Settings) -> Callable[[Sequence[WakeMessage]], None] | None:
     """Return the function that notifies workers through the broker, if there is one. Only then Celery is imported."""
     if settings.queue.broker_url is None:
         return None
-    publish: Callable[[Sequence[Ring]], None] = (
-        import_module("core.notify.broker").Ringer(settings.queue.broker_url).ring
+    publish: Callable[[Sequence[WakeMessage]], None] = (
+        import_module("core.notify.broker").Publisher(settings.queue.broker_url).publish_wake
     )
     return publish
 
@@ -193,7 +193,7 @@ def _serve(settings: Settings, database: Database, listener: socket.socket) -> N
 
     settings = _with_port(settings, listener)
     key_id = ensure_local_key(settings.root / "cli.json", settings.public_url, database)
-    dispatcher = Dispatcher(database, _bell(settings).ring, _publish(settings))
+    dispatcher = Dispatcher(database, _bell(settings).notify, _publish(settings))
     dispatcher.start()
     server = Server(create_app(settings, database=database, wake=dispatcher.wake))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -259,7 +259,7 @@ def _announce(settings: Settings, ticket: str) -> None:
     _say(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"
-        f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {one_time_tokens.SECONDS // 60} minutes)\n"
+        f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {one_time_tokens.TTL_SECONDS // 60} minutes)\n"
         f"  Submit     gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
         f"  Kept in    {settings.root}{simulated}\n"
         f"Ctrl-C stops the service; jobs go on and are taken up again at the next start."

@@ -16,11 +16,11 @@ def prepare_schema(database: Database, *, migrate: bool = False) -> None:
         ReleaseOutdated: The schema is newer, and this release cannot run on it.
         StoreUnavailable: Another connection kept a table locked during the migration.
     """
-    state = schema.examine(database)
-    behind = state.standing in {schema.Standing.EMPTY, schema.Standing.OLDER}
+    state = schema.get_state(database)
+    behind = state.status in {schema.SchemaStatus.EMPTY, schema.SchemaStatus.OLDER}
     if behind and (migrate or database.is_sqlite):
         from core.db import migrations
 
         migrations.upgrade(database)
     else:
-        schema.accept(state)
+        schema.require_compatible(state)

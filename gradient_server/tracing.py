@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 
 from core.errors import GradientError
-from core.monitoring.tracing import chosen_ids
+from core.monitoring.tracing import fixed_ids
 from core.settings import TracingSettings
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def _provider() -> "TracerProvider":
         """Random ids, except where the span's creator has chosen its ids."""
 
         def generate_span_id(self) -> int:
-            chosen = chosen_ids()
+            chosen = fixed_ids()
             return super().generate_span_id() if chosen is None else chosen.span_id
 
         def generate_trace_id(self) -> int:
-            chosen = chosen_ids()
+            chosen = fixed_ids()
             return super().generate_trace_id() if chosen is None else chosen.trace_id
 
     ours = Resource({"service.name": "gradient-jobs", "service.version": version("gradient-jobs")})

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 
 from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue, MachineType
-from core.security.api_keys import KeyRing
+from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.storage import stores
 from service.auth.limits import Limits
@@ -43,7 +43,7 @@ class OpenStores(stores.Stores):
 
     catalogue: Catalogue
     images: ImageCatalogue
-    keys: KeyRing
+    keys: ApiKeyCache
     sessions: Sessions
     sign_ins: SignIns
     signer: Signer

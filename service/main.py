@@ -13,7 +13,7 @@ from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
 from core.errors import StoreUnavailable
-from core.security.api_keys import KeyRing
+from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
@@ -79,7 +79,7 @@ def open_stores(settings: Settings, database: Database, *, wake: Callable[[], No
         database: The database, with a schema that this release can run on.
         wake: Called after each commit that wrote to the outbox.
     """
-    streams, keys = Streams(settings.limits.streams), KeyRing(database)
+    streams, keys = Streams(settings.limits.streams), ApiKeyCache(database)
     return OpenStores(
         settings=settings,
         database=database,

@@ -26,7 +26,7 @@ from core.db import migrations
 from core.db.database import Database
 from core.db.models.jobs import Job
 from core.jobs import lifecycle
-from core.jobs.lifecycle import Submission
+from core.jobs.lifecycle import NewJob
 from core.jobs.spec.job_spec import JobSpec
 from gradient_server.simulator.gcs.server import GcsSimulator
 
@@ -290,10 +290,10 @@ class Submitter:
         self, command: str = "true", *, machine="CPU", project="default", key=None, digest=None, **spec
     ) -> Job:
         with self._database.write() as session:
-            project, _ = lifecycle.ensure_project(session, project)
+            project, _ = lifecycle.get_or_create_project(session, project)
             job, _ = lifecycle.submit(
                 session,
-                Submission(
+                NewJob(
                     spec=JobSpec(machine_type=machine, command=command, **spec),
                     machine=self._catalogue.get(machine),
                     backend="mock",

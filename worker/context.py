@@ -13,17 +13,17 @@ from typing import TypeVar
 import psutil
 from sqlalchemy.orm import Session
 
-from core.catalogue.backends import offered
+from core.catalogue.backends import enabled_backends
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.db.database import Database
 from core.formatting import MIB
 from core.jobs.scheduling.allocations import PortRange
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.settings import Settings
 from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.factory import open_artifacts
 from core.storage.stores import Stores
-from core.system.filesystem import shortage
+from core.system.filesystem import describe_shortage
 from worker.attempt.git_fetch import GitFetcher
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
@@ -94,9 +94,9 @@ class WorkerContext(Stores):
     @property
     def enabled_backends(self) -> list[str]:
         """Names of the backends that this host runs, ready or not."""
-        return offered(self.settings)
+        return enabled_backends(self.settings)
 
-    def build_offer(self) -> Offer:
+    def build_offer(self) -> WorkerOffer:
         """Build this worker's current offer: the capacity of its backends that are ready.
 
         Raises:
@@ -105,7 +105,7 @@ class WorkerContext(Stores):
         configured = self.settings.worker
         ready = [name for name in self.enabled_backends if self._is_backend_available(name)]
         memory_mb = psutil.virtual_memory().total // MIB
-        return Offer(
+        return WorkerOffer(
             worker=self.worker_name,
             host=self.hostname,
             backends=tuple(ready),
@@ -125,7 +125,7 @@ class WorkerContext(Stores):
             return f"the attempts on {self.hostname} take {taken} (GRADIENT_DISK__HOST_MB)"
         engines = (keeper.data_folder() for keeper in self.image_backends())
         folders = [self.scratch_root, root / "logs", root / "artifacts", *(one for one in engines if one is not None)]
-        short = shortage(folders, limits.min_free_mb)
+        short = describe_shortage(folders, limits.min_free_mb)
         return None if short is None else f"{self.hostname}: {short}"
 
     def _ports(self) -> PortRange:

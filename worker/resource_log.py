@@ -10,14 +10,14 @@ from core.db.database import Database, now
 from core.db.models.jobs import Job
 from core.db.schema import SchemaInfo
 from core.ids import new_id
-from core.jobs.cloud_resources import Resource
+from core.jobs.cloud_resources import CloudResource
 from core.jobs.states import OWNED
-from core.jobs.transitions import insert_once
+from core.jobs.transitions import insert_ignore
 from worker.backends.tpu.resource_log import ResourceEntry
 
 _INSTALLATION = "installation"
-_NOT_DELETED = Resource.gone_at.is_(None)
-_NOT_DELETING = _NOT_DELETED & Resource.deleting_at.is_(None)
+_NOT_DELETED = CloudResource.gone_at.is_(None)
+_NOT_DELETING = _NOT_DELETED & CloudResource.deleting_at.is_(None)
 
 
 class DatabaseResourceLog:
@@ -37,7 +37,7 @@ class DatabaseResourceLog:
         """See `ResourceLog.installation`: it tells this database's resources from others' in the same cloud project."""
         if self._installation is None:
             with self._database.write() as session:
-                made = insert_once(session.get_bind().dialect.name, SchemaInfo)
+                made = insert_ignore(session.get_bind().dialect.name, SchemaInfo)
                 session.execute(made.values(name=_INSTALLATION, value=new_id("g")))
                 named = select(SchemaInfo.value).where(SchemaInfo.name == _INSTALLATION)
                 self._installation = session.scalars(named).one()
@@ -46,7 +46,7 @@ class DatabaseResourceLog:
     def record_intent(self, kind: str, name: str, *, job_id: str, attempt: int) -> ResourceEntry | None:
         """See `ResourceLog.record_intent`."""
         with self._database.write() as session:
-            made = insert_once(session.get_bind().dialect.name, Resource).values(
+            made = insert_ignore(session.get_bind().dialect.name, CloudResource).values(
                 kind=kind,
                 name=name,
                 job_id=job_id,
@@ -56,7 +56,7 @@ class DatabaseResourceLog:
                 intended_at=now(),
             )
             session.execute(made)
-            held = _select_entries(session, _NOT_DELETED, Resource.name == name)
+            held = _select_entries(session, _NOT_DELETED, CloudResource.name == name)
         return next((one for one in held if (one.job_id, one.attempt) == (job_id, attempt)), None)
 
     def update(
@@ -82,7 +82,7 @@ class DatabaseResourceLog:
                 operation=operation,
             )
             if bills:
-                _update(session, entry, Resource.billed_at.is_(None), billed_at=now())
+                _update(session, entry, CloudResource.billed_at.is_(None), billed_at=now())
 
     def record_deletion(self, entry: ResourceEntry, *, gone: bool, detail: str | None = None) -> None:
         """See `ResourceLog.record_deletion`."""
@@ -91,21 +91,28 @@ class DatabaseResourceLog:
                 _update(session, entry, _NOT_DELETED, gone_at=now(), state="gone", detail=detail)
             else:
                 _update(
-                    session, entry, Resource.deleting_at.is_(None), deleting_at=now(), state="deleting", detail=detail
+                    session,
+                    entry,
+                    CloudResource.deleting_at.is_(None),
+                    deleting_at=now(),
+                    state="deleting",
+                    detail=detail,
                 )
 
     def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
         """See `ResourceLog.list_of_attempt`."""
-        return self._list(Resource.job_id == job_id, Resource.attempt == attempt)
+        return self._list(CloudResource.job_id == job_id, CloudResource.attempt == attempt)
 
     def list_on_host(self) -> list[ResourceEntry]:
         """See `ResourceLog.list_on_host`."""
-        return self._list(Resource.host == self._host, _NOT_DELETING)
+        return self._list(CloudResource.host == self._host, _NOT_DELETING)
 
     def list_orphaned(self) -> list[ResourceEntry]:
         """See `ResourceLog.list_orphaned`."""
-        owned = exists().where(Job.id == Resource.job_id, Job.attempt == Resource.attempt, Job.state.in_(OWNED))
-        return self._list(_NOT_DELETED, or_(~owned, Resource.deleting_at.is_not(None)))
+        owned = exists().where(
+            Job.id == CloudResource.job_id, Job.attempt == CloudResource.attempt, Job.state.in_(OWNED)
+        )
+        return self._list(_NOT_DELETED, or_(~owned, CloudResource.deleting_at.is_not(None)))
 
     def _list(self, *conditions: ColumnElement[bool]) -> list[ResourceEntry]:
         with self._database.read() as session:
@@ -115,7 +122,7 @@ class DatabaseResourceLog:
 def _update(session: Session, entry: ResourceEntry, condition: ColumnElement[bool], **values: Any) -> None:  # noqa: ANN401 - column values
     """Write these values to the entry's row if it meets the condition; None leaves a column as it is."""
     known = {name: value for name, value in values.items() if value is not None}
-    session.execute(update(Resource).where(Resource.id == entry.id, condition).values(**known))
+    session.execute(update(CloudResource).where(CloudResource.id == entry.id, condition).values(**known))
 
 
 def _select_entries(session: Session, *conditions: ColumnElement[bool]) -> list[ResourceEntry]:
@@ -132,5 +139,5 @@ def _select_entries(session: Session, *conditions: ColumnElement[bool]) -> list[
             age=(current - row.intended_at).total_seconds(),
             over=row.gone_at is not None or row.deleting_at is not None,
         )
-        for row in session.scalars(select(Resource).where(*conditions).order_by(Resource.id))
+        for row in session.scalars(select(CloudResource).where(*conditions).order_by(CloudResource.id))
     ]

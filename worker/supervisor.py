@@ -13,8 +13,8 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
 from core.monitoring.logging import bind
-from core.notify.local_notifier import Bell
-from core.system.inotify import FileWatch
+from core.notify.local_notifier import LocalNotifier
+from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.attempt.self_fence import SelfFence
@@ -56,14 +56,14 @@ class Supervisor:
         WorkerNameTaken: The name is in use on this host.
     """
 
-    def __init__(self, context: WorkerContext, bell: Bell) -> None:
+    def __init__(self, context: WorkerContext, bell: LocalNotifier) -> None:
         self._context = context
         self._worker_settings = context.settings.worker
-        self._slots = self._worker_settings.most_slots
+        self._slots = self._worker_settings.max_slots
         self._lock = _lock_worker_name(
             context.settings.root / "workers" / f"{context.worker_name}.lock", context.worker_name
         )
-        self._watcher = FileWatch(bell.path)
+        self._watcher = FileWatcher(bell.path)
         self._running: dict[str, _RunningAttempt] = {}
         self._stopping = threading.Event()
         self._offer = context.build_offer()
@@ -115,7 +115,7 @@ class Supervisor:
                 logger.exception("sweep_failed")
 
     def _fence_loop(self) -> None:
-        while not self._stopping.wait(min(_FENCE_CHECK_SECONDS, self._worker_settings.cut_off_seconds / 10)):
+        while not self._stopping.wait(min(_FENCE_CHECK_SECONDS, self._worker_settings.self_fence_seconds / 10)):
             try:
                 self._fence.check([(one.job, one.control) for one in list(self._running.values())])
             except Exception:  # the next check may succeed
@@ -193,20 +193,20 @@ class Supervisor:
         shortage = self._context.disk_shortage()
         if (shortage is None) != (self._disk_shortage is None):
             logger.warning("disk_low" if shortage else "disk_enough", extra={"why": shortage})
-            self._context.write(lambda session: workers.note_low_disk(session, self._context.worker_name, shortage))
+            self._context.write(lambda session: workers.set_low_disk(session, self._context.worker_name, shortage))
             self._disk_shortage = shortage
         return shortage is not None
 
-    def _has_claimable_job(self, offer: claims.Offer) -> bool:
+    def _has_claimable_job(self, offer: claims.WorkerOffer) -> bool:
         with self._context.database.read() as session:
-            return claims.anything_waits(session, offer)
+            return claims.has_claimable_job(session, offer)
 
-    def _offer_without_taken_gpus(self) -> claims.Offer:
+    def _offer_without_taken_gpus(self) -> claims.WorkerOffer:
         """Return the offer without GPUs that something else uses; called when a job is waiting."""
         if not self._offer.gpus:
             return self._offer
         with self._context.database.read() as session:
-            free = claims.free_gpus(session, self._offer)
+            free = claims.find_free_gpus(session, self._offer)
         taken = self._context.taken_gpus(free) if free else {}
         changed = taken.keys() != self._busy_gpus.keys()
         if changed:
@@ -244,17 +244,17 @@ class Supervisor:
         """Send one heartbeat for all jobs."""
         asked_at = time.monotonic()
         hearts = self._context.write(
-            lambda session: workers.beat(session, self._context.worker_name, self._context.hostname)
+            lambda session: workers.heartbeat(session, self._context.worker_name, self._context.hostname)
         )
         self._fence.record_contact(asked_at)
         self._heartbeat_at = time.monotonic() + self._worker_settings.heartbeat_seconds
         self._apply_heartbeat(hearts)
 
-    def _read_leases(self) -> dict[str, workers.Heart]:
+    def _read_leases(self) -> dict[str, workers.HeartbeatResult]:
         with self._context.database.read() as session:
-            return workers.hearts(session, self._context.worker_name, self._context.hostname)
+            return workers.current_leases(session, self._context.worker_name, self._context.hostname)
 
-    def _apply_heartbeat(self, hearts: dict[str, workers.Heart]) -> None:
+    def _apply_heartbeat(self, hearts: dict[str, workers.HeartbeatResult]) -> None:
         """Release the jobs that were lost, and stop those that should stop."""
         for job_id, one in self._running.items():
             heart = hearts.get(job_id)

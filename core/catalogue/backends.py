@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from core.settings import Settings
-from core.settings.worker import MOCK
+from core.settings.worker import MOCK_BACKEND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,14 @@ class BackendType:
     Attributes:
         path: `module:Class` of its implementation.
         capabilities: What it can do; an instance may be limited by its settings.
-        offered: Returns whether a worker with these settings runs it.
+        enabled: Returns whether a worker with these settings runs it.
         extra: The extra of the package that installs its libraries.
         selectable: Whether a machine type may name it; if not, only settings select it.
     """
 
     path: str
     capabilities: Capabilities
-    offered: Callable[[Settings], bool]
+    enabled: Callable[[Settings], bool]
     extra: str = "server"
     selectable: bool = True
 
@@ -48,23 +48,23 @@ class BackendType:
 _TPU = BackendType(
     path="worker.backends.tpu.backend:TpuBackend",
     capabilities=Capabilities(containers=True, mounts=True, billed=True),
-    offered=lambda settings: settings.tpu.backend == "tpu",
+    enabled=lambda settings: settings.tpu.backend == "tpu",
     extra="tpu",
 )
 
 BACKENDS: dict[str, BackendType] = {
-    MOCK: BackendType(
+    MOCK_BACKEND: BackendType(
         path="worker.backends.mock:MockBackend",
         capabilities=Capabilities(sends_metrics=True),
-        offered=lambda settings: settings.machines.simulate,
+        enabled=lambda settings: settings.machines.simulate,
     ),
     "docker": BackendType(
         path="worker.backends.docker.backend:DockerBackend",
         capabilities=Capabilities(containers=True, mounts=True, builds_images=True, sends_metrics=True),
-        offered=lambda settings: not settings.machines.simulate,
+        enabled=lambda settings: not settings.machines.simulate,
     ),
     "tpu": _TPU,
-    "tpu-simulator": replace(_TPU, offered=lambda settings: settings.tpu.backend == "tpu-simulator", selectable=False),
+    "tpu-simulator": replace(_TPU, enabled=lambda settings: settings.tpu.backend == "tpu-simulator", selectable=False),
 }
 
 
@@ -73,6 +73,6 @@ def capabilities_of(backend: str) -> Capabilities:
     return BACKENDS[backend].capabilities if backend in BACKENDS else Capabilities()
 
 
-def offered(settings: Settings) -> list[str]:
+def enabled_backends(settings: Settings) -> list[str]:
     """Return the names of the backends that a worker with these settings runs."""
-    return [name for name, backend in BACKENDS.items() if backend.offered(settings)]
+    return [name for name, backend in BACKENDS.items() if backend.enabled(settings)]

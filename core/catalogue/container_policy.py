@@ -15,12 +15,12 @@ _CAPABILITIES = re.compile(
     "LEASE|LINUX_IMMUTABLE|NET_(ADMIN|BIND_SERVICE|BROADCAST|RAW)|PERFMON|SET(FCAP|GID|PCAP|UID)|SYSLOG|"
     "SYS_(CHROOT|NICE|PACCT|PTRACE|RESOURCE|TIME|TTY_CONFIG)|WAKE_ALARM"
 )
-_LEADS_OUT = re.compile("ALL|BPF|DAC_READ_SEARCH|MAC_(ADMIN|OVERRIDE)|MKNOD|SYS_(ADMIN|BOOT|MODULE|RAWIO)")
+_ESCAPE_CAPABILITIES = re.compile("ALL|BPF|DAC_READ_SEARCH|MAC_(ADMIN|OVERRIDE)|MKNOD|SYS_(ADMIN|BOOT|MODULE|RAWIO)")
 
-_DISKS = re.compile(
+_BLOCK_DEVICES = re.compile(
     r"/dev/(?:(?:[shv]d|xvd)[a-z]|(?:nvme|mmcblk|dm-|md|loop|sr)\d|(?:mapper|disk)/|(?:mem|kmem|port|kmsg|core)\Z)"
 )
-_CLOSED = (
+_FORBIDDEN_SOURCES = (
     "/proc",
     "/sys",
     "/dev",
@@ -32,17 +32,17 @@ _CLOSED = (
     "/var/lib/docker",
     "/var/lib/containerd",
 )
-_TAKEN = ("/paperspace", "/artifacts", "/storage", "/.gradient", "/proc", "/sys", "/dev")
+_RESERVED_TARGETS = ("/paperspace", "/artifacts", "/storage", "/.gradient", "/proc", "/sys", "/dev")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
-_MOST_PIDS = 4_194_304  # the kernel's own limit on 64 bits
-_REFUSED = {
+_MAX_PIDS = 4_194_304  # the kernel's own limit on 64 bits
+_FORBIDDEN_FIELDS = {
     "privileged": "no job is ever privileged; name the capabilities and devices that it needs",
     "security_opt": "no new privileges and the default seccomp profile hold for every job",
     "runtime": "the runtime is the engine's own",
 }
 
 
-def overlap(path: str, other: str) -> bool:
+def paths_overlap(path: str, other: str) -> bool:
     """Check whether two absolute paths are equal or one contains the other."""
     one, two = PurePosixPath(path), PurePosixPath(other)
     return one.is_relative_to(two) or two.is_relative_to(one)
@@ -58,7 +58,7 @@ def _absolute(path: str) -> str:
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
-class Opening(BaseModel):
+class ContainerPolicy(BaseModel):
     """Extra privileges of the containers of one machine type; none by default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,23 +67,23 @@ class Opening(BaseModel):
     devices: tuple[AbsolutePath, ...] = Field((), description="devices of the host, to read and write")
     mounts: dict[AbsolutePath, AbsolutePath] = Field({}, description="folders of the host → where, to read alone")
     network: str | None = Field(None, description="the engine's network of this name; host or none; default: the jobs'")
-    pids: int | None = Field(None, ge=16, le=_MOST_PIDS, description="most processes and threads")
+    pids: int | None = Field(None, ge=16, le=_MAX_PIDS, description="most processes and threads")
     root: bool = Field(default=False, description="jobs may ask for the user root")
 
     @model_validator(mode="before")
     @classmethod
-    def _never(cls, given: Any) -> Any:  # noqa: ANN401 - what the file holds
+    def _reject_forbidden(cls, given: Any) -> Any:  # noqa: ANN401 - what the file holds
         for name in given if isinstance(given, dict) else ():
-            if name in _REFUSED:
-                raise ValueError(f"{name!r} is not taken: {_REFUSED[name]}")
+            if name in _FORBIDDEN_FIELDS:
+                raise ValueError(f"{name!r} is not taken: {_FORBIDDEN_FIELDS[name]}")
         return given
 
     @field_validator("capabilities")
     @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_capabilities(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         plain = tuple(name.upper().removeprefix("CAP_") for name in names)
         for name in plain:
-            if _LEADS_OUT.fullmatch(name):
+            if _ESCAPE_CAPABILITIES.fullmatch(name):
                 raise ValueError(f"{name} leads out of a container, and is given to none")
             if not _CAPABILITIES.fullmatch(name):
                 raise ValueError(f"{name!r} is no Linux capability; capabilities(7) lists them")
@@ -91,36 +91,36 @@ class Opening(BaseModel):
 
     @field_validator("devices")
     @classmethod
-    def _no_disks(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+    def _reject_block_devices(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         for path in paths:
             if not path.startswith("/dev/"):
                 raise ValueError(f"{path!r} is no device: those lie in /dev")
             if path.startswith("/dev/nvidia"):
                 raise ValueError(f"{path!r}: GPUs are handed over by the service, each to one job")
-            if _DISKS.match(path):
+            if _BLOCK_DEVICES.match(path):
                 raise ValueError(f"{path!r} is a disk or the machine's memory: whoever has it has the host")
         return paths
 
     @field_validator("mounts")
     @classmethod
-    def _harmless(cls, mounts: dict[str, str]) -> dict[str, str]:
+    def _check_mounts(cls, mounts: dict[str, str]) -> dict[str, str]:
         for source, target in mounts.items():
-            if source == "/" or any(overlap(source, closed) for closed in _CLOSED):
-                raise ValueError(f"{source!r} holds or lies in what runs the host ({', '.join(_CLOSED)})")
-            if target == "/" or any(overlap(target, taken) for taken in _TAKEN):
-                raise ValueError(f"{target!r} is taken in every container ({', '.join(_TAKEN)})")
+            if source == "/" or any(paths_overlap(source, closed) for closed in _FORBIDDEN_SOURCES):
+                raise ValueError(f"{source!r} holds or lies in what runs the host ({', '.join(_FORBIDDEN_SOURCES)})")
+            if target == "/" or any(paths_overlap(target, taken) for taken in _RESERVED_TARGETS):
+                raise ValueError(f"{target!r} is taken in every container ({', '.join(_RESERVED_TARGETS)})")
         if len(set(mounts.values())) < len(mounts):
             raise ValueError("two folders are to be at one place")
         return mounts
 
     @field_validator("network")
     @classmethod
-    def _one_network(cls, name: str | None) -> str | None:
+    def _check_network(cls, name: str | None) -> str | None:
         if name is not None and not _NETWORK.match(name):
             raise ValueError(f"{name!r} is the name of no network; write host, none or a name")
         return name
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Describe the privileges in a phrase; empty if there are none."""
         said = [
             f"capabilities {', '.join(self.capabilities)}" if self.capabilities else "",

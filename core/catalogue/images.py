@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from core.catalogue.machine_types import MachineType
-from core.catalogue.toml_file import Entry, TableList
+from core.catalogue.toml_file import CatalogueEntry, TomlCatalogue
 from core.errors import SpecInvalid
 
 PACKAGED = Path(__file__).with_name("images.toml")
@@ -23,7 +23,7 @@ _REFERENCE = re.compile(
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?\Z"
 )
 _IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}\Z")
-_HUB = ("docker.io/library/", "index.docker.io/library/", "docker.io/", "index.docker.io/")
+_HUB_PREFIXES = ("docker.io/library/", "index.docker.io/library/", "docker.io/", "index.docker.io/")
 MAX_REFERENCE = 512
 """Characters of an image reference; more than any registry accepts."""
 
@@ -38,11 +38,11 @@ def is_image_id(text: str) -> bool:
     return _IMAGE_ID.match(text) is not None
 
 
-def canonical(reference: str) -> str:
+def normalize_reference(reference: str) -> str:
     """Return the reference as engines list it: without Docker Hub's host, and with a digest or else a tag."""
     if is_image_id(reference):
         return reference
-    for prefix in _HUB:
+    for prefix in _HUB_PREFIXES:
         if reference.startswith(prefix):
             reference = reference.removeprefix(prefix)
             break
@@ -54,7 +54,7 @@ def canonical(reference: str) -> str:
     return name if colon else f"{name}:latest"
 
 
-def pinned(reference: str, digest: str | None) -> str | None:
+def with_digest(reference: str, digest: str | None) -> str | None:
     """Return the `container` value that names exactly the image that ran; None if it is unknown.
 
     Args:
@@ -66,7 +66,7 @@ def pinned(reference: str, digest: str | None) -> str | None:
     return digest
 
 
-class ShortName(Entry):
+class ShortName(CatalogueEntry):
     """One short name."""
 
     image: str = Field(min_length=1, description="what it stands for")
@@ -74,11 +74,11 @@ class ShortName(Entry):
     summary: str = Field(min_length=1, description="what is in it, in a line")
 
 
-_LIST = TableList("image name", "images.file", ShortName)
+_LIST = TomlCatalogue("image name", "images.file", ShortName)
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedImage:
     """A resolved `container`.
 
     Attributes:
@@ -124,15 +124,15 @@ class ImageCatalogue:
         """
         return cls(_LIST.read(path, override_path))
 
-    def resolve(self, container: str | None, machine: MachineType) -> Resolved:
+    def resolve(self, container: str | None, machine: MachineType) -> ResolvedImage:
         """Resolve a `container` for a machine type; a name with a tag is never a short name."""
         if container is None:
-            return Resolved(None)
+            return ResolvedImage(None)
         short = self._by_name.get(container)
         if short is None:
-            return Resolved(canonical(container))
+            return ResolvedImage(normalize_reference(container))
         image = short.gpu_image if machine.kind == "gpu" and short.gpu_image is not None else short.image
-        return Resolved(canonical(image), short.name)
+        return ResolvedImage(normalize_reference(image), short.name)
 
     def __iter__(self) -> Iterator[ShortName]:
         return iter(self._names)

@@ -11,17 +11,17 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from core.catalogue.backends import BACKENDS
-from core.catalogue.container_policy import Opening
-from core.catalogue.toml_file import Entry, TableList
+from core.catalogue.container_policy import ContainerPolicy
+from core.catalogue.toml_file import CatalogueEntry, TomlCatalogue
 from core.errors import MachineTypeUnknown
 
 PACKAGED = Path(__file__).with_name("machine_types.toml")
 
-_NEAREST = 3
-_NEAR_ENOUGH = 0.5
+_MAX_SUGGESTIONS = 3
+_MIN_SIMILARITY = 0.5
 
 
-class MachineType(Entry):
+class MachineType(CatalogueEntry):
     """One machine type.
 
     A device is one GPU, one TPU chip or, on a CPU type, the whole host.
@@ -43,7 +43,7 @@ class MachineType(Entry):
     price_per_hour: float = Field(gt=0, description="US dollars for the whole machine")
     price_source: str = Field(min_length=1, description="whose list price, and when")
     spec_source: str = Field(min_length=1, description="where the other figures come from")
-    docker: Opening = Field(Opening(), description="what its containers may beyond the default")
+    docker: ContainerPolicy = Field(ContainerPolicy(), description="what its containers may beyond the default")
 
     @field_validator("backend")
     @classmethod
@@ -59,11 +59,11 @@ class MachineType(Entry):
         return self.count if self.kind == "gpu" else 0
 
 
-def _key(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return " ".join(name.split()).casefold()
 
 
-_LIST = TableList("machine type", "machines.file", MachineType, _key)
+_LIST = TomlCatalogue("machine type", "machines.file", MachineType, _normalize_name)
 
 
 class Catalogue:
@@ -99,9 +99,11 @@ class Catalogue:
         Raises:
             MachineTypeUnknown: There is none; the message names the nearest ones.
         """
-        if found := self._by_name.get(_key(name)):
+        if found := self._by_name.get(_normalize_name(name)):
             return found
-        near = difflib.get_close_matches(_key(name)[:100], self._by_name, n=_NEAREST, cutoff=_NEAR_ENOUGH)
+        near = difflib.get_close_matches(
+            _normalize_name(name)[:100], self._by_name, n=_MAX_SUGGESTIONS, cutoff=_MIN_SIMILARITY
+        )
         # Aliases of one type count once.
         names = list(dict.fromkeys(self._by_name[key].name for key in near))
         nearest = f" Did you mean {' or '.join(map(repr, names))}?" if names else ""

@@ -12,7 +12,7 @@ _MAX_HOST = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class RegistryCredentials:
     """Credentials for a registry."""
 
     host: str
@@ -20,7 +20,7 @@ class Login:
     password: str = field(repr=False)
 
 
-def registry_of(reference: str) -> str:
+def registry_host(reference: str) -> str:
     """Return the host (and port) of the registry that an image comes from.
 
     The part before the first slash is a host if it has a dot, a colon or a capital letter, or is localhost; otherwise
@@ -28,11 +28,11 @@ def registry_of(reference: str) -> str:
     """
     first, slash, _ = reference.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost" or first != first.lower()):
-        return _known(first.lower())
+        return _normalize_hub(first.lower())
     return DOCKER_HUB
 
 
-def checked_host(given: str) -> str:
+def parse_host(given: str) -> str:
     """Validate a registry's host and return it as it is stored.
 
     Raises:
@@ -45,8 +45,8 @@ def checked_host(given: str) -> str:
             "one: ghcr.io, localhost:5000; docker.io for Docker Hub.",
             field="host",
         )
-    return _known(host)
+    return _normalize_hub(host)
 
 
-def _known(host: str) -> str:
+def _normalize_hub(host: str) -> str:
     return DOCKER_HUB if host in _HUB_NAMES else host

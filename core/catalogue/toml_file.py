@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from core.errors import SpecInvalid
 
 
-class Entry(BaseModel):
+class CatalogueEntry(BaseModel):
     """An entry of a catalogue; unknown keys in its table are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,15 +25,15 @@ class Entry(BaseModel):
         return (self.name, *self.aliases)
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=CatalogueEntry)
 
 
-def _as_written(name: str) -> str:
+def _unchanged(name: str) -> str:
     return name
 
 
 @dataclass(frozen=True, slots=True)
-class TableList(Generic[E]):
+class TomlCatalogue(Generic[E]):
     """Definition of one catalogue.
 
     Attributes:
@@ -46,7 +46,7 @@ class TableList(Generic[E]):
     what: str
     setting: str
     entry: type[E]
-    key: Callable[[str], str] = _as_written
+    key: Callable[[str], str] = _unchanged
 
     def read(self, path: Path, changes: Path | None) -> list[E]:
         """Read the entries, in the order of the files.
@@ -58,12 +58,12 @@ class TableList(Generic[E]):
         Raises:
             SpecInvalid: A file is missing, is not TOML or has an invalid value; the message says where.
         """
-        tables = self._tables(path)
-        for name, table in self._tables(changes).items() if changes else ():
+        tables = self._read_tables(path)
+        for name, table in self._read_tables(changes).items() if changes else ():
             known = next((old for old in tables if self.key(old) == self.key(name)), name)
             tables[known] = tables.get(known, {}) | table
         where = f"{path} and {changes}" if changes else str(path)
-        return [self._checked(name, table, where) for name, table in tables.items()]
+        return [self._parse_entry(name, table, where) for name, table in tables.items()]
 
     def by_name(self, entries: Iterable[E]) -> dict[str, E]:
         """Index the entries by all their names and aliases, normalized by `key`.
@@ -83,7 +83,7 @@ class TableList(Generic[E]):
                     )
         return found
 
-    def _tables(self, path: Path) -> dict[str, dict[str, Any]]:
+    def _read_tables(self, path: Path) -> dict[str, dict[str, Any]]:
         try:
             with path.open("rb") as file:
                 tables = tomllib.load(file)
@@ -97,7 +97,7 @@ class TableList(Generic[E]):
                 raise SpecInvalid(f"{path}: {name!r} is no {self.what}; every entry is a table, [{name!r}]")
         return tables
 
-    def _checked(self, name: str, table: dict[str, Any], where: str) -> E:
+    def _parse_entry(self, name: str, table: dict[str, Any], where: str) -> E:
         try:
             return self.entry.model_validate(table | {"name": name})
         except ValidationError as error:

@@ -19,7 +19,7 @@ from core.db.database import Database
 logger = logging.getLogger(__name__)
 
 
-class Patience:
+class ConnectionWatchdog:
     """A thread that shuts down connections which have been checked out for too long.
 
     The thread that waits on one gets an error, and can retry on a new connection.
@@ -32,32 +32,32 @@ class Patience:
 
     def __init__(self, database: Database, seconds: float) -> None:
         self._seconds = seconds
-        self._out: dict[int, tuple[float, Any]] = {}
+        self._checked_out: dict[int, tuple[float, Any]] = {}
         self._thread = threading.Thread(target=self._run, name="patience", daemon=True)
         if not database.is_sqlite:
             # Inserted before the ping that checks the connection, which may hang as well.
-            event.listen(database.engine, "checkout", self._taken, insert=True)
-            event.listen(database.engine, "checkin", self._given_back)
+            event.listen(database.engine, "checkout", self._on_checkout, insert=True)
+            event.listen(database.engine, "checkin", self._on_checkin)
             self._thread.start()
 
-    def _taken(self, connection: Any, record: object, _fairy: object) -> None:  # noqa: ANN401 - the driver's own
-        self._out[id(record)] = (time.monotonic(), connection)
+    def _on_checkout(self, connection: Any, record: object, _fairy: object) -> None:  # noqa: ANN401 - the driver's own
+        self._checked_out[id(record)] = (time.monotonic(), connection)
 
-    def _given_back(self, _connection: object, record: object) -> None:
-        self._out.pop(id(record), None)
+    def _on_checkin(self, _connection: object, record: object) -> None:
+        self._checked_out.pop(id(record), None)
 
     def _run(self) -> None:
         while True:
             time.sleep(self._seconds / 10)
             late = time.monotonic() - self._seconds
-            for key, (taken_at, connection) in list(self._out.items()):
+            for key, (taken_at, connection) in list(self._checked_out.items()):
                 if taken_at < late:
-                    self._out.pop(key, None)
+                    self._checked_out.pop(key, None)
                     logger.error("connection_broken", extra={"seconds": self._seconds})
-                    _break(connection)
+                    _shutdown_socket(connection)
 
 
-def _break(connection: Any) -> None:  # noqa: ANN401 - the driver's own
+def _shutdown_socket(connection: Any) -> None:  # noqa: ANN401 - the driver's own
     """Shut down the connection's socket, which ends the wait of the thread that uses it."""
     # It may be closed by now.
     with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as ours:

@@ -48,8 +48,8 @@ _USED = "gradient_used"
 _SQLITE_BUSY_SECONDS = 20
 # Besides operational errors: a connection that broke between two statements or was idle for too long, a server that
 # became read-only, and a pool whose connections all hang.
-_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
-_POSTGRES = {
+_UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
+_POSTGRES_CONNECT_ARGS = {
     # With psycopg's defaults, calls still blocked 75 s after the network had gone down.
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
@@ -136,7 +136,7 @@ class Database:
         self.url = _with_driver(url)
         self.engine = _reading_engine(self.url) if read_only else _engine(self.url, pool_size)
         # SQLite polls for its write lock with sleeps; within one process this lock orders the threads instead.
-        self._turn: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
+        self._write_lock: AbstractContextManager[object] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @property
     def is_sqlite(self) -> bool:
@@ -153,7 +153,7 @@ class Database:
         try:  # around the session: it ends with a ROLLBACK, which fails if the connection is gone
             with Session(self.engine, expire_on_commit=False) as session:
                 yield session
-        except _AWAY as error:
+        except _UNAVAILABLE_ERRORS as error:
             raise _unavailable(error) from error
 
     @contextmanager
@@ -165,11 +165,11 @@ class Database:
         """
         engine = self.engine.execution_options(gradient_write=True)
         try:
-            with self._turn, Session(engine, expire_on_commit=False) as session:
+            with self._write_lock, Session(engine, expire_on_commit=False) as session:
                 yield session
                 session.commit()
                 callbacks: list[Callable[[], None]] = session.info.pop(_ON_COMMIT, [])
-        except _AWAY as error:
+        except _UNAVAILABLE_ERRORS as error:
             raise _unavailable(error) from error
         for callback in callbacks:
             try:
@@ -221,7 +221,7 @@ def _engine(url: str, pool_size: int) -> Engine:
         max_overflow=pool_size * 2,
         pool_timeout=5,
         hide_parameters=True,
-        connect_args=_POSTGRES | {"options": _POSTGRES_OPTIONS},
+        connect_args=_POSTGRES_CONNECT_ARGS | {"options": _POSTGRES_OPTIONS},
     )
     event.listen(engine, "checkout", partial(_ping, engine.dialect))
     return engine
@@ -245,7 +245,7 @@ def _ping(dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolE
 def _reading_engine(url: str) -> Engine:
     if not url.startswith("sqlite"):
         options = f"{_POSTGRES_OPTIONS} -c default_transaction_read_only=on"
-        return create_engine(url, connect_args=_POSTGRES | {"options": options})
+        return create_engine(url, connect_args=_POSTGRES_CONNECT_ARGS | {"options": options})
     # Opened read-write, because the last connection removes the -wal and -shm files on close; but never created.
     file = f"file:{quote(url.removeprefix('sqlite:///'))}?mode=rw"
     engine = create_engine(

@@ -36,14 +36,14 @@ def configuration(connection: Connection | None = None) -> Config:
     return config
 
 
-def steps() -> list[Script]:
+def list_migrations() -> list[Script]:
     """Return the migrations of this release, oldest first."""
     return list(ScriptDirectory.from_config(configuration()).walk_revisions())[::-1]
 
 
 def retired() -> set[str]:
     """Return tables (`table`) and columns (`table.column`) that may still exist, but that this release does not use."""
-    return {name for step in steps() for name in getattr(step.module, "retires", ())}
+    return {name for step in list_migrations() for name in getattr(step.module, "retires", ())}
 
 
 def expression_indexes() -> set[str]:
@@ -56,7 +56,7 @@ def expression_indexes() -> set[str]:
     }
 
 
-def upgrade(database: Database, revision: str = "head") -> schema.State:
+def upgrade(database: Database, revision: str = "head") -> schema.SchemaState:
     """Migrate the schema forward to `revision`; does nothing if it is there already, or newer than this release.
 
     Concurrent calls take turns: the first one migrates, the others find nothing to do.
@@ -69,18 +69,18 @@ def upgrade(database: Database, revision: str = "head") -> schema.State:
         StoreUnavailable: Another session kept a table locked all the time.
     """
 
-    def forward(connection: Connection) -> schema.State:
-        state = schema.look(connection)
-        if state.standing in {schema.Standing.NEWER, schema.Standing.UNSERVED}:
-            return schema.accept(state)
+    def forward(connection: Connection) -> schema.SchemaState:
+        state = schema.read_state(connection)
+        if state.status in {schema.SchemaStatus.NEWER, schema.SchemaStatus.UNSERVED}:
+            return schema.require_compatible(state)
         command.upgrade(configuration(connection), revision)
-        _record(connection)
-        return schema.look(connection)
+        _record_oldest_compatible(connection)
+        return schema.read_state(connection)
 
-    return _in_turn(database, forward)
+    return _with_lock(database, forward)
 
 
-def downgrade(database: Database, revision: str) -> schema.State:
+def downgrade(database: Database, revision: str) -> schema.SchemaState:
     """Migrate the schema back to `revision` (`base`: drop everything); data of later revisions is lost.
 
     Returns:
@@ -92,24 +92,24 @@ def downgrade(database: Database, revision: str) -> schema.State:
         StoreUnavailable: Another session kept a table locked all the time.
     """
 
-    def back(connection: Connection) -> schema.State:
-        state = schema.look(connection)
-        if state.standing in {schema.Standing.NEWER, schema.Standing.UNSERVED}:
+    def back(connection: Connection) -> schema.SchemaState:
+        state = schema.read_state(connection)
+        if state.status in {schema.SchemaStatus.NEWER, schema.SchemaStatus.UNSERVED}:
             raise ReleaseOutdated(f"{state.message} Only the release that migrated it can take it back.")
-        behind = _until(state.found)
+        behind = _revisions_up_to(state.found)
         if revision not in {"base", "-1", *behind}:
             raise DatabaseOutdated(
                 f"The schema cannot be taken back to {revision!r}: from {state.found or 'nothing'} the way back leads "
                 f"to {', '.join(reversed(behind)) or 'nothing'}."
             )
         command.downgrade(configuration(connection), revision)
-        _record(connection)
-        return schema.look(connection)
+        _record_oldest_compatible(connection)
+        return schema.read_state(connection)
 
-    return _in_turn(database, back)
+    return _with_lock(database, back)
 
 
-def _in_turn(database: Database, change: Callable[[Connection], schema.State]) -> schema.State:
+def _with_lock(database: Database, change: Callable[[Connection], schema.SchemaState]) -> schema.SchemaState:
     """Run `change` in its own transaction, in one process at a time."""
     transaction = _on_sqlite if database.is_sqlite else _on_postgres
     for _ in range(_TRIES):
@@ -154,18 +154,18 @@ def _on_sqlite(engine: Engine) -> Iterator[Connection]:
             driver.execute("PRAGMA foreign_keys=ON")
 
 
-def _until(revision: str | None) -> list[str]:
+def _revisions_up_to(revision: str | None) -> list[str]:
     """Return the revisions up to and including this one."""
     known = schema.revisions()
     return known[: known.index(revision) + 1] if revision in known else []
 
 
-def _record(connection: Connection) -> None:
+def _record_oldest_compatible(connection: Connection) -> None:
     """Record the oldest release that may run on the database: the newest `serves` of the applied migrations."""
     if not inspect(connection).has_table(schema.SchemaInfo.__tablename__):
         return
-    known = _until(schema.look(connection).found)
-    serves = max((step.module.serves for step in steps() if step.revision in known), key=known.index)
-    if schema.served(connection) != serves:
+    known = _revisions_up_to(schema.read_state(connection).found)
+    serves = max((step.module.serves for step in list_migrations() if step.revision in known), key=known.index)
+    if schema.oldest_compatible(connection) != serves:
         connection.execute(delete(schema.SchemaInfo).where(schema.SchemaInfo.name == schema.SERVES))
         connection.execute(insert(schema.SchemaInfo).values(name=schema.SERVES, value=serves))

@@ -41,7 +41,7 @@ class SchemaInfo(Base):
     value: Mapped[str] = mapped_column(String(255))
 
 
-class Standing(StrEnum):
+class SchemaStatus(StrEnum):
     """Schema of a database compared to this release."""
 
     CURRENT = "current"
@@ -54,10 +54,10 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True)
-class State:
+class SchemaState:
     """The schema's revision compared to that of this release."""
 
-    standing: Standing
+    status: SchemaStatus
     found: str | None
     """The database's revision; None if it is empty."""
     needed: str
@@ -67,27 +67,27 @@ class State:
     def message(self) -> str:
         """The state as a sentence."""
         return {
-            Standing.CURRENT: "The schema is this release's.",
-            Standing.EMPTY: f"The database's schema is empty, this release needs {self.needed}.",
-            Standing.OLDER: f"The database's schema is {self.found}, this release needs {self.needed}.",
-            Standing.NEWER: f"The database (revision {self.found}) is newer than this release ({self.needed}), and "
+            SchemaStatus.CURRENT: "The schema is this release's.",
+            SchemaStatus.EMPTY: f"The database's schema is empty, this release needs {self.needed}.",
+            SchemaStatus.OLDER: f"The database's schema is {self.found}, this release needs {self.needed}.",
+            SchemaStatus.NEWER: f"The database (revision {self.found}) is newer than this release ({self.needed}), and "
             "still serves it.",
-            Standing.UNSERVED: f"The database (revision {self.found}) is newer than this release ({self.needed}), and "
-            "no longer serves it.",
-        }[self.standing]
+            SchemaStatus.UNSERVED: f"The database (revision {self.found}) is newer than this release ({self.needed}), "
+            "and no longer serves it.",
+        }[self.status]
 
     @property
     def fix(self) -> str | None:
         """Instructions for the operator; None if nothing needs to be done."""
         migrate = "Make a backup, then run `gradient-server migrate`."
         return {
-            Standing.CURRENT: None,
-            Standing.EMPTY: "Run `gradient-server migrate`.",
-            Standing.OLDER: migrate,
-            Standing.NEWER: "Upgrade this process to the release that the database was migrated by.",
-            Standing.UNSERVED: "Install the release that the database was migrated by, or restore the backup from "
+            SchemaStatus.CURRENT: None,
+            SchemaStatus.EMPTY: "Run `gradient-server migrate`.",
+            SchemaStatus.OLDER: migrate,
+            SchemaStatus.NEWER: "Upgrade this process to the release that the database was migrated by.",
+            SchemaStatus.UNSERVED: "Install the release that the database was migrated by, or restore the backup from "
             "before. Nothing was changed.",
-        }[self.standing]
+        }[self.status]
 
 
 def revisions() -> list[str]:
@@ -101,7 +101,7 @@ def revisions() -> list[str]:
     return known
 
 
-def check(database: Database) -> State:
+def check(database: Database) -> SchemaState:
     """Check that this release can run on the database.
 
     A newer database that still serves this release is accepted, with a warning in the log.
@@ -110,46 +110,46 @@ def check(database: Database) -> State:
         DatabaseOutdated: The database must be migrated first.
         ReleaseOutdated: The database is newer, and this release cannot run on it.
     """
-    return accept(examine(database))
+    return require_compatible(get_state(database))
 
 
-def examine(database: Database) -> State:
+def get_state(database: Database) -> SchemaState:
     """Return the schema's state; never raises for it, and changes nothing."""
     with database.engine.connect() as connection:
-        return look(connection)
+        return read_state(connection)
 
 
-def look(connection: Connection) -> State:
+def read_state(connection: Connection) -> SchemaState:
     """Return the schema's state, within a transaction."""
-    known, found = revisions(), _found(connection)
+    known, found = revisions(), _current_revision(connection)
     if found is None:
-        standing = Standing.EMPTY
+        status = SchemaStatus.EMPTY
     elif found in known:
-        standing = Standing.CURRENT if found == known[-1] else Standing.OLDER
+        status = SchemaStatus.CURRENT if found == known[-1] else SchemaStatus.OLDER
     else:
-        standing = Standing.NEWER if served(connection) in known else Standing.UNSERVED
-    return State(standing, found, known[-1])
+        status = SchemaStatus.NEWER if oldest_compatible(connection) in known else SchemaStatus.UNSERVED
+    return SchemaState(status, found, known[-1])
 
 
-def accept(state: State) -> State:
+def require_compatible(state: SchemaState) -> SchemaState:
     """Return the state if this release can run on it; raises as `check` does."""
-    if state.standing is Standing.UNSERVED:
+    if state.status is SchemaStatus.UNSERVED:
         raise ReleaseOutdated(f"{state.message} {state.fix}")
-    if state.standing in {Standing.EMPTY, Standing.OLDER}:
+    if state.status in {SchemaStatus.EMPTY, SchemaStatus.OLDER}:
         raise DatabaseOutdated(f"{state.message} {state.fix}")
-    if state.standing is Standing.NEWER:
+    if state.status is SchemaStatus.NEWER:
         logger.warning("database_is_newer", extra={"found": state.found, "known": state.needed, "fix": state.fix})
     return state
 
 
-def _found(connection: Connection) -> str | None:
+def _current_revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(_VERSIONS.name):
         return None
     revision: str | None = connection.scalar(select(_VERSIONS.c.version_num))
     return revision
 
 
-def served(connection: Connection) -> str | None:
+def oldest_compatible(connection: Connection) -> str | None:
     """Return the oldest revision whose code can still run on the database, as recorded there."""
     if not inspect(connection).has_table(SchemaInfo.__tablename__):
         return None

@@ -15,7 +15,7 @@ from core.db.models.jobs import BigId, Job
 _OPEN = text("gone_at IS NULL")
 
 
-class Resource(Base):
+class CloudResource(Base):
     """A billed cloud resource, created or held for one attempt of a job."""
 
     __tablename__ = "resources"
@@ -50,9 +50,11 @@ class Resource(Base):
     )
 
 
-def all_open(session: Session) -> list[Resource]:
+def list_open(session: Session) -> list[CloudResource]:
     """Return all resources that are not known to be gone."""
-    return list(session.scalars(select(Resource).where(Resource.gone_at.is_(None)).order_by(Resource.id)))
+    return list(
+        session.scalars(select(CloudResource).where(CloudResource.gone_at.is_(None)).order_by(CloudResource.id))
+    )
 
 
 def billed_seconds(session: Session, jobs: Sequence[Job]) -> dict[str, float]:
@@ -60,17 +62,17 @@ def billed_seconds(session: Session, jobs: Sequence[Job]) -> dict[str, float]:
     if not jobs:
         return {}
     until = select(now()).scalar_subquery()
-    asked = select(Resource.job_id, Resource.billed_at, Resource.deleting_at, Resource.gone_at, until).where(
-        Resource.job_id.in_([job.id for job in jobs])
-    )
+    query = select(
+        CloudResource.job_id, CloudResource.billed_at, CloudResource.deleting_at, CloudResource.gone_at, until
+    ).where(CloudResource.job_id.in_([job.id for job in jobs]))
     seconds: dict[str, float] = {}
-    for job_id, billed_at, deleting_at, gone_at, current in session.execute(asked):
-        lasted = 0.0 if billed_at is None else ((deleting_at or gone_at or current) - billed_at).total_seconds()
-        seconds[job_id] = seconds.get(job_id, 0.0) + max(0.0, lasted)
+    for job_id, billed_at, deleting_at, gone_at, current in session.execute(query):
+        duration = 0.0 if billed_at is None else ((deleting_at or gone_at or current) - billed_at).total_seconds()
+        seconds[job_id] = seconds.get(job_id, 0.0) + max(0.0, duration)
     return seconds
 
 
-def billed(resource: Resource, current: datetime) -> float:
+def resource_billed_seconds(resource: CloudResource, current: datetime) -> float:
     """Return the seconds for which a resource has been billed by now."""
     if resource.billed_at is None:
         return 0.0

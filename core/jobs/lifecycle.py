@@ -21,23 +21,32 @@ from core.db.models.credentials import GitLogin
 from core.db.models.jobs import Job, Project
 from core.errors import IdempotencyMismatch, JobNotFound
 from core.ids import new_id
-from core.jobs.reasons import NOT_THE_USERS, REASONS, Reason
-from core.jobs.scheduling.allocations import any_ports, want_ports
+from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
+from core.jobs.scheduling.allocations import count_dynamic_ports, request_ports
 from core.jobs.spec.job_spec import JobSpec, check_tags
 from core.jobs.states import OWNED, JobState
-from core.jobs.transitions import all_rows, guarded, insert_once, move, moved_by, note_attempt, record, ring
+from core.jobs.transitions import (
+    add_event,
+    apply_update,
+    enqueue_wake,
+    guarded_update,
+    insert_ignore,
+    returning_all,
+    transition,
+    update_attempt,
+)
 
 RETRY_FIRST_SECONDS = 5
-RETRY_LONGEST_SECONDS = 600
+RETRY_MAX_SECONDS = 600
 MAX_MACHINE_FAULTS = 3
 """After so many machine faults the job itself is a likely cause."""
 _PROJECT = select(Project).where(Project.name == bindparam("name"))
 _FINISHING = frozenset({JobState.FINISHING})
-_COUNTING = frozenset({"pulling", "building", "pushing"})
+_PHASES_WITH_PROGRESS = frozenset({"pulling", "building", "pushing"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class NewJob:
     """The data of a new job."""
 
     spec: JobSpec
@@ -54,16 +63,16 @@ class Submission:
 
 
 @cache
-def _new_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
-    return insert_once(dialect, Job).values(created_at=now()).returning(Job)
+def _insert_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
+    return insert_ignore(dialect, Job).values(created_at=now()).returning(Job)
 
 
-def ensure_project(session: Session, name: str) -> tuple[Project, bool]:
+def get_or_create_project(session: Session, name: str) -> tuple[Project, bool]:
     """Return the project of this name, created if missing, and whether it was created now."""
     existing = session.scalar(_PROJECT, {"name": name})
     if existing is not None:
         return existing, False
-    statement = insert_once(session.get_bind().dialect.name, Project)
+    statement = insert_ignore(session.get_bind().dialect.name, Project)
     values = {"id": new_id("pr"), "name": name, "created_at": now()}
     made = session.scalars(statement.values(values).returning(Project)).one_or_none()
     if made is not None:
@@ -71,38 +80,38 @@ def ensure_project(session: Session, name: str) -> tuple[Project, bool]:
     return session.scalars(select(Project).where(Project.name == name)).one(), False
 
 
-def _row(submission: Submission) -> dict[str, Any]:
+def _initial_values(new_job: NewJob) -> dict[str, Any]:
     """Build the initial values of a new job's row."""
-    spec = submission.spec
+    spec = new_job.spec
     return {
         "id": new_id("j"),
-        "project_id": submission.project.id,
-        "submitted_by": submission.submitted_by,
-        "parent_id": submission.parent_id,
-        "idempotency_key": submission.idempotency_key,
-        "request_sha256": submission.request_sha256,
-        "request_id": submission.request_id,
-        "trace_parent": submission.trace_parent,
+        "project_id": new_job.project.id,
+        "submitted_by": new_job.submitted_by,
+        "parent_id": new_job.parent_id,
+        "idempotency_key": new_job.idempotency_key,
+        "request_sha256": new_job.request_sha256,
+        "request_id": new_job.request_id,
+        "trace_parent": new_job.trace_parent,
         "spec_json": spec.to_json(),
         "name": spec.name,
-        "machine_type": submission.machine.name,
-        "backend": submission.backend,
-        "simulated": submission.backend != submission.machine.backend,
-        "price_per_hour": submission.machine.price_per_hour,
+        "machine_type": new_job.machine.name,
+        "backend": new_job.backend,
+        "simulated": new_job.backend != new_job.machine.backend,
+        "price_per_hour": new_job.machine.price_per_hour,
         "priority": spec.priority,
         "max_attempts": spec.max_attempts,
-        "gpus": submission.machine.gpus,
+        "gpus": new_job.machine.gpus,
         "cpus": spec.cpus,
         "memory_mb": spec.memory_mb,
-        "image": submission.image,
-        "dynamic_ports": any_ports(spec),
+        "image": new_job.image,
+        "dynamic_ports": count_dynamic_ports(spec),
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
     }
 
 
-def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
+def submit(session: Session, new_job: NewJob) -> tuple[Job, bool]:
     """Create a job: its row, its first event and its outbox message, in one transaction.
 
     Returns:
@@ -111,22 +120,20 @@ def submit(session: Session, submission: Submission) -> tuple[Job, bool]:
     Raises:
         IdempotencyMismatch: The key was used with another request.
     """
-    new = _new_job(session.get_bind().dialect.name)
-    job: Job | None = session.scalars(new, _row(submission)).one_or_none()
+    new = _insert_job(session.get_bind().dialect.name)
+    job: Job | None = session.scalars(new, _initial_values(new_job)).one_or_none()
     if job is None:
-        return _submitted_before(session, submission), False
-    want_ports(session, job)
-    record(session, job, "submitted", to_state=JobState.QUEUED)
-    ring(session, job)
+        return _find_by_idempotency_key(session, new_job), False
+    request_ports(session, job)
+    add_event(session, job, "submitted", to_state=JobState.QUEUED)
+    enqueue_wake(session, job)
     return job, True
 
 
-def _submitted_before(session: Session, submission: Submission) -> Job:
-    query = select(Job).where(
-        Job.submitted_by == submission.submitted_by, Job.idempotency_key == submission.idempotency_key
-    )
+def _find_by_idempotency_key(session: Session, new_job: NewJob) -> Job:
+    query = select(Job).where(Job.submitted_by == new_job.submitted_by, Job.idempotency_key == new_job.idempotency_key)
     job = session.scalars(query).one()
-    if job.request_sha256 != submission.request_sha256:
+    if job.request_sha256 != new_job.request_sha256:
         raise IdempotencyMismatch(
             f"This Idempotency-Key already made job {job.id} from another request. Use a new key for a new job.",
             field="Idempotency-Key",
@@ -163,9 +170,9 @@ def adopt(
         .where(Job.host == host, Job.backend.in_(backends), Job.state.in_(OWNED), gone, Job.id.not_in(held))
         .values(lease=Job.lease + 1, worker=worker, heartbeat_at=now())
     )
-    jobs = all_rows(session, statement)
+    jobs = returning_all(session, statement)
     for job in jobs:
-        record(session, job, "adopted", detail=worker)
+        add_event(session, job, "adopted", detail=worker)
     return jobs
 
 
@@ -175,8 +182,8 @@ def confirm(session: Session, job: Job) -> Job:
     Raises:
         LeaseLost: The job is no longer ours.
     """
-    statement = guarded(job, frozenset({JobState.STARTING})).values(heartbeat_at=now())
-    return moved_by(session, job, statement)
+    statement = guarded_update(job, frozenset({JobState.STARTING})).values(heartbeat_at=now())
+    return apply_update(session, job, statement)
 
 
 def set_phase(session: Session, job: Job, phase: str, detail: str | None = None) -> Job:
@@ -185,16 +192,16 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
     Raises:
         LeaseLost: The job is no longer ours.
     """
-    statement = guarded(job, OWNED).values(phase=phase, phase_detail=detail)
-    moved = moved_by(session, job, statement)
+    statement = guarded_update(job, OWNED).values(phase=phase, phase_detail=detail)
+    moved = apply_update(session, job, statement)
     # A phase that reports progress gets one event at its start, not one for each update.
-    counts = phase == job.phase and phase in _COUNTING
+    counts = phase == job.phase and phase in _PHASES_WITH_PROGRESS
     if (phase, detail) != (job.phase, job.phase_detail) and not counts:
-        record(session, moved, "phase", phase=phase, detail=detail)
+        add_event(session, moved, "phase", phase=phase, detail=detail)
     return moved
 
 
-def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
+def mark_running(session: Session, job: Job, handle: dict[str, Any]) -> Job:
     """Record that the command runs: `starting → running`, with the handle by which it is found again.
 
     The image, GPUs and TPU in the handle (`image`, `gpus`, `tpu`) are stored with the attempt.
@@ -203,7 +210,7 @@ def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         LeaseLost: The job is no longer ours.
     """
     source = job.state
-    moved = move(
+    moved = transition(
         session,
         job,
         JobState.RUNNING,
@@ -213,7 +220,7 @@ def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         phase="running",
         phase_detail=None,
     )
-    note_attempt(
+    update_attempt(
         session,
         moved,
         started_at=moved.started_at,
@@ -221,29 +228,31 @@ def started(session: Session, job: Job, handle: dict[str, Any]) -> Job:
         gpus=handle.get("gpus"),
         tpu=handle.get("tpu"),
     )
-    record(session, moved, "started", from_state=source, to_state=moved.state)
+    add_event(session, moved, "started", from_state=source, to_state=moved.state)
     return moved
 
 
-def note_image(session: Session, job: Job, digest: str | None) -> Job:
+def set_image_digest(session: Session, job: Job, digest: str | None) -> Job:
     """Record the image digest of an attempt that only builds an image.
 
     Raises:
         LeaseLost: The job is no longer ours.
     """
-    noted = moved_by(session, job, guarded(job, OWNED).values(image_digest=digest))
-    note_attempt(session, noted, image_digest=digest)
+    noted = apply_update(session, job, guarded_update(job, OWNED).values(image_digest=digest))
+    update_attempt(session, noted, image_digest=digest)
     return noted
 
 
-def ended(session: Session, job: Job, reason: str, *, detail: str | None = None, exit_code: int | None = None) -> Job:
+def mark_finishing(
+    session: Session, job: Job, reason: str, *, detail: str | None = None, exit_code: int | None = None
+) -> Job:
     """Record that the command ended or could not be started: `→ finishing`, with the reason.
 
     Raises:
         LeaseLost: The job is no longer ours.
     """
     source = job.state
-    moved = move(
+    moved = transition(
         session,
         job,
         JobState.FINISHING,
@@ -254,8 +263,8 @@ def ended(session: Session, job: Job, reason: str, *, detail: str | None = None,
         phase="collecting",
         phase_detail=None,
     )
-    note_attempt(session, moved, ended_at=moved.ended_at, exit_code=exit_code, reason=reason, reason_detail=detail)
-    record(session, moved, "ended", from_state=source, to_state=moved.state, reason=reason, detail=detail)
+    update_attempt(session, moved, ended_at=moved.ended_at, exit_code=exit_code, reason=reason, reason_detail=detail)
+    add_event(session, moved, "ended", from_state=source, to_state=moved.state, reason=reason, detail=detail)
     return moved
 
 
@@ -268,15 +277,15 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     source = job.state
     reason = REASONS[job.reason or "internal_error"]
     target = reason.final or JobState.FAILED
-    retry, infrastructure = may_retry(job, reason), reason.fault in NOT_THE_USERS
+    retry, infrastructure = may_retry(job, reason), reason.fault in INFRASTRUCTURE_FAULTS
     if retry or infrastructure:
         # The caller's row may be older than a stop request.
-        stop = _stop_wished(session, job)
+        stop = _stop_requested(session, job)
         if retry and not stop:
             return _retry(session, job, reason, _FINISHING, artifacts_state=artifacts_state)
         if infrastructure and stop:
             target = JobState.CANCELLED  # as requested, though not by the request
-    moved = move(
+    moved = transition(
         session,
         job,
         target,
@@ -287,7 +296,7 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
         phase=None,
         phase_detail=None,
     )
-    record(
+    add_event(
         session,
         moved,
         "finished",
@@ -299,21 +308,21 @@ def finish(session: Session, job: Job, *, artifacts_state: str) -> Job:
     return moved
 
 
-def give_up(session: Session, job: Job, reason: str, detail: str | None = None) -> Job:
+def fail_lost(session: Session, job: Job, reason: str, detail: str | None = None) -> Job:
     """Close or requeue a job whose machine is lost, so that no worker can finish it.
 
     Raises:
         LeaseLost: Another process moved the job meanwhile.
     """
     source = job.state
-    marking = guarded(job, frozenset({job.state})).values(reason=reason, reason_detail=detail, ended_at=now())
-    marked = moved_by(session, job, marking)
-    note_attempt(session, marked, ended_at=marked.ended_at, reason=reason, reason_detail=detail)
+    marking = guarded_update(job, frozenset({job.state})).values(reason=reason, reason_detail=detail, ended_at=now())
+    marked = apply_update(session, job, marking)
+    update_attempt(session, marked, ended_at=marked.ended_at, reason=reason, reason_detail=detail)
     if may_retry(marked, REASONS[reason]):
         return _retry(session, marked, REASONS[reason], frozenset({source}), artifacts_state=marked.artifacts_state)
     target = JobState.CANCELLED if marked.stop_requested_at is not None else JobState.FAILED
-    moved = move(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
-    record(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
+    moved = transition(session, marked, target, lease=Job.lease + 1, finished_at=now(), phase=None, phase_detail=None)
+    add_event(session, moved, "finished", from_state=source, to_state=target, reason=reason, detail=detail)
     return moved
 
 
@@ -325,29 +334,29 @@ def may_retry(job: Job, reason: Reason) -> bool:
     """
     if not reason.retry or job.stop_requested_at is not None:
         return False
-    if reason.fault not in NOT_THE_USERS:
+    if reason.fault not in INFRASTRUCTURE_FAULTS:
         return job.attempt - job.machine_faults < job.max_attempts
-    allowed = job.max_attempts > 1 or job.started_at is None or reason.unbegun
+    allowed = job.max_attempts > 1 or job.started_at is None or reason.never_began
     return allowed and (reason.unlimited or job.machine_faults < MAX_MACHINE_FAULTS)
 
 
-def _stop_wished(session: Session, job: Job) -> bool:
+def _stop_requested(session: Session, job: Job) -> bool:
     """Check for a stop request; locks the row, so that none can arrive before the transition."""
-    wished = select(Job.stop_requested_at).where(Job.id == job.id).with_for_update()
-    return session.scalar(wished) is not None
+    requested = select(Job.stop_requested_at).where(Job.id == job.id).with_for_update()
+    return session.scalar(requested) is not None
 
 
 def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobState], *, artifacts_state: str) -> Job:
     source = job.state
-    pause = min(RETRY_FIRST_SECONDS * 2 ** (job.attempt - 1), RETRY_LONGEST_SECONDS)
+    pause = min(RETRY_FIRST_SECONDS * 2 ** (job.attempt - 1), RETRY_MAX_SECONDS)
     why = job.reason_detail or reason.name.replace("_", " ")
     faults = job.machine_faults
-    if reason.fault in NOT_THE_USERS:
+    if reason.fault in INFRASTRUCTURE_FAULTS:
         faults += 1
         detail = f"attempt {job.attempt} ended ({why}). That was no fault of the job and uses up none of its attempts."
     else:
         detail = f"attempt {job.attempt - faults} of {job.max_attempts} ended ({why})."
-    moved = move(
+    moved = transition(
         session,
         job,
         JobState.QUEUED,
@@ -364,8 +373,8 @@ def _retry(session: Session, job: Job, reason: Reason, sources: frozenset[JobSta
         phase="queued",
         phase_detail=None,
     )
-    record(session, moved, "requeued", from_state=source, to_state=moved.state, reason=job.reason)
-    ring(session, moved)
+    add_event(session, moved, "requeued", from_state=source, to_state=moved.state, reason=job.reason)
+    enqueue_wake(session, moved)
     return moved
 
 
@@ -382,13 +391,13 @@ def request_stop(session: Session, job_id: str) -> Job:
     if job is None:
         raise JobNotFound(job_id)
     if job.state is JobState.QUEUED:
-        return _cancel_waiting(session, job)
+        return _cancel_queued(session, job)
     if job.state not in OWNED or (job.stop_requested_at is not None and not _stops_collecting(job)):
         return job
-    wished = moved_by(session, job, guarded(job, OWNED).values(stop_requested_at=now()))
-    record(session, wished, "stop_requested")
-    ring(session, wished)
-    return wished
+    requested = apply_update(session, job, guarded_update(job, OWNED).values(stop_requested_at=now()))
+    add_event(session, requested, "stop_requested")
+    enqueue_wake(session, requested)
+    return requested
 
 
 def _stops_collecting(job: Job) -> bool:
@@ -397,12 +406,12 @@ def _stops_collecting(job: Job) -> bool:
     return job.state is JobState.FINISHING and before
 
 
-def _cancel_waiting(session: Session, job: Job) -> Job:
+def _cancel_queued(session: Session, job: Job) -> Job:
     over = {"finished_at": now(), "stop_requested_at": now(), "phase": None, "phase_detail": None}
     reason = {"reason": "stopped_by_user", "reason_detail": None}
     waiting = frozenset({JobState.QUEUED})
-    cancelled = move(session, job, JobState.CANCELLED, waiting, lease=Job.lease + 1, **over, **reason)
-    record(
+    cancelled = transition(session, job, JobState.CANCELLED, waiting, lease=Job.lease + 1, **over, **reason)
+    add_event(
         session,
         cancelled,
         "finished",
@@ -422,7 +431,7 @@ def delete(session: Session, job_id: str) -> Job:
     job = request_stop(session, job_id)
     session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))
     session.execute(delete_rows(GitLogin).where(GitLogin.job_id == job_id))
-    record(session, job, "deleted")
+    add_event(session, job, "deleted")
     return job
 
 
@@ -442,7 +451,7 @@ def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
     return job
 
 
-def mark_emptied(session: Session, job_id: str) -> None:
+def mark_outputs_removed(session: Session, job_id: str) -> None:
     """Mark the logs and artifacts of a deleted job as removed."""
     gone = {"logs_removed_at": now(), "artifacts_removed_at": now()}
     session.execute(update(Job).where(Job.id == job_id).values(artifacts_state="removed", **gone))

@@ -8,12 +8,12 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, RepairCount
 from core.jobs.states import OWNED, JobState
-from core.jobs.transitions import insert_once, ring
+from core.jobs.transitions import enqueue_wake, insert_ignore
 
 
-def take_turn(session: Session, name: str, holder: str, seconds: float) -> bool:
+def try_become_leader(session: Session, name: str, holder: str, seconds: float) -> bool:
     """Take or renew the lease on a task for `seconds`; False if another holder has it."""
-    first = insert_once(session.get_bind().dialect.name, LeaderLease)
+    first = insert_ignore(session.get_bind().dialect.name, LeaderLease)
     session.execute(first.values(name=name, holder=holder, until=now()))
     mine = (
         update(LeaderLease)
@@ -24,17 +24,17 @@ def take_turn(session: Session, name: str, holder: str, seconds: float) -> bool:
     return session.scalar(mine, execution_options={"synchronize_session": False}) is not None
 
 
-def note(session: Session, worker: str, repaired: Mapping[str, int]) -> None:
+def count_repairs(session: Session, worker: str, repaired: Mapping[str, int]) -> None:
     """Add to the count of each kind of repair."""
     for kind, number in repaired.items():
         if number:
-            first = insert_once(session.get_bind().dialect.name, RepairCount)
+            first = insert_ignore(session.get_bind().dialect.name, RepairCount)
             session.execute(first.values(kind=kind, total=0, last_at=now(), last_worker=worker))
             counted = update(RepairCount).where(RepairCount.kind == kind)
             session.execute(counted.values(total=RepairCount.total + number, last_at=now(), last_worker=worker))
 
 
-def ring_again(session: Session, *, seconds: float) -> int:
+def renotify_overdue(session: Session, *, seconds: float) -> int:
     """Add a wake message for each machine type with a job due for longer than `seconds`, if none are unsent.
 
     The first message may have been lost with the broker. If no machine is free, another one does no harm.
@@ -48,11 +48,11 @@ def ring_again(session: Session, *, seconds: float) -> int:
     unsent = exists().where(Outbox.kind == "ring")
     jobs = list(session.scalars(select(Job).where(Job.seq.in_(late), ~unsent)))
     for job in jobs:
-        ring(session, job)
+        enqueue_wake(session, job)
     return len(jobs)
 
 
-def free_gpus(session: Session) -> int:
+def release_orphaned_gpus(session: Session) -> int:
     """Free the GPUs of jobs that no worker holds; transitions free them, so there are some only after a failure."""
     held = exists().where(Job.id == GpuAllocation.job_id, Job.attempt == GpuAllocation.attempt, Job.state.in_(OWNED))
     freed = delete(GpuAllocation).where(~held).returning(GpuAllocation.gpu)

@@ -12,16 +12,16 @@ from sqlalchemy.orm import Session
 
 from core.db.database import Database
 from core.db.models.jobs import Event, Job, Metric
-from core.jobs.transitions import insert_once, record
+from core.jobs.transitions import add_event, insert_ignore
 
 EVENT = "metrics"
 """Kind of the event that records that metric values were dropped."""
 MAX_SERIES = 1000
 """Most series in one response."""
-_LEAST_ROWS = 500
+_MIN_ROWS = 500
 _SAMPLES = 16
-_FETCHED = 500
-_REMOVED = 5000
+_FETCH_SIZE = 500
+_DELETE_BATCH = 5000
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Series:
     """(step, unix time in seconds, value; None: it was not finite)"""
 
 
-class Extent(NamedTuple):
+class RowCount(NamedTuple):
     """Number of metric rows of an attempt from one source, and the offset of the last one."""
 
     source: str
@@ -44,7 +44,7 @@ class Extent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredSummary:
     """Summary of the stored metrics that a job wrote itself.
 
     Attributes:
@@ -61,27 +61,27 @@ class Stored:
 def add(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     """Store rows of metrics; rows that exist already (a repeat after a crash) are left as they are."""
     if rows:
-        session.execute(insert_once(session.get_bind().dialect.name, Metric), rows)
+        session.execute(insert_ignore(session.get_bind().dialect.name, Metric), rows)
 
 
-def limited(session: Session, job: Job, reason: str, detail: str) -> None:
+def record_limit(session: Session, job: Job, reason: str, detail: str) -> None:
     """Record once in the job's events that values are dropped, and by which limit."""
     said = select(Event.id).where(Event.job_id == job.id, Event.kind == EVENT, Event.reason == reason)
     if session.scalar(said.limit(1)) is None:
-        record(session, job, EVENT, reason=reason, detail=detail)
+        add_event(session, job, EVENT, reason=reason, detail=detail)
 
 
-def left_out(session: Session, job_id: str) -> list[str]:
-    """Return the sentences that `limited` recorded."""
+def limit_messages(session: Session, job_id: str) -> list[str]:
+    """Return the sentences that `record_limit` recorded."""
     query = select(Event.detail).where(Event.job_id == job_id, Event.kind == EVENT).order_by(Event.id)
     return [detail for detail in session.scalars(query) if detail]
 
 
-def stored(session: Session, job_id: str, attempt: int) -> Stored:
+def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSummary:
     """Summarize the stored metrics that a job wrote itself."""
-    found = Stored()
+    found = StoredSummary()
     query = select(Metric.attempt, Metric.offset, Metric.values).where(Metric.job_id == job_id, Metric.source == "job")
-    for number, offset, values in session.execute(query.execution_options(yield_per=_FETCHED)):
+    for number, offset, values in session.execute(query.execution_options(yield_per=_FETCH_SIZE)):
         found.values += len(values)
         found.names.update(values)
         if number == attempt:
@@ -89,7 +89,7 @@ def stored(session: Session, job_id: str, attempt: int) -> Stored:
     return found
 
 
-def extents(session: Session, job_id: str) -> list[Extent]:
+def count_rows(session: Session, job_id: str) -> list[RowCount]:
     """Count the rows by source and attempt, from the primary key's index alone."""
     query = (
         select(Metric.source, Metric.attempt, func.count(), func.max(Metric.offset))
@@ -97,12 +97,12 @@ def extents(session: Session, job_id: str) -> list[Extent]:
         .group_by(Metric.source, Metric.attempt)
         .order_by(Metric.source, Metric.attempt)
     )
-    return [Extent(*row) for row in session.execute(query)]
+    return [RowCount(*row) for row in session.execute(query)]
 
 
 def read(
-    session: Session, job_id: str, found: Iterable[Extent], *, most_values: int, name: str | None = None
-) -> "Columns":
+    session: Session, job_id: str, found: Iterable[RowCount], *, most_values: int, name: str | None = None
+) -> "SeriesColumns":
     """Read a job's metrics as series, each in the order in which it was written.
 
     Samples evenly spaced rows when there are too many; always includes the last.
@@ -110,22 +110,22 @@ def read(
     Args:
         session: Reads.
         job_id: The job.
-        found: Its `extents`.
+        found: Its `count_rows`.
         most_values: Approximate limit of values read per source.
         name: Only this metric.
     """
     rows: dict[str, int] = {}
     for extent in found:
         rows[extent.source] = rows.get(extent.source, 0) + extent.rows
-    columns = Columns()
+    columns = SeriesColumns()
     for source, count in rows.items():
         stride = _stride(session, job_id, source, count, most_values)
-        for step, at, values in _chosen(session, job_id, source, count, stride):
-            columns.add(source, step, at.timestamp(), values if name is None else _only(values, name))
+        for step, at, values in _sampled_rows(session, job_id, source, count, stride):
+            columns.add(source, step, at.timestamp(), values if name is None else _value_of(values, name))
     return columns
 
 
-class Columns:
+class SeriesColumns:
     """Series stored by column: a value takes about 16 bytes, a point in a list 130.
 
     Iteration builds the points of one series at a time.
@@ -165,25 +165,25 @@ class Columns:
         return self._steps[place], self._times[place], None if math.isnan(value) else value
 
 
-def _only(values: dict[str, float | None], name: str) -> dict[str, float | None]:
+def _value_of(values: dict[str, float | None], name: str) -> dict[str, float | None]:
     return {name: values[name]} if name in values else {}
 
 
 def _stride(session: Session, job_id: str, source: str, rows: int, most_values: int) -> int:
     """Return the sampling stride for about `most_values` values; the values per row are estimated from a few rows."""
-    if rows <= _LEAST_ROWS:
+    if rows <= _MIN_ROWS:
         return 1
-    sampled = _chosen(session, job_id, source, rows, max(1, rows // _SAMPLES))
+    sampled = _sampled_rows(session, job_id, source, rows, max(1, rows // _SAMPLES))
     width = max(len(values) for *_, values in sampled)
-    return max(1, -(-rows // max(_LEAST_ROWS, most_values // max(1, width))))
+    return max(1, -(-rows // max(_MIN_ROWS, most_values // max(1, width))))
 
 
-def _chosen(session: Session, job_id: str, source: str, rows: int, stride: int) -> Iterator[Any]:
+def _sampled_rows(session: Session, job_id: str, source: str, rows: int, stride: int) -> Iterator[Any]:
     """Yield every `stride`-th row of a source as (step, at, values), in order; always the first and the last."""
     owned = (Metric.job_id == job_id, Metric.source == source)
     query = select(Metric.step, Metric.at, Metric.values).where(*owned).order_by(Metric.attempt, Metric.offset)
     if stride == 1:
-        yield from session.execute(query.execution_options(yield_per=_FETCHED))
+        yield from session.execute(query.execution_options(yield_per=_FETCH_SIZE))
         return
     # Row numbers come from the key's index alone, so other rows are not read. No join: without statistics
     # PostgreSQL compares each chosen key with each row.
@@ -193,15 +193,15 @@ def _chosen(session: Session, job_id: str, source: str, rows: int, stride: int) 
     found = session.execute(chosen.order_by(keys.c.attempt, keys.c.offset)).all()
     for attempt, of_attempt in groupby(found, key=lambda key: key.attempt):
         offsets = [key.offset for key in of_attempt]
-        for start in range(0, len(offsets), _FETCHED):
-            some = Metric.offset.in_(offsets[start : start + _FETCHED])
+        for start in range(0, len(offsets), _FETCH_SIZE):
+            some = Metric.offset.in_(offsets[start : start + _FETCH_SIZE])
             yield from session.execute(query.where(Metric.attempt == attempt, some))
 
 
 def remove(database: Database, job_id: str) -> None:
     """Delete a job's metrics in batches."""
     key = tuple_(Metric.attempt, Metric.source, Metric.offset)
-    some = select(Metric.attempt, Metric.source, Metric.offset).where(Metric.job_id == job_id).limit(_REMOVED)
+    some = select(Metric.attempt, Metric.source, Metric.offset).where(Metric.job_id == job_id).limit(_DELETE_BATCH)
     statement = delete(Metric).where(Metric.job_id == job_id, key.in_(some))
     while True:
         with database.write() as session:

@@ -15,12 +15,12 @@ from core.jobs import lifecycle, queries
 from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import OWNED, JobState
 from core.settings.retention import MAX_DAYS
-from core.storage.retention import FOR_GOOD
+from core.storage.retention import FOREVER
 
 MAX_RUNNING = 1_000_000
 MAX_STORED_MB = 2**31 - 1
 _MAX_URL = 2000
-_GONE = "\x7f"
+_DELETED_MARK = "\x7f"
 """First character of a deleted project's name; labels cannot contain it."""
 _RUNNING = tuple(OWNED)
 _DAYS = "days (null: for good)"
@@ -33,14 +33,14 @@ _RANGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class ActiveCounts:
     """Numbers of a project's jobs that run (or are being set up or finished), and that wait."""
 
     running: int = 0
     queued: int = 0
 
 
-def change(session: Session, project_id: str, asked: Mapping[str, int | Literal["default"] | None]) -> Project:
+def update_limits(session: Session, project_id: str, asked: Mapping[str, int | Literal["default"] | None]) -> Project:
     """Set limits and policies of a project.
 
     Args:
@@ -59,24 +59,24 @@ def change(session: Session, project_id: str, asked: Mapping[str, int | Literal[
         name, most, unit = _RANGES[column]
         if isinstance(value, int) and not 1 <= value <= most:
             raise SpecInvalid(f"{value} is out of range: 1 to {most:,} {unit}.", field=name)
-        setattr(project, column, value if column == "max_running" else _own(value))
+        setattr(project, column, value if column == "max_running" else _stored_limit(value))
     session.flush()
     return project
 
 
-def _own(asked: int | str | None) -> int | None:
+def _stored_limit(asked: int | str | None) -> int | None:
     """Convert a limit for the database, where NULL means the service's default and FOR_GOOD means no limit."""
     if asked is None:
-        return FOR_GOOD
+        return FOREVER
     return None if asked == "default" else int(asked)
 
 
-def known_id(session: Session, name: str) -> str | None:
+def find_id(session: Session, name: str) -> str | None:
     """Return the id of the project of this name; None if there is none."""
     return session.scalar(select(Project.id).where(Project.name == name))
 
 
-def describe(session: Session, project_id: str, *, repo_name: str | None, repo_url: str | None) -> Project:
+def set_repository(session: Session, project_id: str, *, repo_name: str | None, repo_url: str | None) -> Project:
     """Set the repository of a project's code; None leaves a value as it is.
 
     Raises:
@@ -120,7 +120,7 @@ def delete(session: Session, project_id: str) -> None:
     """
     project = queries.project(session, project_id)
     session.refresh(project, with_for_update=True)
-    going = live(session, project_id).get(project_id, Live())
+    going = active_counts(session, project_id).get(project_id, ActiveCounts())
     if going.running or going.queued:
         raise SpecInvalid(
             f"{going.running + going.queued} jobs of this project are not over. Stop them, then delete it.",
@@ -129,12 +129,12 @@ def delete(session: Session, project_id: str) -> None:
     jobs = select(Job.id).where(Job.project_id == project_id, Job.deleted_at.is_(None))
     for job_id in session.scalars(jobs).all():
         lifecycle.delete(session, job_id)
-    project.name = f"{_GONE}{project.id}"
+    project.name = f"{_DELETED_MARK}{project.id}"
     project.deleted_at = session.scalar(select(now()))
     session.flush()
 
 
-def live(session: Session, project_id: str | None = None) -> dict[str, Live]:
+def active_counts(session: Session, project_id: str | None = None) -> dict[str, ActiveCounts]:
     """Count running and waiting jobs by project id; projects without any are left out. Does not read ended jobs."""
     query = select(Job.project_id, Job.state, func.count()).where(Job.state.in_([*_RUNNING, JobState.QUEUED]))
     if project_id is not None:
@@ -142,4 +142,4 @@ def live(session: Session, project_id: str | None = None) -> dict[str, Live]:
     counts: dict[str, Counter[bool]] = {}
     for found, state, number in session.execute(query.group_by(Job.project_id, Job.state)):
         counts.setdefault(found, Counter())[state is JobState.QUEUED] += number
-    return {found: Live(running=count[False], queued=count[True]) for found, count in counts.items()}
+    return {found: ActiveCounts(running=count[False], queued=count[True]) for found, count in counts.items()}

@@ -12,8 +12,8 @@ from core.db.models.jobs import Attempt, Event, Job, Project, Worker
 from core.errors import CursorInvalid, JobNotFound, ProjectNotFound
 from core.jobs.states import OWNED, JobState
 
-WORKER_SILENT_SECONDS = 60
-_OF_SPEC = ("container", "command", "workspace")
+WORKER_STALE_SECONDS = 60
+_SPEC_FIELDS = ("container", "command", "workspace")
 """Filter fields that are stored only in the spec's JSON."""
 
 
@@ -40,11 +40,11 @@ class JobFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class JobPage:
     """One page of jobs, newest first, and the cursor of the next page, if there is one."""
 
     jobs: list[Job]
-    following: str | None
+    next_cursor: str | None
 
 
 def get(session: Session, job_id: str) -> Job:
@@ -59,12 +59,12 @@ def get(session: Session, job_id: str) -> Job:
     return job
 
 
-def row(session: Session, job_id: str) -> Job | None:
+def get_row(session: Session, job_id: str) -> Job | None:
     """Return the job's row, even of a deleted job; None if there is none."""
     return session.scalar(select(Job).where(Job.id == job_id))
 
 
-def belongs_elsewhere(session: Session, job_id: str, attempt: int, host: str, *, seconds: float) -> bool:
+def runs_on_other_host(session: Session, job_id: str, attempt: int, host: str, *, seconds: float) -> bool:
     """Check whether the attempt ran on another host, with a worker's heartbeat within `seconds`."""
     on_living_host = (
         select(Attempt.job_id)
@@ -79,23 +79,23 @@ def belongs_elsewhere(session: Session, job_id: str, attempt: int, host: str, *,
     return session.scalar(on_living_host.limit(1)) is not None
 
 
-def page(session: Session, wanted: JobFilter, *, limit: int, after: str | None = None) -> Page:
+def page(session: Session, wanted: JobFilter, *, limit: int, after: str | None = None) -> JobPage:
     """Return one page of jobs, newest first.
 
     Raises:
         CursorInvalid: `after` is not a cursor that an earlier page gave.
     """
-    query = _narrowed(select(Job).where(Job.deleted_at.is_(None)), wanted)
+    query = _filtered(select(Job).where(Job.deleted_at.is_(None)), wanted)
     if wanted.tags:
-        query = query.where(_tagged(session, wanted.tags))
+        query = query.where(_has_any_tag(session, wanted.tags))
     if after is not None:
-        query = query.where(Job.seq < _cursor(after))
+        query = query.where(Job.seq < _parse_cursor(after))
     jobs = list(session.scalars(query.order_by(Job.seq.desc()).limit(limit + 1)))
     following = str(jobs[limit - 1].seq) if len(jobs) > limit else None
-    return Page(jobs[:limit], following)
+    return JobPage(jobs[:limit], following)
 
 
-def _narrowed(query: Select[Job], wanted: JobFilter) -> Select[Job]:
+def _filtered(query: Select[Job], wanted: JobFilter) -> Select[Job]:
     if wanted.states:
         query = query.where(Job.state.in_(wanted.states))
     if wanted.reasons:
@@ -114,11 +114,11 @@ def _narrowed(query: Select[Job], wanted: JobFilter) -> Select[Job]:
         query = query.where(Job.machine_type == wanted.machine_type)
     if wanted.name:
         query = query.where(Job.name == wanted.name)
-    asked = {name: value for name in _OF_SPEC if (value := getattr(wanted, name))}
+    asked = {name: value for name in _SPEC_FIELDS if (value := getattr(wanted, name))}
     return query.where(*(Job.spec_text(name) == value for name, value in asked.items()))
 
 
-def _tagged(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
+def _has_any_tag(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
     """Build the condition that a job has one of these tags; the databases unnest JSON differently."""
     if session.get_bind().dialect.name == "postgresql":
         rows = func.json_array_elements_text(Job.spec_json["tags"]).table_valued("value")
@@ -127,7 +127,7 @@ def _tagged(session: Session, tags: Sequence[str]) -> ColumnElement[bool]:
     return exists(select(literal(1)).select_from(rows).where(rows.c.value.in_(tags)))
 
 
-def _cursor(after: str) -> int:
+def _parse_cursor(after: str) -> int:
     if not after.isascii() or not after.isdigit() or len(after) > 18:  # noqa: PLR2004 - digits of a 63-bit number
         raise CursorInvalid("Not a page's cursor: take `next` from the page before, as it is.", field="after")
     return int(after)
@@ -148,7 +148,7 @@ def attempt(session: Session, job_id: str, number: int) -> Attempt | None:
     return session.get(Attempt, (job_id, number))
 
 
-def present_attempts(session: Session, jobs: Iterable[Job]) -> dict[str, Attempt]:
+def current_attempts(session: Session, jobs: Iterable[Job]) -> dict[str, Attempt]:
     """Return the current attempts of some jobs, by job id; jobs without an attempt are left out."""
     keys = [(job.id, job.attempt) for job in jobs if job.attempt]
     if not keys:
@@ -212,7 +212,7 @@ def project_names(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
     return {row.id: row.name for row in rows}
 
 
-def silent(session: Session, seconds: float) -> list[Job]:
+def stale_jobs(session: Session, seconds: float) -> list[Job]:
     """Return jobs that a worker holds without a heartbeat for longer than `seconds`, longest first."""
     quiet = select(Job).where(Job.state.in_(OWNED), Job.heartbeat_at < now(-seconds))
     return list(session.scalars(quiet.order_by(Job.heartbeat_at)))
@@ -224,7 +224,7 @@ def held_attempts(session: Session) -> set[tuple[str, int]]:
     return {(row.id, row.attempt) for row in rows}
 
 
-def kept_bytes(session: Session, *, days: float) -> int:
+def stored_bytes(session: Session, *, days: float) -> int:
     """Sum the bytes of logs and artifacts kept of attempts that ended within `days`. Reads all attempts."""
     kept = func.coalesce(Attempt.log_bytes, 0) + func.coalesce(Attempt.artifact_bytes, 0)
     lately = Attempt.ended_at >= now(-days * 86400)

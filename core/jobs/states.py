@@ -21,7 +21,7 @@ class JobState(StrEnum):
 
 S = JobState
 
-MOVES: dict[JobState, frozenset[JobState]] = {
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.QUEUED: frozenset({S.STARTING, S.CANCELLED}),
     S.STARTING: frozenset({S.RUNNING, S.FINISHING, S.QUEUED, S.FAILED, S.CANCELLED}),
     S.RUNNING: frozenset({S.FINISHING, S.QUEUED, S.FAILED, S.CANCELLED}),
@@ -33,11 +33,11 @@ MOVES: dict[JobState, frozenset[JobState]] = {
 """The legal transitions."""
 
 SOURCES: dict[JobState, frozenset[JobState]] = {
-    target: frozenset(source for source, targets in MOVES.items() if target in targets) for target in JobState
+    target: frozenset(source for source, targets in TRANSITIONS.items() if target in targets) for target in JobState
 }
-"""The reverse of MOVES: states from which a job may enter the key. Guards the SQL updates."""
+"""The reverse of TRANSITIONS: states from which a job may enter the key. Guards the SQL updates."""
 
-TERMINAL = frozenset(state for state, targets in MOVES.items() if not targets)
+TERMINAL = frozenset(state for state, targets in TRANSITIONS.items() if not targets)
 """Final states."""
 
 OWNED = frozenset({S.STARTING, S.RUNNING, S.FINISHING})

@@ -21,20 +21,20 @@ def limit_mb(project: Project, usual_mb: int) -> int:
     return usual_mb if project.max_stored_mb is None else project.max_stored_mb
 
 
-def left_bytes(session: Session, project: Project, usual_mb: int) -> int | None:
+def remaining_bytes(session: Session, project: Project, usual_mb: int) -> int | None:
     """Return the bytes that may still be stored for a project, at least 0; None: no limit."""
     limit = limit_mb(project, usual_mb) * MIB
-    return max(0, limit - _kept(session, project)) if limit else None
+    return max(0, limit - _stored_bytes(session, project)) if limit else None
 
 
-def require_room(session: Session, project: Project, usual_mb: int) -> None:
+def check_quota(session: Session, project: Project, usual_mb: int) -> None:
     """Check that a project's storage quota allows another job.
 
     Raises:
         StorageFull: The quota is used up.
     """
     limit = limit_mb(project, usual_mb)
-    kept = _kept(session, project) if limit else 0
+    kept = _stored_bytes(session, project) if limit else 0
     if limit and kept >= limit * MIB:
         raise StorageFull(
             f"What is kept of the jobs of project {project.name!r} takes {kept // MIB:,} MiB, and it may take "
@@ -44,7 +44,7 @@ def require_room(session: Session, project: Project, usual_mb: int) -> None:
         )
 
 
-def _kept(session: Session, project: Project) -> int:
+def _stored_bytes(session: Session, project: Project) -> int:
     of_project = select(func.sum(func.coalesce(_LOGS, 0) + func.coalesce(_ARTIFACTS, 0)))
     joined = of_project.join_from(Attempt, Job, Attempt.job_id == Job.id).where(Job.project_id == project.id)
     return int(session.scalar(joined) or 0)

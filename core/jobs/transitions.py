@@ -9,71 +9,71 @@ from sqlalchemy.orm import Session
 from core.db.database import Base, now
 from core.db.models.jobs import Attempt, Event, Job, Outbox
 from core.errors import LeaseLost
-from core.jobs.scheduling.allocations import let_go
+from core.jobs.scheduling.allocations import release
 from core.jobs.states import OWNED, SOURCES, JobState
 
 # Core inserts, not ORM: nothing needs to be read back, and these run at every transition.
-_NEW_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=now())
-_NEW_MESSAGE = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=now())
+_INSERT_EVENT = insert(Base.metadata.tables[Event.__tablename__]).values(at=now())
+_INSERT_OUTBOX = insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=now())
 
 
-def insert_once(dialect: str, table: type[Any]) -> Any:  # noqa: ANN401 - the two dialects share no class
+def insert_ignore(dialect: str, table: type[Any]) -> Any:  # noqa: ANN401 - the two dialects share no class
     """Build `INSERT … ON CONFLICT DO NOTHING` for the database's dialect."""
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     return statement.on_conflict_do_nothing()
 
 
-def guarded(job: Job, sources: frozenset[JobState]) -> Update:
+def guarded_update(job: Job, sources: frozenset[JobState]) -> Update:
     """Build an update of the job under its lease, in one of these states."""
     return update(Job).where(Job.id == job.id, Job.lease == job.lease, Job.state.in_(sources))
 
 
-def move(
+def transition(
     session: Session,
     job: Job,
     target: JobState,
     sources: frozenset[JobState] = OWNED,
     **values: Any,  # noqa: ANN401 - column values
 ) -> Job:
-    """Change the state from the one that the caller knows, if it is in `sources` and MOVES allows it."""
+    """Change the state from the one that the caller knows, if it is in `sources` and TRANSITIONS allows it."""
     legal = sources & SOURCES[target] & {job.state}
-    moved = moved_by(session, job, guarded(job, legal).values(state=target, **values))
+    updated = apply_update(session, job, guarded_update(job, legal).values(state=target, **values))
     if target not in OWNED:
-        let_go(session, moved)
-    return moved
+        release(session, updated)
+    return updated
 
 
-def moved_by(session: Session, job: Job, statement: Update) -> Job:
+def apply_update(session: Session, job: Job, statement: Update) -> Job:
     """Execute a guarded statement and return the updated row.
 
     Raises:
         LeaseLost: No row came back: another process moved the job.
     """
-    moved = one_row(session, statement)
-    if moved is None:
+    updated = returning_one(session, statement)
+    if updated is None:
         raise LeaseLost(f"Job {job.id} is no longer held under lease {job.lease}.")
-    return moved
+    return updated
 
 
-def one_row(session: Session, statement: Update, params: dict[str, Any] | None = None) -> Job | None:
+def returning_one(session: Session, statement: Update, params: dict[str, Any] | None = None) -> Job | None:
     """Execute a statement and return the row that it changed, or None."""
-    rows = all_rows(session, statement, params)
+    rows = returning_all(session, statement, params)
     return rows[0] if rows else None
 
 
-def all_rows(session: Session, statement: Update, params: dict[str, Any] | None = None) -> list[Job]:
+def returning_all(session: Session, statement: Update, params: dict[str, Any] | None = None) -> list[Job]:
     """Execute a statement and return the rows that it changed."""
     # The returned rows replace the session's stale copies.
     options = {"synchronize_session": False, "populate_existing": True}
     return list(session.scalars(statement.returning(Job), params, execution_options=options))
 
 
-def note_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
+def update_attempt(session: Session, job: Job, **values: Any) -> None:  # noqa: ANN401 - column values
     """Update the row of the job's current attempt."""
     session.execute(update(Attempt).where(Attempt.job_id == job.id, Attempt.attempt == job.attempt).values(**values))
 
 
-def note_sizes(session: Session, job: Job, *, log_bytes: int | None, artifact_bytes: int | None) -> None:
+def set_output_sizes(session: Session, job: Job, *, log_bytes: int | None, artifact_bytes: int | None) -> None:
     """Record the output sizes of the job's current attempt, in the transaction that closes it.
 
     Args:
@@ -85,10 +85,10 @@ def note_sizes(session: Session, job: Job, *, log_bytes: int | None, artifact_by
     if log_bytes is not None and job.attempt > 1:
         earlier = select(func.sum(Attempt.log_bytes)).where(Attempt.job_id == job.id, Attempt.attempt < job.attempt)
         log_bytes = max(0, log_bytes - int(session.scalar(earlier) or 0))
-    note_attempt(session, job, log_bytes=log_bytes, artifact_bytes=artifact_bytes)
+    update_attempt(session, job, log_bytes=log_bytes, artifact_bytes=artifact_bytes)
 
 
-def record(  # noqa: PLR0913 - the columns of one event
+def add_event(  # noqa: PLR0913 - the columns of one event
     session: Session,
     job: Job,
     kind: str,
@@ -101,7 +101,7 @@ def record(  # noqa: PLR0913 - the columns of one event
 ) -> None:
     """Add an event of the job."""
     session.execute(
-        _NEW_EVENT,
+        _INSERT_EVENT,
         {
             "job_id": job.id,
             "kind": kind,
@@ -116,6 +116,6 @@ def record(  # noqa: PLR0913 - the columns of one event
     )
 
 
-def ring(session: Session, job: Job) -> None:
+def enqueue_wake(session: Session, job: Job) -> None:
     """Add a wake message to the outbox."""
-    session.execute(_NEW_MESSAGE, {"kind": "ring", "job_id": job.id})
+    session.execute(_INSERT_OUTBOX, {"kind": "ring", "job_id": job.id})

@@ -18,14 +18,14 @@ from core.monitoring.snapshot import Pool
 
 SETTLED_SECONDS = 60
 """After this time no transaction with a lower event id is still open: statements end after 15 s."""
-MOST_EVENTS = 100_000
+MAX_EVENTS = 100_000
 """Events read per poll; a reader that is far behind catches up over several polls."""
 
 _CLAIMED, _REQUEUED, _FINISHED = "claimed", "requeued", "finished"
 _NEWEST_EVENT = select(func.coalesce(func.max(Event.id), 0))
-_STRETCH = Event.id.between(bindparam("first"), bindparam("last"))
+_ID_RANGE = Event.id.between(bindparam("first"), bindparam("last"))
 _of_event = (Attempt.job_id == Event.job_id) & (Attempt.attempt == Event.attempt)
-_HAPPENED = (
+_EVENTS = (
     select(
         Event.id,
         Event.kind,
@@ -39,14 +39,14 @@ _HAPPENED = (
     )
     .join(Job, Job.id == Event.job_id)
     .outerjoin(Attempt, _of_event)
-    .where(_STRETCH, Event.kind.in_([_CLAIMED, _REQUEUED, _FINISHED]))
+    .where(_ID_RANGE, Event.kind.in_([_CLAIMED, _REQUEUED, _FINISHED]))
 )
 # Newest first, so that reading ends at the first one that is old enough.
-_SETTLED = select(Event.id).where(_STRETCH, Event.at < now(-SETTLED_SECONDS)).order_by(Event.id.desc()).limit(1)
+_SETTLED = select(Event.id).where(_ID_RANGE, Event.at < now(-SETTLED_SECONDS)).order_by(Event.id.desc()).limit(1)
 
 
 @dataclass(slots=True)
-class Happened:
+class EventTotals:
     """Event counts between two polls.
 
     Attributes:
@@ -62,7 +62,7 @@ class Happened:
     artifact_bytes: int = 0
 
 
-class Following:
+class EventCounter:
     """Counts events since the previous poll; counting starts with the first poll.
 
     Event ids are assigned before their transactions commit, so the newest events are read again until no lower id can
@@ -72,43 +72,43 @@ class Following:
     def __init__(self) -> None:
         self._lock = Lock()
         self._settled: int | None = None
-        self._told: set[int] = set()
+        self._counted: set[int] = set()
 
-    def look(self, session: Session) -> Happened:
+    def poll(self, session: Session) -> EventTotals:
         """Count the events since the last poll."""
         with self._lock:
             if self._settled is None:
-                self._begin(session)
-                return Happened()
-            stretch = {"first": self._settled + 1, "last": self._settled + MOST_EVENTS}
+                self._start_at_newest(session)
+                return EventTotals()
+            id_range = {"first": self._settled + 1, "last": self._settled + MAX_EVENTS}
             # Queried first: below an id that is settled now, no event can appear while the rest is read.
-            settled = session.scalar(_SETTLED, stretch)
-            found = [row for row in session.execute(_HAPPENED, stretch) if row.id not in self._told]
+            settled = session.scalar(_SETTLED, id_range)
+            found = [row for row in session.execute(_EVENTS, id_range) if row.id not in self._counted]
             self._settled = settled or self._settled
-            self._told = {id_ for id_ in self._told | {row.id for row in found} if id_ > self._settled}
-            return _summed(found)
+            self._counted = {id_ for id_ in self._counted | {row.id for row in found} if id_ > self._settled}
+            return _total(found)
 
-    def _begin(self, session: Session) -> None:
+    def _start_at_newest(self, session: Session) -> None:
         """Start counting from the newest event."""
         newest = session.scalar(_NEWEST_EVENT) or 0
         self._settled = session.scalar(_SETTLED, {"first": 0, "last": newest}) or 0
-        stretch = {"first": self._settled + 1, "last": newest}
-        self._told = {row.id for row in session.execute(_HAPPENED, stretch)}
+        id_range = {"first": self._settled + 1, "last": newest}
+        self._counted = {row.id for row in session.execute(_EVENTS, id_range)}
 
 
-def _summed(rows: Iterable[Row[*tuple[Any, ...]]]) -> Happened:
-    happened = Happened()
+def _total(rows: Iterable[Row[*tuple[Any, ...]]]) -> EventTotals:
+    totals = EventTotals()
     for row in rows:
         if row.kind == _CLAIMED:
-            happened.claims += _waited(row)
+            totals.claims += _claim_wait(row)
             continue
         if row.kind == _FINISHED:
-            happened.ended[row.to_state, row.backend, row.machine_type] += 1
-        happened.log_bytes += row.log_bytes or 0
-        happened.artifact_bytes += row.artifact_bytes or 0
-    return happened
+            totals.ended[row.to_state, row.backend, row.machine_type] += 1
+        totals.log_bytes += row.log_bytes or 0
+        totals.artifact_bytes += row.artifact_bytes or 0
+    return totals
 
 
-def _waited(row: Row[*tuple[Any, ...]]) -> Iterator[tuple[Pool, float]]:
+def _claim_wait(row: Row[*tuple[Any, ...]]) -> Iterator[tuple[Pool, float]]:
     if row.eligible_at is not None and row.claimed_at is not None:
         yield (row.backend, row.machine_type), max(0.0, (row.claimed_at - row.eligible_at).total_seconds())

@@ -13,25 +13,25 @@ from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, Outbox, RepairCount, Worker
-from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.states import TERMINAL, JobState
 
 WORKER_FORGOTTEN_SECONDS = 24 * 3600
 """A worker not seen for this long counts as removed; until then, as missing."""
-DEAF_SECONDS = 180
+BROKER_SILENT_SECONDS = 180
 """A worker with a broker pings itself far more often, and restarts earlier if no ping arrives."""
 
 # Listed: with "NOT IN (ended states)" the index on the state would not be used.
 _LIVE = [state for state in JobState if state not in TERMINAL]
 _waits_since = func.coalesce(Job.run_after, Job.created_at)
-_is_silent = (Job.state != JobState.QUEUED) & (Job.heartbeat_at < now(-WORKER_SILENT_SECONDS))
+_is_stale = (Job.state != JobState.QUEUED) & (Job.heartbeat_at < now(-WORKER_STALE_SECONDS))
 _of_one_kind = (Job.state, Job.backend, Job.machine_type, Job.worker)
 _JOBS = (
     select(
         *_of_one_kind,
         func.count().label("jobs"),
         func.min(_waits_since).label("since"),
-        func.sum(case((_is_silent, 1), else_=0)).label("silent"),
+        func.sum(case((_is_stale, 1), else_=0)).label("silent"),
     )
     .where(Job.state.in_(_LIVE))
     .group_by(*_of_one_kind)
@@ -46,7 +46,7 @@ Pool = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class WorkerStatus:
     """The state of a worker.
 
     Attributes:
@@ -54,9 +54,9 @@ class Presence:
         held: Jobs it holds now.
         machine_types: Machine types it takes; None: all that its backends run.
         gpus: GPUs of its host; None: not counted.
-        seen: Seconds since its last heartbeat.
-        heard: Seconds since the last message through the broker reached it; None: none ever did.
-        drained: Seconds since an administrator drained it; None: it is not drained.
+        heartbeat_age: Seconds since its last heartbeat.
+        message_age: Seconds since the last message through the broker reached it; None: none ever did.
+        drained_age: Seconds since an administrator drained it; None: it is not drained.
     """
 
     name: str
@@ -66,29 +66,29 @@ class Presence:
     held: int
     machine_types: tuple[str, ...] | None = None
     gpus: int | None = None
-    seen: float = field(default=0.0, compare=False)
-    heard: float | None = field(default=None, compare=False)
-    drained: float | None = field(default=None, compare=False)
+    heartbeat_age: float = field(default=0.0, compare=False)
+    message_age: float | None = field(default=None, compare=False)
+    drained_age: float | None = field(default=None, compare=False)
 
     @property
-    def silent(self) -> bool:
+    def is_stale(self) -> bool:
         """True if its last heartbeat is too old."""
-        return self.seen > WORKER_SILENT_SECONDS
+        return self.heartbeat_age > WORKER_STALE_SECONDS
 
     @property
-    def deaf(self) -> bool:
+    def broker_silent(self) -> bool:
         """True if broker messages no longer reach it although it sends heartbeats."""
-        return not self.silent and self.heard is not None and self.heard > DEAF_SECONDS
+        return not self.is_stale and self.message_age is not None and self.message_age > BROKER_SILENT_SECONDS
 
-    def takes(self, pool: Pool) -> bool:
+    def accepts(self, pool: Pool) -> bool:
         """Return whether it takes new jobs of this pool, given free capacity."""
         backend, machine_type = pool
         able = backend in self.backends and (self.machine_types is None or machine_type in self.machine_types)
-        return able and not self.silent and self.drained is None
+        return able and not self.is_stale and self.drained_age is None
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairStats:
     """Repairs of one kind by the sweep: their number, seconds since the last one, and the worker that made it."""
 
     kind: str
@@ -98,16 +98,16 @@ class Repaired:
 
 
 @dataclass(slots=True)
-class Census:
+class ServiceSnapshot:
     """A snapshot of the service.
 
     Attributes:
         jobs: Jobs that are not over, by state, backend and machine type.
-        silent: Jobs held by a worker without recent heartbeats, by backend and machine type.
+        stale_jobs: Jobs held by a worker without recent heartbeats, by backend and machine type.
         oldest_queued: Longest wait of a queued job in seconds, by backend and machine type. A retry waits from the
             time it is due.
         workers: Workers with recent heartbeats.
-        missed: Workers without, that had one in the last day.
+        lost_workers: Workers without, that had one in the last day.
         gpus: Number of GPUs held by jobs, by host.
         repairs: Repairs by the sweep.
         outbox: Messages not sent yet.
@@ -115,12 +115,12 @@ class Census:
     """
 
     jobs: Counter[tuple[JobState, str, str]] = field(default_factory=Counter)
-    silent: Counter[Pool] = field(default_factory=Counter)
+    stale_jobs: Counter[Pool] = field(default_factory=Counter)
     oldest_queued: dict[Pool, float] = field(default_factory=dict)
-    workers: list[Presence] = field(default_factory=list)
-    missed: list[Presence] = field(default_factory=list)
+    workers: list[WorkerStatus] = field(default_factory=list)
+    lost_workers: list[WorkerStatus] = field(default_factory=list)
     gpus: Counter[str] = field(default_factory=Counter)
-    repairs: list[Repaired] = field(default_factory=list)
+    repairs: list[RepairStats] = field(default_factory=list)
     outbox: int = 0
     oldest_message: float = 0.0
 
@@ -135,42 +135,42 @@ class Census:
         }
         return sorted(named | {(backend, machine_type) for _, backend, machine_type in self.jobs})
 
-    def waiting(self, pool: Pool) -> int:
+    def count_waiting(self, pool: Pool) -> int:
         """Count the jobs that wait in a pool."""
         return self.jobs[(JobState.QUEUED, *pool)]
 
-    def takers(self, pool: Pool) -> int:
+    def count_workers(self, pool: Pool) -> int:
         """Count the workers that take jobs of a pool."""
-        return sum(worker.takes(pool) for worker in self.workers)
+        return sum(worker.accepts(pool) for worker in self.workers)
 
 
-def take(session: Session) -> Census:
+def collect(session: Session) -> ServiceSnapshot:
     """Take a snapshot, in five queries."""
     outbox = session.execute(_OUTBOX).one()
-    census = Census(outbox=outbox.messages, oldest_message=_age(outbox.at, outbox.since))
+    snapshot = ServiceSnapshot(outbox=outbox.messages, oldest_message=_age(outbox.at, outbox.since))
     held: Counter[str] = Counter()
     for row in session.execute(_JOBS):
         pool = (row.backend, row.machine_type)
-        census.jobs[(row.state, *pool)] += row.jobs
+        snapshot.jobs[(row.state, *pool)] += row.jobs
         if row.state is JobState.QUEUED:
-            known = census.oldest_queued.get(pool, 0.0)
-            census.oldest_queued[pool] = max(known, _age(outbox.at, row.since))
+            known = snapshot.oldest_queued.get(pool, 0.0)
+            snapshot.oldest_queued[pool] = max(known, _age(outbox.at, row.since))
         elif row.worker is not None:
             held[row.worker] += row.jobs
-            census.silent[pool] += int(row.silent)
+            snapshot.stale_jobs[pool] += int(row.silent)
     for worker in session.scalars(_WORKERS):
-        one = _presence(worker, held[worker.name], outbox.at)
-        (census.missed if one.silent else census.workers).append(one)
-    census.gpus = Counter({row.host: row.gpus for row in session.execute(_GPUS)})
-    census.repairs = [
-        Repaired(row.kind, row.total, _age(outbox.at, row.last_at), row.last_worker)
+        one = _worker_status(worker, held[worker.name], outbox.at)
+        (snapshot.lost_workers if one.is_stale else snapshot.workers).append(one)
+    snapshot.gpus = Counter({row.host: row.gpus for row in session.execute(_GPUS)})
+    snapshot.repairs = [
+        RepairStats(row.kind, row.total, _age(outbox.at, row.last_at), row.last_worker)
         for row in session.scalars(_REPAIRS)
     ]
-    return census
+    return snapshot
 
 
-def _presence(worker: Worker, held: int, at: datetime) -> Presence:
-    return Presence(
+def _worker_status(worker: Worker, held: int, at: datetime) -> WorkerStatus:
+    return WorkerStatus(
         name=worker.name,
         host=worker.host,
         backends=tuple(worker.backends),
@@ -178,9 +178,9 @@ def _presence(worker: Worker, held: int, at: datetime) -> Presence:
         held=held,
         machine_types=None if worker.machine_types is None else tuple(worker.machine_types),
         gpus=None if worker.gpus is None else len(worker.gpus),
-        seen=_age(at, worker.seen_at),
-        heard=None if worker.heard_at is None else _age(at, worker.heard_at),
-        drained=None if worker.drained_at is None else _age(at, worker.drained_at),
+        heartbeat_age=_age(at, worker.seen_at),
+        message_age=None if worker.heard_at is None else _age(at, worker.heard_at),
+        drained_age=None if worker.drained_at is None else _age(at, worker.drained_at),
     )
 
 

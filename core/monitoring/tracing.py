@@ -23,14 +23,14 @@ TRACE_PARENT = "traceparent"
 TRACE_STATE = "tracestate"
 
 _W3C = TraceContextTextMapPropagator()
-_chosen: ContextVar["Ids | None"] = ContextVar("chosen_ids", default=None)
+_fixed: ContextVar["SpanIds | None"] = ContextVar("fixed_ids", default=None)
 
 
-class Ids:
+class SpanIds:
     """Deterministic ids of a span: any process that knows its names can emit the span or children of it.
 
     Args:
-        parent: Context of the parent span, from `continued`.
+        parent: Context of the parent span, from `extract_context`.
         names: Names that identify the span; the first one determines the trace id if `parent` has no trace.
     """
 
@@ -42,7 +42,7 @@ class Ids:
         self._flags = above.trace_flags if above.is_valid else TraceFlags(TraceFlags.SAMPLED)
 
     @property
-    def within(self) -> Context:
+    def child_context(self) -> Context:
         """Context for child spans; this span need not be emitted yet."""
         here = SpanContext(self.trace_id, self.span_id, is_remote=True, trace_flags=self._flags)
         return trace.set_span_in_context(NonRecordingSpan(here), Context())
@@ -59,22 +59,22 @@ class Ids:
             attributes: Its attributes.
             error: Error code; None: no error.
         """
-        token = _chosen.set(self)
+        token = _fixed.set(self)
         try:
             span = TRACER.start_span(name, context=self._parent, attributes=attributes, start_time=_ns(began))
         finally:
-            _chosen.reset(token)
+            _fixed.reset(token)
         if error is not None:
             span.set_status(Status(StatusCode.ERROR, error))
         span.end(_ns(max(began, ended)))
 
 
-def chosen_ids() -> Ids | None:
+def fixed_ids() -> SpanIds | None:
     """Return the ids for the span being started, for the SDK's id generator; None: any."""
-    return _chosen.get()
+    return _fixed.get()
 
 
-def continued(headers: Mapping[str, str]) -> Context:
+def extract_context(headers: Mapping[str, str]) -> Context:
     """Extract the trace context from W3C headers (`traceparent`, `tracestate`); empty if there is none."""
     return _W3C.extract(headers, Context())
 
@@ -86,7 +86,7 @@ def trace_parent() -> str | None:
     return headers.get(TRACE_PARENT)
 
 
-def inside(entered: Span) -> AbstractContextManager[Span]:
+def use_span(entered: Span) -> AbstractContextManager[Span]:
     """Make this span current and end it afterwards; exceptions are not recorded."""
     return trace.use_span(entered, end_on_exit=True, record_exception=False, set_status_on_exception=False)
 
@@ -102,16 +102,16 @@ def span(
         try:
             yield entered
         except Exception as error:
-            fail(entered, type(error).__name__)
+            mark_error(entered, type(error).__name__)
             raise
 
 
-def note(attributes: Mapping[str, str | int]) -> None:
+def set_attributes(attributes: Mapping[str, str | int]) -> None:
     """Add attributes to the current span."""
     trace.get_current_span().set_attributes(attributes)
 
 
-def fail(failed: Span, code: str) -> None:
+def mark_error(failed: Span, code: str) -> None:
     """Mark a span as failed."""
     failed.set_attribute("error.type", code)
     failed.set_status(Status(StatusCode.ERROR, code))

@@ -11,11 +11,11 @@ from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from core.notify.messages import Ring
+from core.notify.messages import WakeMessage
 
-RING = "gradient.ring"
-PING = "gradient.ping"
-ENOUGH = 100
+WAKE_TASK = "gradient.ring"
+PING_TASK = "gradient.ping"
+MAX_QUEUE_LENGTH = 100
 """Most messages in one queue. Any one of them makes a worker check for all due work, so more add nothing."""
 
 _WORKER_SOCKET_SECONDS = 10.0
@@ -97,31 +97,31 @@ def queue(name: str) -> Queue:
     return Queue(name, exchange, routing_key=name)  # type: ignore[no-untyped-call]  # the same
 
 
-def reach(broker_url: str, *, seconds: float = 3.0) -> None:
+def check_connection(broker_url: str, *, seconds: float = 3.0) -> None:
     """Check that the broker answers.
 
     Raises:
         OSError: It does not answer within `seconds`.
     """
-    with _connected(broker_url, seconds):
+    with _open_connection(broker_url, seconds):
         pass
 
 
-def waiting(broker_url: str, name: str, *, seconds: float = 3.0) -> int:
+def queue_length(broker_url: str, name: str, *, seconds: float = 3.0) -> int:
     """Count the messages that wait in this queue.
 
     Raises:
         OSError: The broker does not answer.
     """
-    with _connected(broker_url, seconds) as connection:
+    with _open_connection(broker_url, seconds) as connection:
         try:
             with connection.channel() as channel:
-                return _count(name, channel)
+                return _message_count(name, channel)
         except connection.connection_errors as error:
             raise ConnectionError(str(error)) from error
 
 
-def _connected(broker_url: str, seconds: float) -> Connection:
+def _open_connection(broker_url: str, seconds: float) -> Connection:
     app = make_app(broker_url, socket_seconds=_SENDER_SOCKET_SECONDS)
     connection: Connection = app.connection_for_write(connect_timeout=seconds)
     try:
@@ -134,12 +134,12 @@ def _connected(broker_url: str, seconds: float) -> Connection:
     return connection
 
 
-def _count(name: str, channel: Any) -> int:  # noqa: ANN401 - any transport's
+def _message_count(name: str, channel: Any) -> int:  # noqa: ANN401 - any transport's
     declared: Any = queue(name)(channel).queue_declare()  # type: ignore[no-untyped-call]  # the same
     return int(declared.message_count)
 
 
-class Ringer:
+class Publisher:
     """Sends messages to the broker: the dispatcher's wake messages and a worker's pings.
 
     One worker receives each message; if it has no free slot, the others find the job at their next poll.
@@ -152,28 +152,28 @@ class Ringer:
             errors: tuple[Any, ...] = (*unused.connection_errors, *unused.channel_errors, OperationalError)
             self._errors: tuple[type[Exception], ...] = errors
 
-    def ring(self, rings: Sequence[Ring]) -> None:
+    def publish_wake(self, messages: Sequence[WakeMessage]) -> None:
         """Send these messages, each to its queue, unless enough wait there already.
 
         Raises:
             OSError: The broker does not answer within a few seconds. Some messages may have been sent: sending all of
                 them again does no harm, and workers also find jobs by polling.
         """
-        for ring in rings:
-            self._send(RING, ring.queue, [ring.job_id, ring.request_id])
+        for message in messages:
+            self._send(WAKE_TASK, message.queue, [message.job_id, message.request_id])
 
-    def ping(self, name: str) -> None:
+    def publish_ping(self, queue_name: str) -> None:
         """Send an empty message, by which the receiver knows that messages arrive.
 
         Raises:
             OSError: The broker does not answer.
         """
-        self._send(PING, name, [])
+        self._send(PING_TASK, queue_name, [])
 
     def _send(self, task: str, name: str, args: list[str | None]) -> None:
         try:
             with self._app.producer_pool.acquire(block=True) as producer:
-                if _count(name, producer.channel) < ENOUGH:
+                if _message_count(name, producer.channel) < MAX_QUEUE_LENGTH:
                     # By the task's name, because the sender does not import the tasks.
                     self._app.send_task(
                         task, args, queue=queue(name), producer=producer, ignore_result=True, retry=False

@@ -16,18 +16,18 @@ from core.db.database import Database
 from core.db.models.jobs import Job, Outbox
 from core.errors import StoreUnavailable
 from core.jobs.states import OWNED, JobState
-from core.notify.messages import Ring, host_queue, pool_queue
+from core.notify.messages import WakeMessage, machine_type_queue, worker_queue
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
 _LINGER_SECONDS = 0.2
-_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 5.0
 """Workers also write to the outbox, and those on other hosts cannot wake this thread."""
 _BATCH = 1000
 
 _OUTBOX = select(Outbox.id).order_by(Outbox.id).limit(_BATCH)
-_ADDRESSED = (
+_OUTBOX_WITH_JOBS = (
     select(Outbox.id, Outbox.job_id, Job.state, Job.machine_type, Job.worker, Job.request_id)
     .outerjoin(Job, Job.id == Outbox.job_id)
     .order_by(Outbox.id)
@@ -46,10 +46,13 @@ class Dispatcher:
     """
 
     def __init__(
-        self, database: Database, ring: Callable[[], None], publish: Callable[[Sequence[Ring]], None] | None = None
+        self,
+        database: Database,
+        notify_local: Callable[[], None],
+        publish: Callable[[Sequence[WakeMessage]], None] | None = None,
     ) -> None:
         self._database = database
-        self._ring = ring
+        self._notify_local = notify_local
         self._publish = publish
         self._woken = threading.Event()
         self._stopping = self._failing = False
@@ -63,7 +66,7 @@ class Dispatcher:
     def wake(self) -> None:
         """Wake the thread, because the outbox has new rows; for `on_commit`."""
         if self._publish is not None:
-            self._ring()  # in the caller's thread: a broker that hangs must not delay this host's supervisors
+            self._notify_local()  # in the caller's thread: a broker that hangs must not delay this host's supervisors
         self._woken.set()
 
     def stop(self) -> None:
@@ -75,19 +78,19 @@ class Dispatcher:
     def send(self) -> int:
         """Send one batch of rows; returns their number."""
         with self._database.read() as session:
-            rows = session.execute(_OUTBOX if self._publish is None else _ADDRESSED).all()
+            rows = session.execute(_OUTBOX if self._publish is None else _OUTBOX_WITH_JOBS).all()
         if not rows:
             return 0
         if self._publish is None:
-            self._ring()
+            self._notify_local()
         else:
-            self._publish(_rings(rows))
+            self._publish(_wake_messages(rows))
         with self._database.write() as session:
             session.execute(delete(Outbox).where(Outbox.id.in_([row.id for row in rows])))
         return len(rows)
 
     def _run(self) -> None:
-        move_on = self._nearby if self._publish is None else self._far
+        dispatch = self._dispatch_locally if self._publish is None else self._dispatch_to_broker
         due: float | None = None
         while True:
             woken = self._woken.wait(None if due is None else max(0.0, due - time.monotonic()))
@@ -95,7 +98,7 @@ class Dispatcher:
             if self._stopping:
                 return
             try:
-                due = move_on(due, woken=woken)
+                due = dispatch(due, woken=woken)
             except (StoreUnavailable, OSError) as error:
                 logger.warning("dispatch_failed", extra={"error": str(error)})
                 due = time.monotonic() + _RETRY_SECONDS
@@ -103,17 +106,17 @@ class Dispatcher:
                 logger.exception("dispatch_failed")
                 due = time.monotonic() + _RETRY_SECONDS
 
-    def _nearby(self, due: float | None, *, woken: bool) -> float | None:
+    def _dispatch_locally(self, due: float | None, *, woken: bool) -> float | None:
         """Wake the supervisors of this host; returns the time of the next action."""
         if woken and (due is None or time.monotonic() < due):
             # Idle supervisors wake at once; the rows of many commits are deleted together.
-            self._ring()
+            self._notify_local()
             return due or time.monotonic() + _LINGER_SECONDS
         while self.send():
             pass
         return None
 
-    def _far(self, due: float | None, *, woken: bool) -> float | None:
+    def _dispatch_to_broker(self, due: float | None, *, woken: bool) -> float | None:
         """Send messages to the broker; returns the time of the next action."""
         if woken and self._failing and due is not None and time.monotonic() < due:
             return due  # not at every commit: a broker that hangs takes seconds each time
@@ -121,18 +124,18 @@ class Dispatcher:
         while self.send():
             pass
         self._failing = False
-        return time.monotonic() + _LOOK_SECONDS
+        return time.monotonic() + _POLL_SECONDS
 
 
-def _rings(rows: Sequence[Row[Any]]) -> list[Ring]:
+def _wake_messages(rows: Sequence[Row[Any]]) -> list[WakeMessage]:
     """Build one message for each queue that the rows' jobs concern; none for jobs that have ended meanwhile."""
-    rings: dict[str, Ring] = {}
+    messages: dict[str, WakeMessage] = {}
     for row in rows:
         if row.state in OWNED:
-            queue = host_queue(row.worker)  # a stop request for the worker that holds the job
+            queue = worker_queue(row.worker)  # a stop request for the worker that holds the job
         elif row.state is JobState.QUEUED:
-            queue = pool_queue(row.machine_type)
+            queue = machine_type_queue(row.machine_type)
         else:
             continue
-        rings.setdefault(queue, Ring(queue, row.job_id, row.request_id))
-    return list(rings.values())
+        messages.setdefault(queue, WakeMessage(queue, row.job_id, row.request_id))
+    return list(messages.values())

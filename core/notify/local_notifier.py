@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 
-class Bell:
+class LocalNotifier:
     """The file that supervisors on this host watch with `core.system.inotify`.
 
     Args:
@@ -20,6 +20,6 @@ class Bell:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(exist_ok=True)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake the supervisors; never blocks."""
         os.utime(self.path)

@@ -4,12 +4,12 @@ import hashlib
 from dataclasses import dataclass
 from urllib.parse import quote
 
-_LONGEST_SLUG = 120
-_KEPT_OF_LONGER = 100
+_MAX_SLUG = 120
+_TRUNCATED_SLUG = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class WakeMessage:
     """A message that makes a worker check for work.
 
     Attributes:
@@ -23,22 +23,22 @@ class Ring:
     request_id: str | None
 
 
-def pool_queue(machine_type: str) -> str:
+def machine_type_queue(machine_type: str) -> str:
     """Return the queue shared by all workers that take jobs of this machine type."""
-    return f"gradient.pool.{_slug(machine_type)}"
+    return f"gradient.pool.{_queue_slug(machine_type)}"
 
 
-def host_queue(worker: str) -> str:
+def worker_queue(worker: str) -> str:
     """Return the queue of one worker."""
-    return f"gradient.host.{_slug(worker)}"
+    return f"gradient.host.{_queue_slug(worker)}"
 
 
-def _slug(name: str) -> str:
+def _queue_slug(name: str) -> str:
     """Encode a name in letters, digits, `.`, `-` and `_`, of limited length: brokers differ in what else they accept.
 
     Different names have different slugs: other bytes become `_` and their hexadecimal digits.
     """
     slug = quote(name, safe="").replace("_", "_5F").replace("~", "_7E").replace("%", "_")
-    if len(slug) <= _LONGEST_SLUG:
+    if len(slug) <= _MAX_SLUG:
         return slug
-    return f"{slug[:_KEPT_OF_LONGER]}__{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    return f"{slug[:_TRUNCATED_SLUG]}__{hashlib.sha256(name.encode()).hexdigest()[:32]}"

@@ -18,12 +18,12 @@ from core.db.database import Database, now
 from core.db.models.credentials import BrowserSession
 from core.db.models.jobs import ApiKey
 from core.errors import NotFound, SpecInvalid, Unauthorized
-from core.security.row_cache import Recent
+from core.security.row_cache import RowCache
 from core.settings.retention import MAX_DAYS
 from core.storage.retention import DAY_SECONDS
 
 PREFIX = "gj"
-TRUSTED_SECONDS = 5.0
+CACHE_SECONDS = 5.0
 """Longest time for which a key may still be accepted after it was revoked."""
 
 _ID_ALPHABET = string.ascii_lowercase + string.digits
@@ -33,7 +33,7 @@ _SECRET_LENGTH = 43
 _CHECK_LENGTH = 6
 _PARTS = 4
 _MAX_NAME = 200
-_USED_SECONDS = 60
+_LAST_USED_SECONDS = 60
 
 
 def create(session: Session, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
@@ -56,7 +56,7 @@ def create(session: Session, name: str, *, days: float | None = None) -> tuple[A
         raise SpecInvalid(f"A key needs a name of 1 to {_MAX_NAME} printable characters.", field="name")
     key_id = _random(_ID_ALPHABET, _ID_LENGTH)
     start = f"{PREFIX}_{key_id}_{_random(_SECRET_ALPHABET, _SECRET_LENGTH)}"
-    secret = f"{start}_{_check(start)}"
+    secret = f"{start}_{_checksum(start)}"
     values = {
         "id": key_id,
         "name": name,
@@ -95,15 +95,15 @@ def authenticate(session: Session, secret: str) -> ApiKey:
     Raises:
         Unauthorized: It is misspelt, unknown, revoked or expired.
     """
-    key = session.get(ApiKey, _id_in(secret))
+    key = session.get(ApiKey, _parse_id(secret))
     # An unknown id is handled like a wrong secret, so that ids cannot be found by trial.
     stored = key.sha256 if key is not None else bytes(hashlib.sha256().digest_size)
     if not hmac.compare_digest(stored, digest(secret)) or key is None:
         raise Unauthorized("This API key is not known here. `gradient-server keys create` makes one.")
-    return _in_use(key)
+    return _require_valid(key)
 
 
-class KeyRing:
+class ApiKeyCache:
     """Authenticates keys with a cache in front of the database, and collects which were used.
 
     Args:
@@ -111,13 +111,13 @@ class KeyRing:
         trusted_seconds: Lifetime of a cache entry; a revoked key is refused after this time at the latest.
     """
 
-    def __init__(self, database: Database, *, trusted_seconds: float = TRUSTED_SECONDS) -> None:
+    def __init__(self, database: Database, *, cache_seconds: float = CACHE_SECONDS) -> None:
         self._database = database
-        self._known: Recent[bytes | str, ApiKey] = Recent(trusted_seconds)
+        self._cache: RowCache[bytes | str, ApiKey] = RowCache(cache_seconds)
 
-    def known(self, secret: str) -> ApiKey | None:
+    def cached(self, secret: str) -> ApiKey | None:
         """Return the key of this secret if it is cached; never queries the database, so never blocks."""
-        return self._known.get(digest(secret))
+        return self._cache.get(digest(secret))
 
     def authenticate(self, secret: str) -> ApiKey:
         """Return the key that this secret belongs to.
@@ -126,11 +126,11 @@ class KeyRing:
             Unauthorized: It is misspelt, unknown, revoked or expired.
         """
         sha256 = digest(secret)
-        key = self._known.get(sha256)
+        key = self._cache.get(sha256)
         if key is None:
             with self._database.read() as session:
                 key = authenticate(session, secret)
-            self._known.put(sha256, key.id, key)
+            self._cache.put(sha256, key.id, key)
         return key
 
     def get(self, key_id: str) -> ApiKey:
@@ -139,30 +139,30 @@ class KeyRing:
         Raises:
             Unauthorized: The key does not exist, was revoked, or expired.
         """
-        key = self._known.get(key_id)
+        key = self._cache.get(key_id)
         if key is None:
             with self._database.read() as session:
                 key = session.get(ApiKey, key_id)
             if key is None:
                 raise Unauthorized("The API key that this was opened with is gone. Sign in again.")
-            self._known.put(key_id, key.id, _in_use(key))
+            self._cache.put(key_id, key.id, _require_valid(key))
         return key
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the cache."""
-        self._known.clear()
+        self._cache.clear()
 
     def flush(self) -> None:
         """Store when keys were last used; called periodically, outside of requests."""
-        used = self._known.take_used()
+        used = self._cache.take_used()
         if not used:
             return
-        old = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < now(-_USED_SECONDS))
+        old = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < now(-_LAST_USED_SECONDS))
         with self._database.write() as session:
             session.execute(update(ApiKey).where(ApiKey.id.in_(used), old).values(last_used_at=now()))
 
 
-def _in_use(key: ApiKey) -> ApiKey:
+def _require_valid(key: ApiKey) -> ApiKey:
     if key.revoked_at is not None:
         raise Unauthorized(
             f"The API key {key.id} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC. Ask for a new one."
@@ -179,16 +179,16 @@ def state(key: ApiKey) -> str:
     return "expired" if key.expires_at is not None and key.expires_at <= datetime.now(UTC) else "valid"
 
 
-def _id_in(secret: str) -> str:
+def _parse_id(secret: str) -> str:
     parts = secret.split("_")
     if len(parts) != _PARTS or parts[0] != PREFIX:
         raise Unauthorized(f"This is not an API key of this service; one begins with {PREFIX}_.")
-    if not hmac.compare_digest(_check(secret.rpartition("_")[0]).encode(), parts[-1].encode(errors="replace")):
+    if not hmac.compare_digest(_checksum(secret.rpartition("_")[0]).encode(), parts[-1].encode(errors="replace")):
         raise Unauthorized("This API key is misspelt or cut off. Copy it again, whole.")
     return parts[1]
 
 
-def _check(text: str) -> str:
+def _checksum(text: str) -> str:
     number = zlib.crc32(text.encode(errors="replace"))
     digits = ""
     for _ in range(_CHECK_LENGTH):

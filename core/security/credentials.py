@@ -10,18 +10,18 @@ from typing import Any
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from core.catalogue.registries import Login, checked_host, registry_of
+from core.catalogue.registries import RegistryCredentials, parse_host, registry_host
 from core.db.database import now
-from core.db.models.credentials import GitLogin, JobLogin, ProjectRegistry, Registry, Secret
+from core.db.models.credentials import GitLogin, JobRegistryPassword, ProjectRegistry, Registry, Secret
 from core.db.models.jobs import Job
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label
-from core.jobs.transitions import insert_once
+from core.jobs.transitions import insert_ignore
 from core.security.encryption import Vault
 
 AnyRegistry = Registry | ProjectRegistry
 
-EVERY_PROJECT = ""
+ALL_PROJECTS = ""
 MAX_SECRET_BYTES = 64 * 1024
 MAX_PASSWORD_BYTES = 16 * 1024
 """Some registries issue tokens of several kilobytes as passwords."""
@@ -53,7 +53,7 @@ def put_secret(session: Session, vault: Vault, project_id: str, name: str, value
         )
     _check_value(value, "value", MAX_SECRET_BYTES)
     key = {"project_id": project_id, "name": name}
-    return _put(session, Secret, key, {"sealed": vault.seal(_secret_purpose(project_id, name), value)})
+    return _put(session, Secret, key, {"sealed": vault.encrypt(_secret_purpose(project_id, name), value)})
 
 
 def secrets_of(session: Session, project_id: str) -> list[Secret]:
@@ -72,7 +72,7 @@ def delete_secret(session: Session, project_id: str, name: str) -> None:
         raise CredentialNotFound(f"No such secret: {name[:100]!r}. `gradient-cli secrets list` shows them.")
 
 
-def check_named(session: Session, spec: JobSpec, project_id: str | None) -> None:
+def check_secrets_exist(session: Session, spec: JobSpec, project_id: str | None) -> None:
     """Refuse a job that names a secret which does not exist.
 
     Raises:
@@ -81,7 +81,7 @@ def check_named(session: Session, spec: JobSpec, project_id: str | None) -> None
     named = spec.secrets()
     if not named:
         return
-    there = {secret.name for secret in _visible(session, set(named.values()), project_id)}
+    there = {secret.name for secret in _secrets_for_project(session, set(named.values()), project_id)}
     for variable, name in named.items():
         if name not in there:
             where = "is stored for every project" if project_id is None else "is stored for its project or for all"
@@ -92,7 +92,7 @@ def check_named(session: Session, spec: JobSpec, project_id: str | None) -> None
             )
 
 
-def with_values(session: Session, vault: Vault, job: Job) -> dict[str, str]:
+def resolve_env(session: Session, vault: Vault, job: Job) -> dict[str, str]:
     """Return the job's environment with the values of the secrets that it names.
 
     Raises:
@@ -103,14 +103,14 @@ def with_values(session: Session, vault: Vault, job: Job) -> dict[str, str]:
     if not named:
         return env
     # Sorted by project ID: the project's own secret comes after the one for all projects, and wins.
-    found = {secret.name: secret for secret in _visible(session, set(named.values()), job.project_id)}
+    found = {secret.name: secret for secret in _secrets_for_project(session, set(named.values()), job.project_id)}
     values = {}
     for variable, name in named.items():
         if name not in found:
             raise CredentialNotFound(f"{variable} names the secret {name}, which is gone.")
         secret = found[name]
         try:
-            values[variable] = vault.open(_secret_purpose(secret.project_id, name), secret.sealed)
+            values[variable] = vault.decrypt(_secret_purpose(secret.project_id, name), secret.sealed)
         except SecretUnreadable as error:
             raise SecretUnreadable(f"secret {name}: {error.message}") from error
     return env | values
@@ -137,9 +137,9 @@ def put_registry(
         SpecInvalid: The host, the username or the password is not valid.
         SecretUnreadable: There is no key to encrypt the password with.
     """
-    known = checked_host(host)
+    known = parse_host(host)
     check_login(username, password, "username", "password")
-    sealed = vault.seal(_registry_purpose(project_id, known), password)
+    sealed = vault.encrypt(_registry_purpose(project_id, known), password)
     table, key = _registry_key(project_id, known)
     return _put(session, table, key, {"username": username, "sealed": sealed, "push": push})
 
@@ -158,23 +158,25 @@ def delete_registry(session: Session, project_id: str, host: str) -> None:
         CredentialNotFound: There is no such login.
         SpecInvalid: The host is not valid.
     """
-    table, key = _registry_key(project_id, checked_host(host))
+    table, key = _registry_key(project_id, parse_host(host))
     gone = delete(table).filter_by(**key).returning(table.host)
     if session.scalar(gone) is None:
         raise CredentialNotFound(f"No such registry: {host[:100]!r}. `gradient-cli registries list` shows them.")
 
 
-def keep_login(session: Session, vault: Vault, job_id: str, password: str) -> None:
+def save_job_login(session: Session, vault: Vault, job_id: str, password: str) -> None:
     """Store the registry password of a job until the job has ended; a repeat changes nothing.
 
     Raises:
         SecretUnreadable: There is no key to encrypt it with.
     """
-    kept = insert_once(session.get_bind().dialect.name, JobLogin)
-    session.execute(kept.values(job_id=job_id, sealed=vault.seal(_job_purpose(job_id), password)))
+    kept = insert_ignore(session.get_bind().dialect.name, JobRegistryPassword)
+    session.execute(kept.values(job_id=job_id, sealed=vault.encrypt(_job_purpose(job_id), password)))
 
 
-def login_for(session: Session, vault: Vault, job: Job, image: str, *, push: bool = False) -> Login | None:
+def registry_login_for(
+    session: Session, vault: Vault, job: Job, image: str, *, push: bool = False
+) -> RegistryCredentials | None:
     """Return the login for the registry of an image, for this job.
 
     The login submitted with the job comes first, then that of its project, then that for all projects.
@@ -189,32 +191,34 @@ def login_for(session: Session, vault: Vault, job: Job, image: str, *, push: boo
     Raises:
         SecretUnreadable: The password cannot be decrypted; the message names the registry.
     """
-    host, username = registry_of(image), job.spec.registry_username
+    host, username = registry_host(image), job.spec.registry_username
     try:
         if username is not None:
-            sealed = session.scalar(select(JobLogin.sealed).where(JobLogin.job_id == job.id))
-            return Login(host, username, vault.open(_job_purpose(job.id), sealed)) if sealed else None
-        for project_id in (job.project_id, EVERY_PROJECT):
+            sealed = session.scalar(select(JobRegistryPassword.sealed).where(JobRegistryPassword.job_id == job.id))
+            return RegistryCredentials(host, username, vault.decrypt(_job_purpose(job.id), sealed)) if sealed else None
+        for project_id in (job.project_id, ALL_PROJECTS):
             known: AnyRegistry | None
-            if project_id == EVERY_PROJECT:
+            if project_id == ALL_PROJECTS:
                 known = session.get(Registry, host)
             else:
                 known = session.get(ProjectRegistry, (project_id, host))
             if known is not None and (known.push or not push):
-                return Login(host, known.username, vault.open(_registry_purpose(project_id, host), known.sealed))
+                return RegistryCredentials(
+                    host, known.username, vault.decrypt(_registry_purpose(project_id, host), known.sealed)
+                )
     except SecretUnreadable as error:
         raise SecretUnreadable(f"password for {host}: {error.message}") from error
     return None
 
 
-def keep_git_login(session: Session, vault: Vault, job_id: str, login: str) -> None:
+def save_git_login(session: Session, vault: Vault, job_id: str, login: str) -> None:
     """Store the `user:password` from the git address of a job's workspace; a repeat changes nothing.
 
     Raises:
         SecretUnreadable: There is no key to encrypt it with.
     """
-    kept = insert_once(session.get_bind().dialect.name, GitLogin)
-    session.execute(kept.values(job_id=job_id, sealed=vault.seal(_git_purpose(job_id), login)))
+    kept = insert_ignore(session.get_bind().dialect.name, GitLogin)
+    session.execute(kept.values(job_id=job_id, sealed=vault.encrypt(_git_purpose(job_id), login)))
 
 
 def git_login(session: Session, vault: Vault, job: Job) -> str | None:
@@ -227,7 +231,7 @@ def git_login(session: Session, vault: Vault, job: Job) -> str | None:
     if sealed is None:
         return None
     try:
-        return vault.open(_git_purpose(job.id), sealed)
+        return vault.decrypt(_git_purpose(job.id), sealed)
     except SecretUnreadable as error:
         raise SecretUnreadable(f"password for the git server: {error.message}") from error
 
@@ -240,7 +244,7 @@ def copy_git_login(session: Session, vault: Vault, original: Job, job_id: str, l
     """
     login = login or git_login(session, vault, original)
     if login:
-        keep_git_login(session, vault, job_id, login)
+        save_git_login(session, vault, job_id, login)
 
 
 def check_login(username: str, password: str, name_field: str, password_field: str) -> None:
@@ -253,7 +257,7 @@ def check_login(username: str, password: str, name_field: str, password_field: s
     _check_value(password, password_field, MAX_PASSWORD_BYTES)
 
 
-def seal_anew(session: Session, vault: Vault) -> tuple[int, list[str]]:
+def reencrypt_all(session: Session, vault: Vault) -> tuple[int, list[str]]:
     """Encrypt everything with the first key.
 
     Returns:
@@ -261,20 +265,20 @@ def seal_anew(session: Session, vault: Vault) -> tuple[int, list[str]]:
     """
 
     def anew(row: Any, purpose: str) -> None:  # noqa: ANN401 - a row of any of the tables
-        row.sealed = vault.sealed_anew(purpose, row.sealed)
+        row.sealed = vault.reencrypt(purpose, row.sealed)
 
     # Locked: a value that is set meanwhile must not be overwritten with the old one.
-    done = _each(session, anew, lambda query: query.with_for_update())
+    done = _for_each_encrypted(session, anew, lambda query: query.with_for_update())
     session.flush()
     return done
 
 
-def readable(session: Session, vault: Vault) -> tuple[int, list[str]]:
+def check_decryptable(session: Session, vault: Vault) -> tuple[int, list[str]]:
     """Count the values that can be decrypted; also returns those that cannot, with the reasons."""
-    return _each(session, lambda row, purpose: vault.open(purpose, row.sealed))
+    return _for_each_encrypted(session, lambda row, purpose: vault.decrypt(purpose, row.sealed))
 
 
-def _each(
+def _for_each_encrypted(
     session: Session, act: Callable[[Any, str], object], narrow: Callable[[Any], Any] = lambda query: query
 ) -> tuple[int, list[str]]:
     """Call `act` on every row with an encrypted value; returns the number of successes, and failures with reasons."""
@@ -285,7 +289,7 @@ def _each(
             (one, _registry_purpose(one.project_id, one.host))
             for one in session.scalars(narrow(select(ProjectRegistry)))
         ),
-        *((one, _job_purpose(one.job_id)) for one in session.scalars(narrow(select(JobLogin)))),
+        *((one, _job_purpose(one.job_id)) for one in session.scalars(narrow(select(JobRegistryPassword)))),
         *((one, _git_purpose(one.job_id)) for one in session.scalars(narrow(select(GitLogin)))),
     ]
     failed = []
@@ -298,7 +302,7 @@ def _each(
 
 
 def _put(session: Session, table: type[Any], key: Mapping[str, str], values: Mapping[str, Any]) -> tuple[Any, bool]:
-    first = insert_once(session.get_bind().dialect.name, table)
+    first = insert_ignore(session.get_bind().dialect.name, table)
     made = session.scalars(
         first.values(**key, **values, created_at=now(), updated_at=now()).returning(table)
     ).one_or_none()
@@ -309,8 +313,8 @@ def _put(session: Session, table: type[Any], key: Mapping[str, str], values: Map
     return session.scalars(changed, execution_options={"populate_existing": True}).one(), False
 
 
-def _visible(session: Session, names: Iterable[str], project_id: str | None) -> list[Secret]:
-    of = {EVERY_PROJECT, project_id or EVERY_PROJECT}
+def _secrets_for_project(session: Session, names: Iterable[str], project_id: str | None) -> list[Secret]:
+    of = {ALL_PROJECTS, project_id or ALL_PROJECTS}
     query = select(Secret).where(Secret.name.in_(names), Secret.project_id.in_(of)).order_by(Secret.project_id)
     return list(session.scalars(query))
 
@@ -334,13 +338,13 @@ def _secret_purpose(project_id: str, name: str) -> str:
 
 
 def _registry_key(project_id: str, host: str) -> tuple[type[AnyRegistry], dict[str, str]]:
-    if project_id == EVERY_PROJECT:
+    if project_id == ALL_PROJECTS:
         return Registry, {"host": host}
     return ProjectRegistry, {"project_id": project_id, "host": host}
 
 
 def _registry_purpose(project_id: str, host: str) -> str:
-    return f"registry {host}" if project_id == EVERY_PROJECT else f"registry {host} of project {project_id}"
+    return f"registry {host}" if project_id == ALL_PROJECTS else f"registry {host} of project {project_id}"
 
 
 def _job_purpose(job_id: str) -> str:

@@ -14,8 +14,8 @@ from core.settings import Settings
 from core.system.filesystem import write_atomically
 
 KEY_FILE = "secrets.key"
-_BY_OTHERS = 0o007
-_KEYS_KEPT = 2
+_ACCESS_BY_OTHERS = 0o007
+_MAX_OLD_KEYS = 2
 """After a rotation, processes that read the file just before may still encrypt with the previous key."""
 
 
@@ -31,25 +31,25 @@ class Vault:
         self._path = settings.root / KEY_FILE
 
     @property
-    def where(self) -> str:
+    def key_location(self) -> str:
         """The source of the keys, for messages."""
         return "GRADIENT_SECRETS__ENCRYPTION_KEYS" if self._given else str(self._path)
 
     @property
-    def of_settings(self) -> bool:
+    def keys_from_settings(self) -> bool:
         """True if the keys come from the settings, not from the key file."""
         return bool(self._given)
 
-    def seal(self, purpose: str, text: str) -> str:
+    def encrypt(self, purpose: str, text: str) -> str:
         """Encrypt a text; creates the first key if there is none.
 
         Raises:
             SecretUnreadable: The keys cannot be read.
         """
         key = (self._keys() or self._first())[0]
-        return f"{key_id(key)}:{Fernet(key).encrypt(_bound(purpose, text)).decode()}"
+        return f"{key_id(key)}:{Fernet(key).encrypt(_bind_purpose(purpose, text)).decode()}"
 
-    def open(self, purpose: str, sealed: str) -> str:
+    def decrypt(self, purpose: str, sealed: str) -> str:
         """Decrypt a text that was encrypted for this purpose.
 
         Raises:
@@ -60,39 +60,39 @@ class Vault:
         if wanted not in keys:
             here = f"holds {', '.join(keys)}" if keys else "holds none"
             raise SecretUnreadable(
-                f"It was encrypted with key {wanted[:8]!r}, and {self.where} {here}. Put that key back there, or set "
-                "the value again."
+                f"It was encrypted with key {wanted[:8]!r}, and {self.key_location} {here}. Put that key back there, "
+                "or set the value again."
             )
         try:
             bound = Fernet(keys[wanted]).decrypt(token)
         except InvalidToken:
             bound = b""
-        start = _bound(purpose, "")
+        start = _bind_purpose(purpose, "")
         if not bound.startswith(start):
             raise SecretUnreadable("What is stored of it was changed or belongs to something else. Set it again.")
         return bound[len(start) :].decode()
 
-    def sealed_anew(self, purpose: str, sealed: str) -> str:
+    def reencrypt(self, purpose: str, sealed: str) -> str:
         """Re-encrypt a value with the first key.
 
         Raises:
             SecretUnreadable: It cannot be decrypted.
         """
-        return self.seal(purpose, self.open(purpose, sealed))
+        return self.encrypt(purpose, self.decrypt(purpose, sealed))
 
     def add_key(self) -> None:
         """Add a new key at the start of the file."""
         self._write([Fernet.generate_key().decode(), *self._keys()])
 
-    def forget_old_keys(self) -> None:
+    def drop_old_keys(self) -> None:
         """Keep only the first key of the file and the previous one; no value may be encrypted with another."""
-        self._write(self._keys()[:_KEYS_KEPT])
+        self._write(self._keys()[:_MAX_OLD_KEYS])
 
     def _keys(self) -> list[str]:
         if self._given:
             return self._checked(self._given)
         try:
-            if self._path.stat().st_mode & _BY_OTHERS:
+            if self._path.stat().st_mode & _ACCESS_BY_OTHERS:
                 raise SecretUnreadable(f"Everybody can read {self._path}: run chmod 600 on it.")
             keys = self._path.read_text(encoding="ascii").split()
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class Vault:
     def _checked(self, keys: list[str]) -> list[str]:
         # An empty file is an error: a new first key could not decrypt existing values.
         if not keys or not all(_is_key(key) for key in keys):
-            raise SecretUnreadable(f"{self.where} holds something that is no key (32 bytes in URL-safe Base64).")
+            raise SecretUnreadable(f"{self.key_location} holds something that is no key (32 bytes in URL-safe Base64).")
         return keys
 
     def _first(self) -> list[str]:
@@ -129,5 +129,5 @@ def _is_key(text: str) -> bool:
         return False
 
 
-def _bound(purpose: str, text: str) -> bytes:
+def _bind_purpose(purpose: str, text: str) -> bytes:
     return f"{purpose}\0{text}".encode()

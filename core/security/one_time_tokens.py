@@ -14,7 +14,7 @@ from core.security.api_keys import digest
 
 T = TypeVar("T")
 
-SECONDS = 600
+TTL_SECONDS = 600
 _TOKEN_BYTES = 32
 
 
@@ -36,7 +36,7 @@ def issue(session: Session, purpose: Purpose, subject: str) -> str:
         subject: Id of the key or of the user.
     """
     token = secrets.token_urlsafe(_TOKEN_BYTES)
-    values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(SECONDS)}
+    values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(TTL_SECONDS)}
     session.execute(insert(OneTimeToken).values(values))
     return token
 
@@ -53,7 +53,7 @@ def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Sess
     Returns:
         What `use` returned; None if the token is unknown, used or expired.
     """
-    good = _good(purpose, token)
+    good = _is_valid(purpose, token)
     with database.read() as session:  # guesses must not take the database's write lock
         if session.scalar(select(OneTimeToken.subject).where(*good)) is None:
             return None
@@ -63,5 +63,5 @@ def redeem(database: Database, purpose: Purpose, token: str, use: Callable[[Sess
         return None if subject is None else use(session, subject)
 
 
-def _good(purpose: Purpose, token: str) -> tuple[ColumnElement[bool], ...]:
+def _is_valid(purpose: Purpose, token: str) -> tuple[ColumnElement[bool], ...]:
     return OneTimeToken.sha256 == digest(token), OneTimeToken.purpose == purpose, OneTimeToken.expires_at > now()

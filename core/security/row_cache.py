@@ -9,10 +9,10 @@ from cachetools import TTLCache
 K = TypeVar("K")
 V = TypeVar("V")
 
-_MOST = 4096
+_MAX_ENTRIES = 4096
 
 
-class Recent(Generic[K, V]):
+class RowCache(Generic[K, V]):
     """Caches values for some seconds, and collects which rows were used; for any thread.
 
     Args:
@@ -20,34 +20,34 @@ class Recent(Generic[K, V]):
         most: Most entries at once; the least recently used is dropped.
     """
 
-    def __init__(self, seconds: float, most: int = _MOST) -> None:
+    def __init__(self, seconds: float, most: int = _MAX_ENTRIES) -> None:
         self._lock = threading.Lock()
-        self._found: TTLCache[K, tuple[str, V]] = TTLCache(most, seconds, _clock)
+        self._entries: TTLCache[K, tuple[str, V]] = TTLCache(most, seconds, _clock)
         self._used: set[str] = set()
 
-    def get(self, by: K) -> V | None:
+    def get(self, key: K) -> V | None:
         """Return the cached value; None if there is none or it has expired."""
         with self._lock:
-            row_id, value = self._found.get(by, (None, None))
+            row_id, value = self._entries.get(key, (None, None))
             if row_id is not None:
                 self._used.add(row_id)
             return value
 
-    def put(self, by: K, row_id: str, value: V) -> None:
+    def put(self, key: K, row_id: str, value: V) -> None:
         """Cache a value that comes from a row of this id, which counts as used."""
         with self._lock:
-            self._found[by] = (row_id, value)
+            self._entries[key] = (row_id, value)
             self._used.add(row_id)
 
-    def drop(self, by: K) -> None:
+    def drop(self, key: K) -> None:
         """Drop an entry."""
         with self._lock:
-            self._found.pop(by, None)
+            self._entries.pop(key, None)
 
     def clear(self) -> None:
         """Drop all entries."""
         with self._lock:
-            self._found.clear()
+            self._entries.clear()
 
     def take_used(self) -> set[str]:
         """Return the ids of the rows used since the last call."""

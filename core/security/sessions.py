@@ -13,13 +13,13 @@ from core.db.models.credentials import BrowserSession, OneTimeToken
 from core.db.models.jobs import ApiKey
 from core.errors import NotFound, Unauthorized
 from core.ids import new_id
-from core.security.api_keys import TRUSTED_SECONDS, KeyRing, digest
-from core.security.row_cache import Recent
+from core.security.api_keys import CACHE_SECONDS, ApiKeyCache, digest
+from core.security.row_cache import RowCache
 from core.settings.api import SignInSettings
 from core.storage.retention import DAY_SECONDS
 
 _TOKEN_BYTES = 32
-_USED_SECONDS = 60
+_LAST_USED_SECONDS = 60
 
 
 def open_session(session: Session, key_id: str, settings: SignInSettings) -> str:
@@ -40,7 +40,7 @@ def open_session(session: Session, key_id: str, settings: SignInSettings) -> str
 def list_sessions(session: Session, settings: SignInSettings) -> list[tuple[BrowserSession, ApiKey]]:
     """Return the open sessions, oldest first, each with its key."""
     query = select(BrowserSession, ApiKey).join(ApiKey, ApiKey.id == BrowserSession.key_id)
-    rows = session.execute(query.where(*_open(settings)).order_by(BrowserSession.created_at, BrowserSession.id))
+    rows = session.execute(query.where(*_is_open(settings)).order_by(BrowserSession.created_at, BrowserSession.id))
     return [(row[0], row[1]) for row in rows]
 
 
@@ -82,15 +82,15 @@ class Sessions:
     def __init__(
         self,
         database: Database,
-        keys: KeyRing,
+        keys: ApiKeyCache,
         settings: SignInSettings,
         *,
-        trusted_seconds: float = TRUSTED_SECONDS,
+        cache_seconds: float = CACHE_SECONDS,
     ) -> None:
         self._database = database
         self._keys = keys
         self._settings = settings
-        self._known: Recent[bytes, str] = Recent(trusted_seconds)
+        self._known: RowCache[bytes, str] = RowCache(cache_seconds)
 
     def open(self, key_id: str) -> str:
         """Open a session for a valid key; returns the token for its cookie."""
@@ -108,7 +108,7 @@ class Sessions:
         if key_id is None:
             with self._database.read() as session:
                 found = session.scalar(
-                    select(BrowserSession).where(BrowserSession.sha256 == sha256, *_open(self._settings))
+                    select(BrowserSession).where(BrowserSession.sha256 == sha256, *_is_open(self._settings))
                 )
             if found is None:
                 raise Unauthorized("This browser session has ended. Sign in again.")
@@ -117,7 +117,7 @@ class Sessions:
         return self._keys.get(key_id)
 
     def end(self, token: str) -> None:
-        """End a session: here at once, in other processes within `trusted_seconds`."""
+        """End a session: here at once, in other processes within `cache_seconds`."""
         sha256 = digest(token)
         with self._database.write() as session:
             _delete(session, BrowserSession.sha256 == sha256)
@@ -128,7 +128,7 @@ class Sessions:
         used = self._known.take_used()
         if not used:
             return
-        old = BrowserSession.last_used_at < now(-_USED_SECONDS)
+        old = BrowserSession.last_used_at < now(-_LAST_USED_SECONDS)
         with self._database.write() as session:
             session.execute(
                 update(BrowserSession).where(BrowserSession.id.in_(used), old).values(last_used_at=now()),
@@ -136,7 +136,7 @@ class Sessions:
             )
 
 
-def _open(settings: SignInSettings) -> tuple[ColumnElement[bool], ...]:
+def _is_open(settings: SignInSettings) -> tuple[ColumnElement[bool], ...]:
     unused_since = now(-settings.session_idle_days * DAY_SECONDS)
     return BrowserSession.expires_at > now(), BrowserSession.last_used_at > unused_since
 

@@ -24,7 +24,7 @@ _MAX_EMAIL = 254
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\Z")
 # 16 MiB and about 0.1 s of one CPU, more work than OWASP's cheat sheet asks for.
 _hasher = PasswordHasher(time_cost=8, memory_cost=16 * 1024, parallelism=1)
-_NOBODY = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"
+_DUMMY_HASH = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"
 """A hash of the same cost that no password has."""
 
 
@@ -34,7 +34,7 @@ def create(session: Session, email: str, password: str) -> User:
     Raises:
         SpecInvalid: The address is not valid or taken, or the password is too short or too long.
     """
-    address = _address(email)
+    address = _normalize_email(email)
     if not (_EMAIL.match(address) and address.isprintable() and len(address) <= _MAX_EMAIL):
         raise SpecInvalid("Not an e-mail address; one looks like name@host.", field="email")
     if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
@@ -68,7 +68,7 @@ def remove(session: Session, email: str) -> Sequence[ApiKey]:
     Raises:
         NotFound: There is no user with this address.
     """
-    user = session.scalar(select(User).where(User.email == _address(email)))
+    user = session.scalar(select(User).where(User.email == _normalize_email(email)))
     if user is None:
         raise NotFound(f"No such user: {email!r}. `gradient-server users list` shows them.", field="email")
     ids = session.scalars(select(UserKey.key_id).where(UserKey.user_id == user.id)).all()
@@ -83,15 +83,15 @@ def sign_in(session: Session, email: str, password: str) -> User:
     Raises:
         Unauthorized: The address or the password is wrong.
     """
-    user = session.scalar(select(User).where(User.email == _address(email)))
+    user = session.scalar(select(User).where(User.email == _normalize_email(email)))
     # An unknown address takes as long to check, so that addresses cannot be found by timing.
-    stored = user.password if user is not None else _NOBODY
-    if not _matches(password, stored) or user is None:
+    stored = user.password if user is not None else _DUMMY_HASH
+    if not _verify_password(password, stored) or user is None:
         raise Unauthorized("The e-mail address or the password is wrong.")
     return user
 
 
-def give_key(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
+def create_key_for(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
     """Create an API key for a user who has signed in.
 
     Args:
@@ -115,11 +115,11 @@ def give_key(session: Session, user_id: str, name: str, *, days: float | None = 
     return key, secret
 
 
-def _address(email: str) -> str:
+def _normalize_email(email: str) -> str:
     return email.strip().casefold()
 
 
-def _matches(password: str, stored: str) -> bool:
+def _verify_password(password: str, stored: str) -> bool:
     if len(password) > MAX_PASSWORD:
         return False
     try:

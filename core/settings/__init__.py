@@ -15,7 +15,14 @@ from core.settings.cloud import ArtifactSettings, BucketSettings, GcsSettings, T
 from core.settings.database import DatabaseSettings, QueueSettings, SecretSettings
 from core.settings.docker import DockerSettings, EgressSettings, ImageSettings, PortSettings
 from core.settings.retention import RetentionSettings
-from core.settings.worker import MOCK, DiskSettings, LogSettings, MachineSettings, StatsdSettings, WorkerSettings
+from core.settings.worker import (
+    MOCK_BACKEND,
+    DiskSettings,
+    LogSettings,
+    MachineSettings,
+    StatsdSettings,
+    WorkerSettings,
+)
 from core.system.hosts import EVERY_ADDRESS, canonical_host
 
 _PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "rediss": 6379, "amqp": 5672}
@@ -72,7 +79,7 @@ class Settings(BaseSettings):
         """Return the backend that runs a machine type's jobs here, given the catalogue's name of it."""
         if machine == "tpu" and self.tpu.backend is not None:
             return self.tpu.backend
-        return MOCK if self.machines.simulate else machine
+        return MOCK_BACKEND if self.machines.simulate else machine
 
     @property
     def own_ports(self) -> dict[int, str]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from core.formatting import GIB
 
-MOCK = "mock"
+MOCK_BACKEND = "mock"
 """Backend that simulates machine types on the host's CPU."""
 _FENCE_SECONDS = 120.0
 
@@ -112,12 +112,12 @@ class WorkerSettings(BaseModel):
     keep_scratch: bool = Field(default=False, description="keep each attempt's scratch directory, for debugging")
 
     @property
-    def most_slots(self) -> int:
+    def max_slots(self) -> int:
         """Most jobs at once on this host: `slots`, else one per two CPUs, at least two."""
         return self.slots or max(2, (os.cpu_count() or 1) // 2)
 
     @property
-    def cut_off_seconds(self) -> float:
+    def self_fence_seconds(self) -> float:
         """Seconds without the database after which a worker ends jobs that could be restarted elsewhere."""
         return self.lost_after_seconds - min(_FENCE_SECONDS, self.lost_after_seconds / 4)
 

@@ -14,10 +14,10 @@ from sqlalchemy import select
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable
 from core.jobs import metrics
-from core.jobs.transitions import note_attempt
+from core.jobs.transitions import update_attempt
 from core.security import sessions
 from core.storage import retention
-from core.storage.retention import DAY_SECONDS, Due, Kind, Policy
+from core.storage.retention import DAY_SECONDS, DueRemoval, OutputKind, Policy
 from core.storage.stores import Stores
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ BATCH = 100
 
 
 @dataclass(slots=True)
-class Tally:
+class RemovalCount:
     """Number of jobs (or archives) with deletions, the bytes, and the oldest time of end (or of last use)."""
 
     count: int = 0
@@ -42,17 +42,19 @@ class Tally:
 
 
 @dataclass(slots=True)
-class ProjectTally:
+class ProjectRemovals:
     """Deletions for one project by kind, and the finite policies behind them."""
 
     id: str
     name: str
-    policies: dict[Kind, Policy]
-    removed: dict[Kind, Tally] = field(default_factory=lambda: {kind: Tally() for kind in Kind})
+    policies: dict[OutputKind, Policy]
+    removed: dict[OutputKind, RemovalCount] = field(
+        default_factory=lambda: {kind: RemovalCount() for kind in OutputKind}
+    )
 
 
 @dataclass(slots=True)
-class Report:
+class PruneReport:
     """The deletions that were made, or that would be.
 
     Attributes:
@@ -64,20 +66,20 @@ class Report:
         more: Whether time ran out before everything was done.
     """
 
-    projects: list[ProjectTally] = field(default_factory=list)
+    projects: list[ProjectRemovals] = field(default_factory=list)
     workspaces_days: int = 0
-    workspaces: Tally = field(default_factory=Tally)
+    workspaces: RemovalCount = field(default_factory=RemovalCount)
     unfinished: int = 0
     failed: int = 0
     more: bool = False
 
     @property
-    def total(self) -> Tally:
+    def total(self) -> RemovalCount:
         """The sum over all projects and archives."""
         tallies = [tally for project in self.projects for tally in project.removed.values()] + [self.workspaces]
         ends = [tally.oldest for tally in tallies if tally.oldest is not None]
         counted, size = sum(tally.count for tally in tallies), sum(tally.bytes for tally in tallies)
-        return Tally(counted, size, min(ends, default=None))
+        return RemovalCount(counted, size, min(ends, default=None))
 
 
 def prune(
@@ -85,8 +87,8 @@ def prune(
     *,
     dry_run: bool = False,
     seconds: float | None = None,
-    progress: Callable[[Report], None] | None = None,
-) -> Report:
+    progress: Callable[[PruneReport], None] | None = None,
+) -> PruneReport:
     """Delete what no policy keeps any longer: the database is updated first, then the files are deleted.
 
     Args:
@@ -100,17 +102,17 @@ def prune(
     """
     until = None if seconds is None else time.monotonic() + seconds
     run = _Run(stores, dry_run=dry_run, until=until, progress=progress or (lambda _: None))
-    run.whole()
+    run.run()
     return run.report
 
 
-def remove_artifacts(stores: Stores, job: Job, meant: Callable[[str], bool] | None) -> None:
+def remove_artifacts(stores: Stores, job: Job, selected: Callable[[str], bool] | None) -> None:
     """Delete artifacts of a job that has ended.
 
     Args:
         stores: The open stores.
         job: The job.
-        meant: Returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
+        selected: Returns by public path whether to delete a file of the latest attempt; None: all of every attempt.
 
     Raises:
         SpecInvalid: The job has not ended and would write them again.
@@ -118,46 +120,46 @@ def remove_artifacts(stores: Stores, job: Job, meant: Callable[[str], bool] | No
     """
     if not job.ended:
         raise SpecInvalid("The job is not over, and would leave its artifacts again. Stop it first.", field="jobId")
-    if meant is not None:
-        stores.artifacts.discard(job.id, job.attempt, meant)
+    if selected is not None:
+        stores.artifacts.discard(job.id, job.attempt, selected)
         left = stores.artifacts.list(job.id, job.attempt, limit=0).total_bytes
         with stores.database.write() as session:
-            note_attempt(session, job, artifact_bytes=left)
+            update_attempt(session, job, artifact_bytes=left)
         return
     with stores.database.write() as session:
-        retention.expire(session, Kind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])
+        retention.mark_expired(session, OutputKind.ARTIFACTS, [job.id], "somebody asked for it", left=[job.id])
     # Committed. If this process dies here, the next pruning finds the files by `pending_deletions`.
     stores.artifacts.remove(job.id)
     with stores.database.write() as session:
-        retention.done(session, [(job.id, Kind.ARTIFACTS)])
+        retention.clear_pending(session, [(job.id, OutputKind.ARTIFACTS)])
 
 
 class _Run:
     """One pass over everything."""
 
     def __init__(
-        self, stores: Stores, *, dry_run: bool, until: float | None, progress: Callable[[Report], None]
+        self, stores: Stores, *, dry_run: bool, until: float | None, progress: Callable[[PruneReport], None]
     ) -> None:
         self._stores = stores
         self._dry = dry_run
         self._until = until
         self._progress = progress
         self._settings = stores.settings.retention
-        self.report = Report(workspaces_days=self._settings.workspaces_days)
+        self.report = PruneReport(workspaces_days=self._settings.workspaces_days)
 
-    def whole(self) -> None:
+    def run(self) -> None:
         """Delete everything that is due."""
         if not self._dry:
             with self._stores.database.write() as session:
                 sessions.remove_expired(session, self._stores.settings.sign_in)
-        self._finish_earlier()
+        self._resume_pending()
         with self._stores.database.read() as session:
             projects = list(session.scalars(select(Project).order_by(Project.name)))
         for project in projects:
-            policies = {kind: retention.policy(project, kind, self._settings) for kind in Kind}
+            policies = {kind: retention.policy_for(project, kind, self._settings) for kind in OutputKind}
             ending = {kind: policy for kind, policy in policies.items() if policy.days is not None}
             if ending:
-                tally = ProjectTally(project.id, project.name, ending)
+                tally = ProjectRemovals(project.id, project.name, ending)
                 self.report.projects.append(tally)
                 for kind in ending:
                     self._expire(tally, kind)
@@ -168,12 +170,12 @@ class _Run:
         self.report.more = self.report.more or (self._until is not None and time.monotonic() >= self._until)
         return self.report.more
 
-    def _finish_earlier(self) -> None:
+    def _resume_pending(self) -> None:
         """Delete files left by an interrupted run."""
         after = ("", "")
         while not self._time_is_up():
             with self._stores.database.read() as session:
-                page = retention.unfinished(session, after=after, limit=BATCH)
+                page = retention.pending_removals(session, after=after, limit=BATCH)
             if not page:
                 return
             self.report.unfinished += len(page)
@@ -181,14 +183,14 @@ class _Run:
                 self._remove_files(page)
             after = page[-1]
 
-    def _expire(self, tally: ProjectTally, kind: Kind) -> None:
+    def _expire(self, tally: ProjectRemovals, kind: OutputKind) -> None:
         policy, after = tally.policies[kind], None
         while policy.days is not None and not self._time_is_up():
             with self._stores.database.read() as session:
-                page = retention.due(session, tally.id, kind, policy.days, after=after, limit=BATCH)
+                page = retention.due_removals(session, tally.id, kind, policy.days, after=after, limit=BATCH)
             if not page:
                 return
-            left = {job.id: size for job in page if (size := self._left(job, kind)) is not None}
+            left = {job.id: size for job in page if (size := self._stored_bytes(job, kind)) is not None}
             going = {job.id for job in page} if self._dry else self._expire_batch(page, kind, policy, left)
             for job in page:
                 if job.id in going and job.id in left:
@@ -196,17 +198,19 @@ class _Run:
             self._progress(self.report)
             after = page[-1]
 
-    def _expire_batch(self, page: Sequence[Due], kind: Kind, policy: Policy, left: dict[str, int]) -> set[str]:
+    def _expire_batch(
+        self, page: Sequence[DueRemoval], kind: OutputKind, policy: Policy, left: dict[str, int]
+    ) -> set[str]:
         with self._stores.database.write() as session:
-            marked = retention.expire(session, kind, [job.id for job in page], policy.sentence, left=left)
+            marked = retention.mark_expired(session, kind, [job.id for job in page], policy.describe, left=left)
         # Committed. If this process dies from here on, the next run finds the files by `pending_deletions`.
         self._remove_files([(job_id, kind) for job_id in marked])
         return set(marked)
 
-    def _left(self, job: Due, kind: Kind) -> int | None:
+    def _stored_bytes(self, job: DueRemoval, kind: OutputKind) -> int | None:
         """Return the bytes of the job's log, or of the artifacts of all attempts; None if there are none."""
         try:
-            if kind is Kind.LOGS:
+            if kind is OutputKind.LOGS:
                 return self._stores.logs.reader(job.id).size or None
             pages = [self._stores.artifacts.list(job.id, attempt, limit=0) for attempt in range(1, job.attempt + 1)]
         except (OSError, ValueError, KeyError, TypeError, StoreUnavailable):
@@ -217,13 +221,13 @@ class _Run:
             sum(page.total_bytes for page in pages) if any(page.total_files or page.skipped for page in pages) else None
         )
 
-    def _remove_files(self, removals: Sequence[tuple[str, Kind]]) -> None:
+    def _remove_files(self, removals: Sequence[tuple[str, OutputKind]]) -> None:
         gone = []
         for job_id, kind in removals:
-            store = self._stores.logs if kind is Kind.LOGS else self._stores.artifacts
+            store = self._stores.logs if kind is OutputKind.LOGS else self._stores.artifacts
             try:
                 store.remove(job_id)
-                if kind is Kind.LOGS:  # metrics are kept as long as the log
+                if kind is OutputKind.LOGS:  # metrics are kept as long as the log
                     metrics.remove(self._stores.database, job_id)
             except (OSError, StoreUnavailable):
                 self.report.failed += 1
@@ -231,7 +235,7 @@ class _Run:
             else:
                 gone.append((job_id, kind))
         with self._stores.database.write() as session:
-            retention.done(session, gone)
+            retention.clear_pending(session, gone)
 
     def _discard_workspaces(self, days: int) -> None:
         unused_since = time.time() - days * DAY_SECONDS

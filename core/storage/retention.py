@@ -16,15 +16,15 @@ from sqlalchemy.orm import Session
 from core.db.database import UtcDateTime, now
 from core.db.models.jobs import Event, Job, PendingDeletion, Project
 from core.jobs.states import TERMINAL, JobState
-from core.jobs.transitions import insert_once, record
+from core.jobs.transitions import add_event, insert_ignore
 from core.settings.retention import RetentionSettings
 
-FOR_GOOD = 0
+FOREVER = 0
 """Value in a project's row: keep forever, whatever the settings say."""
 DAY_SECONDS = 86_400.0
 
 
-class Kind(StrEnum):
+class OutputKind(StrEnum):
     """Kinds of output that a policy can delete."""
 
     LOGS = "logs"
@@ -33,12 +33,12 @@ class Kind(StrEnum):
 
 EVENT = "retention"
 """Kind of the event that records a deletion; its reason names the output."""
-_REASONS = {Kind.LOGS: "logs_removed", Kind.ARTIFACTS: "artifacts_removed"}
-_REMOVED_AT = {Kind.LOGS: Job.logs_removed_at, Kind.ARTIFACTS: Job.artifacts_removed_at}
-_OWN = {Kind.LOGS: Project.keep_logs_days, Kind.ARTIFACTS: Project.keep_artifacts_days}
-_NAMES = {Kind.LOGS: "log", Kind.ARTIFACTS: "artifacts"}
-_VERBS = {Kind.LOGS: "was", Kind.ARTIFACTS: "were"}
-_ALIVE = [state for state in JobState if state not in TERMINAL]
+_REASONS = {OutputKind.LOGS: "logs_removed", OutputKind.ARTIFACTS: "artifacts_removed"}
+_REMOVED_AT = {OutputKind.LOGS: Job.logs_removed_at, OutputKind.ARTIFACTS: Job.artifacts_removed_at}
+_PROJECT_DAYS = {OutputKind.LOGS: Project.keep_logs_days, OutputKind.ARTIFACTS: Project.keep_artifacts_days}
+_NAMES = {OutputKind.LOGS: "log", OutputKind.ARTIFACTS: "artifacts"}
+_VERBS = {OutputKind.LOGS: "was", OutputKind.ARTIFACTS: "were"}
+_ACTIVE_STATES = [state for state in JobState if state not in TERMINAL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class Policy:
     own: bool
 
     @property
-    def sentence(self) -> str:
+    def describe(self) -> str:
         """The policy in words."""
         whose = "its project's policy" if self.own else "the service's settings"
         length = "for good" if self.days is None else f"{self.days} day{'s' * (self.days != 1)} after the job's end"
         return f"kept {length} by {whose}"
 
 
-class Due(NamedTuple):
+class DueRemoval(NamedTuple):
     """A job whose log or artifacts are due for deletion."""
 
     id: str
@@ -70,23 +70,25 @@ class Due(NamedTuple):
     finished_at: datetime
 
 
-class Removed(NamedTuple):
+class RecordedRemoval(NamedTuple):
     """A deletion of a job's output: kind, time, and a sentence about it."""
 
-    kind: Kind
+    kind: OutputKind
     at: datetime
     message: str
 
 
-def policy(project: Project, kind: Kind, settings: RetentionSettings) -> Policy:
+def policy_for(project: Project, kind: OutputKind, settings: RetentionSettings) -> Policy:
     """Return the policy for a project: its own, else that of the service's settings."""
-    own: int | None = getattr(project, _OWN[kind].key)
+    own: int | None = getattr(project, _PROJECT_DAYS[kind].key)
     if own is None:
-        return Policy(settings.logs_days if kind is Kind.LOGS else settings.artifacts_days, own=False)
-    return Policy(None if own == FOR_GOOD else own, own=True)
+        return Policy(settings.logs_days if kind is OutputKind.LOGS else settings.artifacts_days, own=False)
+    return Policy(None if own == FOREVER else own, own=True)
 
 
-def due(session: Session, project_id: str, kind: Kind, days: int, *, after: Due | None, limit: int) -> list[Due]:
+def due_removals(
+    session: Session, project_id: str, kind: OutputKind, days: int, *, after: DueRemoval | None, limit: int
+) -> list[DueRemoval]:
     """Return jobs of a project whose logs or artifacts are due for deletion, the earliest ended first.
 
     Args:
@@ -113,10 +115,12 @@ def due(session: Session, project_id: str, kind: Kind, days: int, *, after: Due 
         place = tuple_(literal(after.finished_at, UtcDateTime()), literal(after.seq))
         query = query.where(tuple_(Job.finished_at, Job.seq) > place)
     rows = session.execute(query)
-    return [Due(id_, seq, attempt, ended) for id_, seq, attempt, ended in rows if ended is not None]
+    return [DueRemoval(id_, seq, attempt, ended) for id_, seq, attempt, ended in rows if ended is not None]
 
 
-def expire(session: Session, kind: Kind, jobs: Collection[str], why: str, *, left: Collection[str]) -> list[str]:
+def mark_expired(
+    session: Session, kind: OutputKind, jobs: Collection[str], why: str, *, left: Collection[str]
+) -> list[str]:
     """Mark the logs or artifacts of these jobs as removed; the caller deletes the files after the commit.
 
     Args:
@@ -134,36 +138,38 @@ def expire(session: Session, kind: Kind, jobs: Collection[str], why: str, *, lef
     # Rows locked by a concurrent deletion are left to it.
     marked = list(session.scalars(ours.with_for_update(skip_locked=True)))
     told = [job for job in marked if job.id in left]
-    _set(session, marked, {column.key: now()})
-    if kind is Kind.ARTIFACTS:
-        _set(session, told, {"artifacts_state": "removed"})
+    _update_jobs(session, marked, {column.key: now()})
+    if kind is OutputKind.ARTIFACTS:
+        _update_jobs(session, told, {"artifacts_state": "removed"})
     detail = f"The {_NAMES[kind]} {_VERBS[kind]} removed: {why}."
     for job in told:
-        record(session, job, EVENT, reason=_REASONS[kind], detail=detail)
+        add_event(session, job, EVENT, reason=_REASONS[kind], detail=detail)
     if marked:
-        removals = insert_once(session.get_bind().dialect.name, PendingDeletion).values(at=now())
+        removals = insert_ignore(session.get_bind().dialect.name, PendingDeletion).values(at=now())
         session.execute(removals, [{"job_id": job.id, "what": kind.value} for job in marked])
     return [job.id for job in marked]
 
 
-def _set(session: Session, jobs: Sequence[Job], values: dict[str, object]) -> None:
+def _update_jobs(session: Session, jobs: Sequence[Job], values: dict[str, object]) -> None:
     if jobs:
         statement = update(Job).where(Job.seq.in_([job.seq for job in jobs])).values(values)
         session.execute(statement.execution_options(synchronize_session=False))
 
 
-def unfinished(session: Session, *, after: tuple[str, str] = ("", ""), limit: int) -> list[tuple[str, Kind]]:
+def pending_removals(
+    session: Session, *, after: tuple[str, str] = ("", ""), limit: int
+) -> list[tuple[str, OutputKind]]:
     """Return pending deletions, whose files may still exist, in order of job."""
     query = select(PendingDeletion.job_id, PendingDeletion.what).where(
         tuple_(PendingDeletion.job_id, PendingDeletion.what) > tuple_(*after)
     )
     rows = session.execute(query.order_by(PendingDeletion.job_id, PendingDeletion.what).limit(limit))
-    return [(row.job_id, Kind(row.what)) for row in rows]
+    return [(row.job_id, OutputKind(row.what)) for row in rows]
 
 
-def done(session: Session, removals: Sequence[tuple[str, Kind]]) -> None:
+def clear_pending(session: Session, removals: Sequence[tuple[str, OutputKind]]) -> None:
     """Remove these from the pending deletions, after their files are deleted."""
-    for kind in Kind:
+    for kind in OutputKind:
         jobs = [job_id for job_id, what in removals if what is kind]
         if jobs:
             session.execute(
@@ -171,17 +177,19 @@ def done(session: Session, removals: Sequence[tuple[str, Kind]]) -> None:
             )
 
 
-def removed(session: Session, jobs: Collection[Job]) -> dict[str, list[Removed]]:
+def recorded_removals(session: Session, jobs: Collection[Job]) -> dict[str, list[RecordedRemoval]]:
     """Return the recorded deletions of these jobs, by job id; no query if there are none."""
     touched = {job.id: job for job in jobs if job.logs_removed_at or job.artifacts_removed_at}
     if not touched:
         return {}
     kinds = {reason: kind for kind, reason in _REASONS.items()}
     query = select(Event).where(Event.job_id.in_(touched), Event.kind == EVENT).order_by(Event.id)
-    found: dict[str, list[Removed]] = {}
+    found: dict[str, list[RecordedRemoval]] = {}
     for event in session.scalars(query):
         if event.reason in kinds:
-            found.setdefault(event.job_id, []).append(Removed(kinds[event.reason], event.at, event.detail or ""))
+            found.setdefault(event.job_id, []).append(
+                RecordedRemoval(kinds[event.reason], event.at, event.detail or "")
+            )
     return found
 
 
@@ -191,6 +199,6 @@ def needed_workspaces(session: Session, days: int) -> set[str]:
     recent = (Job.finished_at >= now(-days * DAY_SECONDS)) & Job.deleted_at.is_(None)
     found: set[str | None] = set()
     # Two statements, because each one uses an index of its own.
-    for which in (Job.state.in_(_ALIVE), recent):
+    for which in (Job.state.in_(_ACTIVE_STATES), recent):
         found.update(session.scalars(select(named).where(which).distinct()))
     return {sha256 for sha256 in found if sha256 is not None}

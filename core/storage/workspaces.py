@@ -49,7 +49,7 @@ class StoredWorkspace:
     unpacked_bytes: int
 
 
-class UsedArchive(NamedTuple):
+class ArchiveUsage(NamedTuple):
     """A stored archive: its digest, its bytes, and when it was last stored or named by a new job (Unix seconds)."""
 
     sha256: str
@@ -96,8 +96,8 @@ class WorkspaceStore:
                     "send it again",
                     field="workspace",
                 )
-            stored = self.stat(sha256) if self.use(sha256) else None
-            return stored or self._keep(upload, sha256, size, limits)
+            stored = self.stat(sha256) if self.mark_used(sha256) else None
+            return stored or self._store(upload, sha256, size, limits)
         finally:
             upload.unlink(missing_ok=True)
 
@@ -127,7 +127,7 @@ class WorkspaceStore:
         archive = self.path(sha256)
         try:
             size = archive.stat().st_size
-            facts = json.loads(_facts_path(archive).read_bytes())
+            facts = json.loads(_metadata_path(archive).read_bytes())
             stored = StoredWorkspace(
                 sha256, facts["size"], ArchiveKind(facts["kind"]), facts["files"], facts["unpacked_bytes"]
             )
@@ -136,7 +136,7 @@ class WorkspaceStore:
         # An archive that was truncated by a power cut must not count as stored.
         return stored if stored.size == size else None
 
-    def use(self, sha256: str) -> bool:
+    def mark_used(self, sha256: str) -> bool:
         """Mark an archive as used, because a new job will name it; protects it from `discard`.
 
         Returns:
@@ -151,14 +151,14 @@ class WorkspaceStore:
             return False
         return self.has(sha256)
 
-    def archives(self) -> Iterator[UsedArchive]:
+    def archives(self) -> Iterator[ArchiveUsage]:
         """Yield all archives, in no particular order."""
         for folder in self._root.glob("[0-9a-f][0-9a-f]"):
             for archive in folder.iterdir():
                 if _SHA256.fullmatch(archive.name):
                     with suppress(FileNotFoundError):
                         status = archive.stat()
-                        yield UsedArchive(archive.name, status.st_size, status.st_mtime)
+                        yield ArchiveUsage(archive.name, status.st_size, status.st_mtime)
 
     def discard(self, sha256: str, *, unused_since: float) -> bool:
         """Delete an archive that was not stored or used since a time (Unix seconds); returns whether it was deleted.
@@ -166,13 +166,13 @@ class WorkspaceStore:
         The caller must know that no job needs it. An archive that is used concurrently is kept.
         """
         archive = self.path(sha256)
-        gone = self._withdraw(archive, unused_since)
+        gone = self._set_aside(archive, unused_since)
         if gone:
             # Kept if an upload of the same archive has just rewritten it.
-            self._withdraw(_facts_path(archive), unused_since)
+            self._set_aside(_metadata_path(archive), unused_since)
         return gone
 
-    def _withdraw(self, path: Path, unused_since: float) -> bool:
+    def _set_aside(self, path: Path, unused_since: float) -> bool:
         self._incoming.mkdir(parents=True, exist_ok=True)
         aside = self._incoming / f"withdrawn-{os.getpid()}-{threading.get_ident()}-{path.name}"
         try:
@@ -197,7 +197,7 @@ class WorkspaceStore:
         """
         archive = self.path(sha256)
         archive.unlink(missing_ok=True)
-        _facts_path(archive).unlink(missing_ok=True)
+        _metadata_path(archive).unlink(missing_ok=True)
 
     def sweep_temporary(self, older_than_s: float) -> int:
         """Delete temporary files of uploads whose process died.
@@ -220,12 +220,12 @@ class WorkspaceStore:
                     removed += 1
         return removed
 
-    def _keep(self, upload: Path, sha256: str, size: int, limits: ArchiveLimits) -> StoredWorkspace:
+    def _store(self, upload: Path, sha256: str, size: int, limits: ArchiveLimits) -> StoredWorkspace:
         summary = inspect(upload, limits)
         stored = StoredWorkspace(sha256, size, summary.kind, summary.files, summary.bytes)
         archive = self.path(sha256)
         archive.parent.mkdir(exist_ok=True)
-        write_atomically(_facts_path(archive), json.dumps(asdict(stored)).encode(), folder=self._incoming)
+        write_atomically(_metadata_path(archive), json.dumps(asdict(stored)).encode(), folder=self._incoming)
         upload.replace(archive)
         sync_folder(archive.parent)
         return stored
@@ -239,7 +239,7 @@ def _check_sha256(sha256: str) -> None:
         )
 
 
-def _facts_path(archive: Path) -> Path:
+def _metadata_path(archive: Path) -> Path:
     return archive.with_name(f"{archive.name}.json")
 
 

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from core.catalogue.registries import DOCKER_HUB, registry_of
+from core.catalogue.registries import DOCKER_HUB, registry_host
 from core.errors import EgressRefused
 from core.settings.docker import EgressSettings
 
@@ -24,7 +24,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _PORTS = {"https": 443, "http": 80}
 _PUBLIC_V6 = ipaddress.ip_network("2000::/3")
 _NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
-_COMPATIBLE = ipaddress.ip_network("::/96")
+_IPV4_COMPATIBLE = ipaddress.ip_network("::/96")
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(one)
     for one in (
@@ -48,7 +48,7 @@ class Egress:
             try:
                 self._networks.append(ipaddress.ip_network(one.strip("[]"), strict=False))
             except ValueError:
-                self._names.add(_plain(one))
+                self._names.add(_normalize_host(one))
 
     def check_url(self, url: str, field: str) -> tuple[str, int]:
         """Refuse a URL by its scheme and host, without resolving a name.
@@ -80,10 +80,10 @@ class Egress:
         Raises:
             EgressRefused: It is one, or not a valid host.
         """
-        plain = _plain(host)
+        plain = _normalize_host(host)
         if plain in self._names:
             return
-        address = literal(plain)
+        address = parse_ip(plain)
         if address is not None:
             self._check_address(address, host, field)
         elif plain in _LOCAL_NAMES or plain.endswith(".localhost"):
@@ -98,7 +98,7 @@ class Egress:
             EgressRefused: The host has no address, or one that may not be connected to.
         """
         self.check_host(host, field)
-        plain = _plain(host)
+        plain = _normalize_host(host)
         try:
             found = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -115,9 +115,9 @@ class Egress:
         Raises:
             EgressRefused: The host is refused.
         """
-        registry = registry_of(reference)
+        registry = registry_host(reference)
         if registry != DOCKER_HUB:
-            self.check_host(host_of(registry), field)
+            self.check_host(strip_port(registry), field)
 
     def resolve_image(self, reference: str, field: str) -> None:
         """Refuse an image whose registry has an address that may not be connected to.
@@ -125,8 +125,8 @@ class Egress:
         Raises:
             EgressRefused: It has one, or no address. Allowed names are not resolved: the engine may have a proxy.
         """
-        host = host_of(registry_of(reference))
-        if host != DOCKER_HUB and _plain(host) not in self._names:
+        host = strip_port(registry_host(reference))
+        if host != DOCKER_HUB and _normalize_host(host) not in self._names:
             self.resolve(host, _PORTS["https"], field)
 
     def _check_address(self, address: Address, host: str, field: str) -> None:
@@ -160,12 +160,12 @@ def connect(addresses: Sequence[tuple[str, int]]) -> socket.socket:
     raise problem
 
 
-def host_of(registry: str) -> str:
+def strip_port(registry: str) -> str:
     """Return the host of a registry without its port."""
     return registry if registry.endswith("]") else re.sub(r":[0-9]+\Z", "", registry)
 
 
-def literal(host: str) -> Address | None:
+def parse_ip(host: str) -> Address | None:
     """Parse a host as an address in any spelling: dotted, decimal, octal, hexadecimal or IPv6; None if it is a name."""
     try:
         return ipaddress.ip_address(host.partition("%")[0])
@@ -177,7 +177,7 @@ def literal(host: str) -> Address | None:
         return None
 
 
-def _plain(host: str) -> str:
+def _normalize_host(host: str) -> str:
     return unicodedata.normalize("NFKC", host).strip("[]").rstrip(".").lower()
 
 
@@ -185,7 +185,7 @@ def _embedded(address: Address) -> ipaddress.IPv4Address | None:
     """Return the IPv4 address embedded in an IPv6 one, if any."""
     if isinstance(address, ipaddress.IPv4Address):
         return None
-    if any(address in network for network in (*_NAT64, _COMPATIBLE)) and int(address) > 1:
+    if any(address in network for network in (*_NAT64, _IPV4_COMPATIBLE)) and int(address) > 1:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     teredo = address.teredo
     return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)

@@ -14,7 +14,7 @@ from core.settings import Settings
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a folder, and refuse a link to one."""
 
-_DEEPEST = 64
+_MAX_DEPTH = 64
 _PRIVATE_FOLDERS = ("workspaces", "logs", "artifacts", "attempts", "workers")
 """Closed to jobs: their own folders are mounted one by one."""
 _SQLITE = "sqlite:///"
@@ -94,7 +94,7 @@ def remove_tree(folder: Path) -> None:
         return
 
 
-def flatten(folder: Path) -> None:
+def hoist_deep_folders(folder: Path) -> None:
     """Move deeply nested folders up to the top of this one, under new names.
 
     Walking a tree needs a stack frame and a file descriptor per level, and both are limited. Links are not followed,
@@ -105,14 +105,14 @@ def flatten(folder: Path) -> None:
         waiting = ["."]
         while waiting:
             with suppress(OSError):
-                waiting += _raised(top, waiting.pop(), top, 0)
+                waiting += _hoist(top, waiting.pop(), top, 0)
     finally:
         os.close(top)
 
 
-def _raised(parent: int, name: str, top: int, level: int) -> list[str]:
+def _hoist(parent: int, name: str, top: int, level: int) -> list[str]:
     """Move up folders that are nested too deep in this one; returns their new names."""
-    if level > _DEEPEST:
+    if level > _MAX_DEPTH:
         os.rename(name, raised := new_id("deep"), src_dir_fd=parent, dst_dir_fd=top)
         return [raised]
     opened = os.open(name, OPEN_FOLDER, dir_fd=parent)
@@ -122,7 +122,7 @@ def _raised(parent: int, name: str, top: int, level: int) -> list[str]:
         found: list[str] = []
         for one in inner:
             with suppress(OSError):
-                found += _raised(opened, one, top, level + 1)
+                found += _hoist(opened, one, top, level + 1)
         return found
     finally:
         os.close(opened)
@@ -134,7 +134,7 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int = 0) -> str | None:
+def describe_shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int = 0) -> str | None:
     """Describe the first of these folders whose disk has too little space; None if all have enough.
 
     Args:
@@ -149,7 +149,7 @@ def shortage(folders: Iterable[Path], min_free_mb: int, *, coming: int = 0) -> s
     return None
 
 
-def keep_private(settings: Settings) -> None:
+def make_private(settings: Settings) -> None:
     """Create GRADIENT_HOME and deny others access to it and its folders; what another user owns is left as it is."""
     settings.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in (settings.root, *(settings.root / name for name in _PRIVATE_FOLDERS)):

@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 _WRITES = flags.MODIFY | flags.CREATE | flags.MOVED_TO
 _CHANGES = _WRITES | flags.ATTRIB | flags.DELETE_SELF
-_BLIND_SECONDS = 0.25
+_FALLBACK_POLL_SECONDS = 0.25
 
 
-class FileWatch:
+class FileWatcher:
     """Waits until something under the watched paths changes, `wake` is called, or a timeout passes.
 
     A folder is watched for its own entries, not for those of its sub-folders. Other threads can end the wait. Jobs can
@@ -28,7 +28,7 @@ class FileWatch:
     def __init__(self, *paths: Path) -> None:
         self._lock = threading.RLock()  # a signal handler may call `wake` during `close`
         self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._inotify = _watching(paths)
+        self._inotify = _open_inotify(paths)
         # Not select(): it refuses descriptors above 1023.
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
@@ -43,7 +43,7 @@ class FileWatch:
 
     def wait(self, seconds: float) -> bool:
         """Wait for at most `seconds`; True if a change was seen or `wake` was called."""
-        longest = seconds if self._inotify is not None else min(seconds, _BLIND_SECONDS)
+        longest = seconds if self._inotify is not None else min(seconds, _FALLBACK_POLL_SECONDS)
         ready = self._poll.poll(1000 * max(0.0, longest))
         self._drain()
         return bool(ready)
@@ -74,7 +74,7 @@ class FileWatch:
                 return
 
 
-def _watching(paths: tuple[Path, ...]) -> INotify | None:
+def _open_inotify(paths: tuple[Path, ...]) -> INotify | None:
     """Create an inotify instance that watches these paths; None if the limit is reached."""
     inotify = None
     try:
@@ -89,24 +89,24 @@ def _watching(paths: tuple[Path, ...]) -> INotify | None:
     return inotify
 
 
-class FolderWatch:
+class FolderWatcher:
     """Calls back when something in one of many folders changes, with one inotify instance.
 
-    It has no thread of its own: an event loop waits for `fileno` to become readable and then calls `deliver`.
+    It has no thread of its own: an event loop waits for `fileno` to become readable and then calls `dispatch_events`.
     """
 
     def __init__(self) -> None:
         self._inotify = INotify(nonblocking=True)
         self._lock = threading.Lock()
-        self._called: dict[int, list[Callable[[], None]]] = {}
+        self._callbacks: dict[int, list[Callable[[], None]]] = {}
 
     def fileno(self) -> int:
         """Return the descriptor, which is readable after a change."""
         return int(self._inotify.fileno())
 
     @contextmanager
-    def watching(self, folder: Path, callback: Callable[[], None]) -> Iterator[None]:
-        """Let `deliver` call `callback` after changes, while the block lasts.
+    def watch(self, folder: Path, callback: Callable[[], None]) -> Iterator[None]:
+        """Let `dispatch_events` call `callback` after changes, while the block lasts.
 
         Raises:
             OSError: The folder does not exist, or the host's limit of watches is reached.
@@ -114,17 +114,17 @@ class FolderWatch:
         with self._lock:
             # The same folder gets the same descriptor each time it is added.
             descriptor = self._inotify.add_watch(str(folder), _WRITES)
-            self._called.setdefault(descriptor, []).append(callback)
+            self._callbacks.setdefault(descriptor, []).append(callback)
         try:
             yield
         finally:
-            self._leave(descriptor, callback)
+            self._unwatch(descriptor, callback)
 
-    def deliver(self) -> None:
+    def dispatch_events(self) -> None:
         """Call the callbacks of the folders that changed; never blocks."""
         changed = {event.wd for event in self._inotify.read(timeout=0)}
         with self._lock:
-            callbacks = [callback for descriptor in changed for callback in self._called.get(descriptor, ())]
+            callbacks = [callback for descriptor in changed for callback in self._callbacks.get(descriptor, ())]
         for callback in callbacks:
             callback()
 
@@ -132,13 +132,13 @@ class FolderWatch:
         """Close the descriptor."""
         self._inotify.close()
 
-    def _leave(self, descriptor: int, callback: Callable[[], None]) -> None:
+    def _unwatch(self, descriptor: int, callback: Callable[[], None]) -> None:
         with self._lock:
             # One entry per watcher: two watchers with equal callbacks have two entries.
-            callbacks = self._called.get(descriptor, [])
+            callbacks = self._callbacks.get(descriptor, [])
             if callback in callbacks:
                 callbacks.remove(callback)
-            if callbacks or self._called.pop(descriptor, None) is None:
+            if callbacks or self._callbacks.pop(descriptor, None) is None:
                 return
             try:
                 self._inotify.rm_watch(descriptor)

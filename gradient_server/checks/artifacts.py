@@ -40,8 +40,8 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 def _allowed(settings: Settings, name: str) -> list[str]:
     # Imported here: Google's libraries are optional.
-    from core.storage.gcs.client import answering, open_client
+    from core.storage.gcs.client import open_client, translate_errors
 
-    with answering("asking for permissions"):
+    with translate_errors("asking for permissions"):
         allowed: list[str] = open_client(settings.gcs).bucket(name).test_iam_permissions(_NEEDED)
     return allowed

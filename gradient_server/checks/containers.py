@@ -167,7 +167,7 @@ def toolkit() -> Iterator[Finding]:
 def opened(settings: Settings) -> Iterator[Finding]:
     """Check the extra privileges, if any, that this host's file grants to containers of machine types."""
     try:
-        types = [one for one in Catalogue.load(override_path=settings.machines.file) if one.docker.words()]
+        types = [one for one in Catalogue.load(override_path=settings.machines.file) if one.docker.describe()]
     except SpecInvalid:
         return  # another check reports the error in the file
     for machine in types:
@@ -179,4 +179,6 @@ def opened(settings: Settings) -> Iterator[Finding]:
                 f"Mend [{machine.name}.docker] in {settings.machines.file}.",
             )
         else:
-            yield ok("opened", f"{machine.name}: its containers have more than the default: {machine.docker.words()}.")
+            yield ok(
+                "opened", f"{machine.name}: its containers have more than the default: {machine.docker.describe()}."
+            )

@@ -63,10 +63,10 @@ def _postgres(session: Session) -> Iterator[Finding]:
 
 def migrations(database: Database) -> Finding:
     """Check that this release can run on the schema."""
-    state = schema.examine(database)
+    state = schema.get_state(database)
     if state.fix is None:
         return ok("migrations", state.message)
-    tell = warning if state.standing is schema.Standing.NEWER else problem
+    tell = warning if state.status is schema.SchemaStatus.NEWER else problem
     return tell("migrations", state.message, state.fix)
 
 
@@ -99,7 +99,7 @@ def broker(settings: Settings) -> Iterator[Finding]:
         return
     name = _PASSWORD.sub(":***@", url)
     try:
-        import_module("core.notify.broker").reach(url)
+        import_module("core.notify.broker").check_connection(url)
     except OSError as error:
         yield problem(
             "broker",

@@ -13,7 +13,7 @@ from core.errors import SpecInvalid
 from core.formatting import GIB, MIB
 from core.settings import Settings
 from core.system.hosts import canonical_host
-from core.system.inotify import FileWatch
+from core.system.inotify import FileWatcher
 from gradient_server.checks.finding import Finding, ok, problem, warning
 from gradient_server.port_addresses import are_ports_at_dashboard
 from worker.sandbox.bubblewrap import unavailable
@@ -175,7 +175,7 @@ def inotify() -> Finding:
     allowed = _number(_INOTIFY / "max_user_instances")
     fix = "Run `sysctl fs.inotify.max_user_instances=512`, and put the line into /etc/sysctl.d/ to keep it."
     try:
-        FileWatch().close()
+        FileWatcher().close()
     except OSError as error:
         return problem("inotify", f"Files cannot be watched: {error.strerror}. Workers cannot start.", fix)
     if allowed is not None and allowed < _LEAST_INSTANCES:

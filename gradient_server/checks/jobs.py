@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 from core.errors import Unauthorized
 from core.formatting import GIB
 from core.jobs import queries
-from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.queries import WORKER_STALE_SECONDS
 from core.monitoring import snapshot
-from core.monitoring.snapshot import Census
+from core.monitoring.snapshot import ServiceSnapshot
 from core.security import api_keys as keys
 from core.settings import Settings
 from gradient_server.checks import secrets
@@ -28,7 +28,7 @@ _LEAST_DAYS = 14
 
 def check(settings: Settings, session: Session) -> Iterator[Finding]:
     """Check everything that needs the database's tables."""
-    taken = snapshot.take(session)
+    taken = snapshot.collect(session)
     yield workers(taken)
     yield from fleet.check(taken)
     yield queue(taken)
@@ -40,12 +40,12 @@ def check(settings: Settings, session: Session) -> Iterator[Finding]:
     yield growth(settings, session)
 
 
-def workers(taken: Census) -> Finding:
+def workers(taken: ServiceSnapshot) -> Finding:
     """Check that at least one worker is live."""
     if not taken.workers:
         return warning(
             "worker",
-            f"No worker was seen in the last {duration(WORKER_SILENT_SECONDS)}.",
+            f"No worker was seen in the last {duration(WORKER_STALE_SECONDS)}.",
             "Start `gradient-server up`, or `gradient-server worker` on a machine that shall run jobs.",
         )
     lines = [
@@ -56,10 +56,10 @@ def workers(taken: Census) -> Finding:
     return ok("worker", "; ".join(lines) + (f"; and {more} more." if more else "."))
 
 
-def queue(taken: Census) -> Finding:
+def queue(taken: ServiceSnapshot) -> Finding:
     """Check that each waiting job has a worker that takes its machine type."""
-    waiting = {pool: number for pool in taken.pools if (number := taken.waiting(pool))}
-    stuck = [pool for pool in waiting if not taken.takers(pool)]
+    waiting = {pool: number for pool in taken.pools if (number := taken.count_waiting(pool))}
+    stuck = [pool for pool in waiting if not taken.count_workers(pool)]
     if stuck:
         what = ", ".join(f"{waiting[pool]} for {pool[1]} (backend {pool[0]})" for pool in stuck)
         oldest = max(taken.oldest_queued[pool] for pool in stuck)
@@ -75,7 +75,7 @@ def queue(taken: Census) -> Finding:
 def silent(settings: Settings, session: Session) -> Finding:
     """Check that no job has been silent for longer than its lease."""
     lease = settings.worker.lease_seconds
-    jobs = queries.silent(session, lease)
+    jobs = queries.stale_jobs(session, lease)
     if not jobs:
         return ok("leases", f"No job has been silent for longer than its lease of {duration(lease)}.")
     shown = ", ".join(f"{job.id} (worker {job.worker} on {job.host})" for job in jobs[:_SHOWN])
@@ -139,7 +139,7 @@ def scratch(settings: Settings, session: Session) -> Finding:
 
 def growth(settings: Settings, session: Session) -> Finding:
     """Check that logs and artifacts will not fill the disk soon."""
-    kept = queries.kept_bytes(session, days=_TREND_DAYS)
+    kept = queries.stored_bytes(session, days=_TREND_DAYS)
     free = shutil.disk_usage(next(place for place in (settings.root, *settings.root.parents) if place.exists())).free
     daily = kept / _TREND_DAYS
     trend = f"Jobs left {daily / GIB:.2f} GiB a day in the last {_TREND_DAYS} days"

@@ -13,12 +13,15 @@ _SHOWN = 3
 def check(settings: Settings, session: Session) -> Finding:
     """Check that this host's keys decrypt every secret and every registry password."""
     vault = Vault(settings)
-    count, failed = credentials.readable(session, vault)
+    count, failed = credentials.check_decryptable(session, vault)
     if failed:
         more = f" And {len(failed) - _SHOWN} more." if len(failed) > _SHOWN else ""
         return problem(
             "secrets",
             f"Stored and not readable: {' '.join(failed[:_SHOWN])}{more}",
-            f"Put the keys back into {vault.where} from a backup, the same on every host; or set those values again.",
+            f"Put the keys back into {vault.key_location} from a backup, the same on every host; "
+            "or set those values again.",
         )
-    return ok("secrets", f"{count} secrets and passwords are stored, and the keys in {vault.where} open all of them.")
+    return ok(
+        "secrets", f"{count} secrets and passwords are stored, and the keys in {vault.key_location} open all of them."
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from core.monitoring.snapshot import WORKER_FORGOTTEN_SECONDS, Census, Presence
+from core.monitoring.snapshot import WORKER_FORGOTTEN_SECONDS, ServiceSnapshot, WorkerStatus
 from gradient_server.checks.finding import Finding, duration, ok, warning
 
 _SHOWN = 5
@@ -11,7 +11,7 @@ _ILL = frozenset({"lost_jobs"})
 """Repairs that a healthy installation never needs."""
 
 
-def check(taken: Census) -> Iterator[Finding]:
+def check(taken: ServiceSnapshot) -> Iterator[Finding]:
     """Check every worker that was seen within a day."""
     yield missed(taken)
     yield drained(taken)
@@ -19,10 +19,12 @@ def check(taken: Census) -> Iterator[Finding]:
     yield repairs(taken)
 
 
-def missed(taken: Census) -> Finding:
+def missed(taken: ServiceSnapshot) -> Finding:
     """Check that no worker seen within a day is silent now."""
-    if taken.missed:
-        names = _named(taken.missed, lambda one: f"last seen {duration(one.seen)} ago, with {one.held} jobs")
+    if taken.lost_workers:
+        names = _named(
+            taken.lost_workers, lambda one: f"last seen {duration(one.heartbeat_age)} ago, with {one.held} jobs"
+        )
         return warning(
             "silent",
             f"Silent: {names}.",
@@ -32,11 +34,11 @@ def missed(taken: Census) -> Finding:
     return ok("silent", "No worker that was there in the last day is silent.")
 
 
-def drained(taken: Census) -> Finding:
+def drained(taken: ServiceSnapshot) -> Finding:
     """Report the drained workers."""
-    resting = [one for one in (*taken.workers, *taken.missed) if one.drained is not None]
+    resting = [one for one in (*taken.workers, *taken.lost_workers) if one.drained_age is not None]
     if resting:
-        names = _named(resting, lambda one: f"since {duration(one.drained or 0.0)}, {one.held} jobs left")
+        names = _named(resting, lambda one: f"since {duration(one.drained_age or 0.0)}, {one.held} jobs left")
         return warning(
             "drained",
             f"Drained, so that they claim nothing: {names}.",
@@ -45,21 +47,23 @@ def drained(taken: Census) -> Finding:
     return ok("drained", "No worker is drained.")
 
 
-def deaf(taken: Census) -> Finding:
+def deaf(taken: ServiceSnapshot) -> Finding:
     """Check that the workers with a broker receive its messages."""
-    hears_nothing = [one for one in taken.workers if one.deaf]
+    hears_nothing = [one for one in taken.workers if one.broker_silent]
     if hears_nothing:
-        names = _named(hears_nothing, lambda one: f"heard nothing for {duration(one.heard or 0.0)}")
+        names = _named(hears_nothing, lambda one: f"heard nothing for {duration(one.message_age or 0.0)}")
         return warning(
             "deaf",
             f"Deaf to the broker: {names}. They find jobs only by looking, once a poll.",
             "Restart that worker; its jobs run on. If it stays deaf, look at the broker, and at its address in "
             "GRADIENT_QUEUE__BROKER_URL.",
         )
-    return ok("deaf", f"{sum(one.heard is not None for one in taken.workers)} workers hear the broker; none is deaf.")
+    return ok(
+        "deaf", f"{sum(one.message_age is not None for one in taken.workers)} workers hear the broker; none is deaf."
+    )
 
 
-def repairs(taken: Census) -> Finding:
+def repairs(taken: ServiceSnapshot) -> Finding:
     """Check that the sweeps repaired nothing that points to lost machines."""
     ill = [one for one in taken.repairs if one.kind in _ILL and one.last < _LATELY_SECONDS]
     if ill:
@@ -73,7 +77,7 @@ def repairs(taken: Census) -> Finding:
     return ok("repairs", f"The sweeps repaired so far: {done}." if done else "The sweeps had nothing to repair so far.")
 
 
-def _named(workers: Iterable[Presence], say: Callable[[Presence], str]) -> str:
+def _named(workers: Iterable[WorkerStatus], say: Callable[[WorkerStatus], str]) -> str:
     named = [f"{one.name} on {one.host} ({say(one)})" for one in workers]
     more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
     return "; ".join(named[:_SHOWN]) + more

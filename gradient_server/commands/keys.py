@@ -59,7 +59,7 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
 def _revoke(parsed: argparse.Namespace, database: Database) -> None:
     with database.write() as session:
         key = api_keys.revoke(session, parsed.id)
-    print(f"Key {key.id} ({key.name}) is revoked; servers refuse it within {api_keys.TRUSTED_SECONDS:.0f} seconds.")
+    print(f"Key {key.id} ({key.name}) is revoked; servers refuse it within {api_keys.CACHE_SECONDS:.0f} seconds.")
 
 
 def _view(key: ApiKey) -> dict[str, str | None]:

@@ -11,8 +11,8 @@ from core.errors import StoreUnavailable
 from core.formatting import format_bytes, iso_time
 from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
-from core.storage.prune import Report, Tally, prune
-from core.storage.retention import Kind
+from core.storage.prune import PruneReport, RemovalCount, prune
+from core.storage.retention import OutputKind
 from core.storage.stores import Stores
 from gradient_server.schema_upgrade import prepare_schema
 
@@ -50,7 +50,7 @@ def _open(settings: Settings, *, dry_run: bool) -> Database:
     return database
 
 
-def _show_progress(report: Report) -> None:
+def _show_progress(report: PruneReport) -> None:
     if sys.stderr.isatty():
         total = report.total
         print(f"\r\x1b[K{total.count:,} so far, {format_bytes(total.bytes)}", end="", file=sys.stderr, flush=True)
@@ -61,7 +61,7 @@ def _end_progress() -> None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _lines(report: Report, *, dry_run: bool) -> Iterator[str]:
+def _lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
     if not report.projects and not report.workspaces_days:
         yield "No policy is set: everything is kept for good."
         yield "GRADIENT_RETENTION__* and `gradient-cli projects update` set one."
@@ -70,16 +70,16 @@ def _lines(report: Report, *, dry_run: bool) -> Iterator[str]:
         for project in report.projects:
             for kind, policy in project.policies.items():
                 if project.removed[kind].count:
-                    yield _row(project.name, kind.value, project.removed[kind], policy.sentence)
+                    yield _row(project.name, kind.value, project.removed[kind], policy.describe)
         if report.workspaces.count:
             kept = f"kept {report.workspaces_days} days after the last job on it"
             yield _row("(all)", "workspaces", report.workspaces, kept)
     yield from _ending(report, dry_run=dry_run)
 
 
-def _ending(report: Report, *, dry_run: bool) -> Iterator[str]:
+def _ending(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
     total = report.total
-    logs, artifacts = (sum(project.removed[kind].count for project in report.projects) for kind in Kind)
+    logs, artifacts = (sum(project.removed[kind].count for project in report.projects) for kind in OutputKind)
     counts = [
         (logs, "log", "logs"),
         (artifacts, "job's artifacts", "jobs' artifacts"),
@@ -95,12 +95,12 @@ def _ending(report: Report, *, dry_run: bool) -> Iterator[str]:
         yield f"Files of {report.failed:,} removals could not be removed; the service's log says why. Run this again."
 
 
-def _row(name: str, what: str, tally: Tally, policy: str) -> str:
+def _row(name: str, what: str, tally: RemovalCount, policy: str) -> str:
     oldest = f"{tally.oldest:%Y-%m-%d %H:%M}" if tally.oldest else ""
     return _ROW.format(name, what, f"{tally.count:,}", format_bytes(tally.bytes), oldest, policy)
 
 
-def _json(report: Report, *, dry_run: bool) -> str:
+def _json(report: PruneReport, *, dry_run: bool) -> str:
     projects = [
         {
             "id": project.id,
@@ -122,5 +122,5 @@ def _json(report: Report, *, dry_run: bool) -> str:
     return json.dumps(found, indent=2)
 
 
-def _tally(tally: Tally) -> dict[str, int | str | None]:
+def _tally(tally: RemovalCount) -> dict[str, int | str | None]:
     return {"count": tally.count, "bytes": tally.bytes, "oldest": iso_time(tally.oldest) if tally.oldest else None}

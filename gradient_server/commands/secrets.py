@@ -19,19 +19,19 @@ def rotate(settings: Settings) -> int:
     vault = Vault(settings)
     database = Database(settings.database_url)
     prepare_schema(database)
-    if not vault.of_settings:
+    if not vault.keys_from_settings:
         vault.add_key()
     with database.write() as session:
-        done, failed = credentials.seal_anew(session, vault)
+        done, failed = credentials.reencrypt_all(session, vault)
     database.close()
     for problem in failed:
         print(f"error: {problem}", file=sys.stderr)
     if failed:
         print("Old keys were kept.", file=sys.stderr)
         return 1
-    print(f"{done} value{'' if done == 1 else 's'} encrypted with the first key of {vault.where}.")
-    if not vault.of_settings:
-        vault.forget_old_keys()
+    print(f"{done} value{'' if done == 1 else 's'} encrypted with the first key of {vault.key_location}.")
+    if not vault.keys_from_settings:
+        vault.drop_old_keys()
     return 0
 
 

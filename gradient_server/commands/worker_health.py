@@ -9,8 +9,8 @@ from sqlalchemy import select
 from core.db.database import Database, now
 from core.db.models.jobs import Worker
 from core.errors import StoreUnavailable
-from core.jobs.scheduling.workers import heard_lately
-from core.notify.messages import host_queue
+from core.jobs.scheduling.workers import ping_received_within
+from core.notify.messages import worker_queue
 from core.settings import Settings
 
 SILENT_BEATS = 6
@@ -33,7 +33,7 @@ def run(settings: Settings, name: str | None) -> int:
     try:
         with database.read() as session:
             fresh = session.scalar(select(Worker.seen_at >= now(-silent)).where(Worker.name == name))
-            hears = heard_lately(session, name, deaf)
+            hears = ping_received_within(session, name, deaf)
     except StoreUnavailable as error:
         return _no(error.message)
     finally:
@@ -50,7 +50,7 @@ def run(settings: Settings, name: str | None) -> int:
 def _deaf(broker_url: str, name: str, seconds: float) -> int:
     """Return 1 if messages wait for a worker that received none for `seconds`: then the broker is not the cause."""
     try:
-        unheard = import_module("core.notify.broker").waiting(broker_url, host_queue(name))
+        unheard = import_module("core.notify.broker").queue_length(broker_url, worker_queue(name))
     except OSError as error:
         why = f"the broker does not answer ({error}), so it finds its work by looking"
         print(f"warning: worker {name!r} hears no messages: {why}.", file=sys.stderr)

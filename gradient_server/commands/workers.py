@@ -14,7 +14,7 @@ from core.db import schema
 from core.db.database import Database, now
 from core.db.models.jobs import Worker
 from core.formatting import iso_time
-from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.scheduling import workers
 from core.settings import Settings
 
@@ -52,8 +52,8 @@ def _list(database: Database, *, as_json: bool) -> int:
 
 
 def _rows(session: Session) -> list[dict[str, Any]]:
-    jobs = workers.held_counts(session)
-    seen = select(Worker, Worker.seen_at >= now(-WORKER_SILENT_SECONDS)).order_by(Worker.name)
+    jobs = workers.held_job_counts(session)
+    seen = select(Worker, Worker.seen_at >= now(-WORKER_STALE_SECONDS)).order_by(Worker.name)
     return [
         {
             "name": worker.name,
@@ -108,4 +108,4 @@ def _wait(database: Database, name: str, timeout: float | None) -> int:
 
 def _held(database: Database, name: str) -> list[str]:
     with database.read() as session:
-        return [job.id for job in workers.jobs_of(session, name)]
+        return [job.id for job in workers.held_jobs(session, name)]

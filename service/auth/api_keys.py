@@ -42,7 +42,7 @@ async def require_key(connection: HTTPConnection, stores: Stores, header: _Heade
     secret = (header or (bearer.credentials if bearer else "")).strip()
     if not secret:
         raise Unauthorized("No API key came with the request. Send it as `x-api-key` or `Authorization: Bearer`.")
-    key = stores.keys.known(secret)
+    key = stores.keys.cached(secret)
     if key is None:
         key = await run_in_threadpool(stores.keys.authenticate, secret)
     _take_request_id(connection)

@@ -12,7 +12,7 @@ from pathlib import Path
 from itsdangerous import BadSignature, TimestampSigner
 
 from core.errors import SecretUnreadable, Unauthorized
-from core.security.api_keys import KeyRing
+from core.security.api_keys import ApiKeyCache
 from core.system.filesystem import write_atomically
 
 SIGNING_KEYS = "session.key"
@@ -76,7 +76,7 @@ class Signer:
         keys: The API keys that stamps are bound to.
     """
 
-    def __init__(self, signing_keys: SigningKeys, keys: KeyRing) -> None:
+    def __init__(self, signing_keys: SigningKeys, keys: ApiKeyCache) -> None:
         self._signing_keys = signing_keys
         self._keys = keys
 

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from core.jobs import queries
 from core.storage.artifacts.paths import not_found
-from core.storage.retention import Kind
+from core.storage.retention import OutputKind
 from service.auth.api_keys import PageCaller, require_key_or_session
 from service.dashboard.job_pages import LIVE
 from service.dashboard.listing import crumbs, entries
@@ -77,7 +77,7 @@ def show_folder(
 def show_file(session: Reading, stores: Stores, caller: PageCaller, job_id: str, path: str) -> Response:
     """Show the preview of one file."""
     row = queries.get(session, job_id)
-    refuse_removed(session, row, Kind.ARTIFACTS)
+    refuse_removed(session, row, OutputKind.ARTIFACTS)
     return page(
         "artifact.html",
         caller=caller,

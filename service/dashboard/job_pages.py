@@ -79,7 +79,7 @@ def show_jobs(
         # The page of a service without jobs also refreshes, to show the first one.
         live=any(job.state in LIVE for job in found.jobs) or not (found.jobs or state or project or after),
         public_url=stores.settings.public_url,
-        tpus=len(cloud_resources.all_open(session))
+        tpus=len(cloud_resources.list_open(session))
         if capabilities_of(stores.settings.backend_of("tpu")).billed
         else None,
     )

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from core.errors import GradientError
 from core.monitoring import tracing
 from core.monitoring.tracing import TRACE_PARENT, TRACE_STATE, TRACER
-from core.security.api_keys import KeyRing
+from core.security.api_keys import ApiKeyCache
 from service.http.scopes import METHODS, route_of
 
 _UNTRACED = frozenset({"/health", "/readiness", "/metrics"})
@@ -24,7 +24,7 @@ class Traced:
         keys: The API keys: without a valid key, a client's trace is not continued and its sampling flag is ignored.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeyCache) -> None:
         self._app = app
         self._keys = keys
 
@@ -38,17 +38,17 @@ class Traced:
         if sent and not await self._is_known(given):
             sent = {}
         method = scope["method"] if scope["method"] in METHODS else "_OTHER"
-        span = TRACER.start_span(method, tracing.continued(sent), SpanKind.SERVER)
+        span = TRACER.start_span(method, tracing.extract_context(sent), SpanKind.SERVER)
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 span.set_attribute("http.response.status_code", status)
                 if status >= _FIRST_FAULT:
-                    tracing.fail(span, str(status))
+                    tracing.mark_error(span, str(status))
             await send(message)
 
-        with tracing.inside(span):
+        with tracing.use_span(span):
             try:
                 await self._app(scope, receive, send_noted if span.is_recording() else send)
             finally:
@@ -62,7 +62,7 @@ class Traced:
             return False
         try:
             # This caches the key, so that the endpoint needs no second query.
-            return self._keys.known(secret) is not None or bool(
+            return self._keys.cached(secret) is not None or bool(
                 await run_in_threadpool(self._keys.authenticate, secret)
             )
         except GradientError:

@@ -28,10 +28,10 @@ from core.db.models.jobs import Job
 from core.errors import GradientError, JobNotFound, StoreUnavailable
 from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
-from core.jobs.scheduling.wait_reason import Waiting, waiting_of
+from core.jobs.scheduling.wait_reason import WaitStatus, wait_statuses
 from core.jobs.states import JobState
 from core.storage.joblogs.files import LogLine
-from core.storage.retention import Kind
+from core.storage.retention import OutputKind
 from service.auth.limits import limit_reached
 from service.deps import OpenStores
 from service.log_stream.registry import Wakes
@@ -186,7 +186,7 @@ class Follower:
         self._phase: dict[str, Any] | None = None
         self._job: Job | None = None
         self._removed: RemovedView | None = None
-        self._waits: Waiting | None = None
+        self._waits: WaitStatus | None = None
         self._waits_due = 0.0
         self._nudged = 0
         self.row_due = 0.0
@@ -205,7 +205,7 @@ class Follower:
     def look(self) -> bytes:
         """Return the events for everything new."""
         out: list[bytes] = []
-        nudged = self._stores.logs.nudged_at(self._job_id)
+        nudged = self._stores.logs.notified_at(self._job_id)
         if nudged != self._nudged or time.monotonic() >= self.row_due:
             self._nudged = nudged
             out.extend(self._look_at_row())
@@ -218,7 +218,7 @@ class Follower:
             with self._stores.database.read() as session:
                 job = queries.get(session, self._job_id)
                 waits = self._look_at_queue(session, job)
-                self._removed = removed_of(session, job, Kind.LOGS)
+                self._removed = removed_of(session, job, OutputKind.LOGS)
         except JobNotFound as error:
             self.done = True
             return [_event("error", _error(error, 404))]
@@ -243,11 +243,11 @@ class Follower:
         starts_at = iso_time(waits.starts_at) if waits and waits.starts_at else None
         return [_event("phase", phase | {"estimatedStartAt": starts_at})]
 
-    def _look_at_queue(self, session: Session, job: Job) -> Waiting | None:
+    def _look_at_queue(self, session: Session, job: Job) -> WaitStatus | None:
         if job.state is not JobState.QUEUED:
             self._waits = None
         elif self._waits is None or time.monotonic() >= self._waits_due:
-            self._waits = waiting_of(session, [job])[job.id]
+            self._waits = wait_statuses(session, [job])[job.id]
             self._waits_due = time.monotonic() + _WAITS_SECONDS
         return self._waits
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from core.system.inotify import FolderWatch
+from core.system.inotify import FolderWatcher
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Streams:
     def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
         self._per_key = per_key
         self._limit = limit
-        self._watch: FolderWatch | None = None
+        self._watch: FolderWatcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakes: set[Wakes] = set()
         self._by_key: Counter[str] = Counter()
@@ -104,7 +104,7 @@ class Streams:
     @contextmanager
     def _watched(self, folder: Path, callback: Callable[[], None]) -> Iterator[None]:
         try:
-            watching = self._folder_watch().watching(folder, callback)
+            watching = self._folder_watch().watch(folder, callback)
             watching.__enter__()
         except OSError as error:
             # Without a watch (the host's limit is reached), followers still poll once a second.
@@ -116,12 +116,12 @@ class Streams:
         finally:
             watching.__exit__(None, None, None)
 
-    def _folder_watch(self) -> FolderWatch:
+    def _folder_watch(self) -> FolderWatcher:
         loop = asyncio.get_running_loop()
         if self._watch is None or self._loop is not loop:
             self.close()
-            self._watch, self._loop = FolderWatch(), loop
-            loop.add_reader(self._watch.fileno(), self._watch.deliver)
+            self._watch, self._loop = FolderWatcher(), loop
+            loop.add_reader(self._watch.fileno(), self._watch.dispatch_events)
         return self._watch
 
     def stop(self) -> None:

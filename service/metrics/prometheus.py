@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.monitoring import snapshot
-from core.monitoring.event_counters import Following
+from core.monitoring.event_counters import EventCounter
 from service.http.scopes import METHODS, route_of
 from service.log_stream.registry import Streams
 from service.metrics.snapshot_collector import Counted
@@ -117,7 +117,7 @@ class Measures:
         """
         self._of_jobs.follow(session)
         counted = CollectorRegistry()
-        counted.register(Counted(snapshot.take(session)))
+        counted.register(Counted(snapshot.collect(session)))
         return render(self._registry) + render(counted)
 
 
@@ -125,7 +125,7 @@ class _OfJobs:
     """Counters of job events, whichever process caused them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._following = Following()
+        self._following = EventCounter()
         self._ended = Counter(
             "gradient_jobs_ended",
             "Jobs that ended since this process was first asked.",
@@ -150,7 +150,7 @@ class _OfJobs:
 
     def follow(self, session: Session) -> None:
         """Count the events since the last call."""
-        happened = self._following.look(session)
+        happened = self._following.poll(session)
         for labels, number in happened.ended.items():
             self._ended.labels(*labels).inc(number)
         for pool, seconds in happened.claims:

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from core.jobs.states import TERMINAL, JobState
-from core.monitoring.snapshot import Census
+from core.monitoring.snapshot import ServiceSnapshot
 
 _POOL = ["backend", "pool"]
 _WORKER = ["worker", "host"]
@@ -16,7 +16,7 @@ _LIVE = [state for state in JobState if state not in TERMINAL]
 class Counted(Collector):
     """A collector of a snapshot's metrics."""
 
-    def __init__(self, taken: Census) -> None:
+    def __init__(self, taken: ServiceSnapshot) -> None:
         self._census = taken
 
     def collect(self) -> Iterable[Metric]:
@@ -35,30 +35,30 @@ class Counted(Collector):
         )
 
 
-def _jobs(taken: Census) -> Iterator[Metric]:
+def _jobs(taken: ServiceSnapshot) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("gradient_jobs", "Jobs that have not ended.", labels=["state", *_POOL])
     silent = GaugeMetricFamily("gradient_jobs_silent", "Jobs on machines whose heart does not beat.", labels=_POOL)
     for pool in taken.pools:
         for state in _LIVE:
             jobs.add_metric([state, *pool], taken.jobs[(state, *pool)])
-        silent.add_metric(pool, taken.silent[pool])
+        silent.add_metric(pool, taken.stale_jobs[pool])
     return iter((jobs, silent))
 
 
-def _queues(taken: Census) -> Iterator[Metric]:
+def _queues(taken: ServiceSnapshot) -> Iterator[Metric]:
     depth = GaugeMetricFamily("gradient_queue_jobs", "Jobs that wait.", labels=_POOL)
     oldest = GaugeMetricFamily(
         "gradient_queue_oldest_seconds", "How long the job has waited that waits longest.", labels=_POOL
     )
     takers = GaugeMetricFamily("gradient_queue_workers", "Workers that take jobs of the pool.", labels=_POOL)
     for pool in taken.pools:
-        depth.add_metric(pool, taken.waiting(pool))
+        depth.add_metric(pool, taken.count_waiting(pool))
         oldest.add_metric(pool, taken.oldest_queued.get(pool, 0.0))
-        takers.add_metric(pool, taken.takers(pool))
+        takers.add_metric(pool, taken.count_workers(pool))
     return iter((depth, oldest, takers))
 
 
-def _workers(taken: Census) -> Iterator[Metric]:
+def _workers(taken: ServiceSnapshot) -> Iterator[Metric]:
     workers = GaugeMetricFamily("gradient_workers", "Workers seen in the last minute.", labels=["backend"])
     seen = GaugeMetricFamily("gradient_worker_seen_seconds", "Time since a worker was last seen.", labels=_WORKER)
     heard = GaugeMetricFamily(
@@ -72,21 +72,21 @@ def _workers(taken: Census) -> Iterator[Metric]:
         workers.add_metric([backend], sum(backend in worker.backends for worker in taken.workers))
     for worker in taken.workers:
         slots.add_metric([worker.name, worker.host], worker.slots)
-    for worker in (*taken.workers, *taken.missed):
+    for worker in (*taken.workers, *taken.lost_workers):
         labels = [worker.name, worker.host]
-        seen.add_metric(labels, worker.seen)
-        drained.add_metric(labels, worker.drained is not None)
+        seen.add_metric(labels, worker.heartbeat_age)
+        drained.add_metric(labels, worker.drained_age is not None)
         held.add_metric(labels, worker.held)
-        if worker.heard is not None:
-            heard.add_metric(labels, worker.heard)
+        if worker.message_age is not None:
+            heard.add_metric(labels, worker.message_age)
     return iter((workers, seen, heard, drained, slots, held))
 
 
-def _gpus(taken: Census) -> Iterator[Metric]:
+def _gpus(taken: ServiceSnapshot) -> Iterator[Metric]:
     gpus = GaugeMetricFamily("gradient_gpus", "Accelerator GPUs of a host.", labels=["host"])
     held = GaugeMetricFamily("gradient_gpus_held", "GPUs of a host that jobs hold.", labels=["host"])
     # Workers of one host share its GPUs.
-    there = {worker.host: worker.gpus for worker in (*taken.missed, *taken.workers) if worker.gpus is not None}
+    there = {worker.host: worker.gpus for worker in (*taken.lost_workers, *taken.workers) if worker.gpus is not None}
     for host, number in sorted(there.items()):
         gpus.add_metric([host], number)
     for host in sorted(there.keys() | taken.gpus.keys()):

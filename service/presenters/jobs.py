@@ -11,17 +11,17 @@ from core.catalogue.machine_types import Catalogue, MachineType
 from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
 from core.jobs import cloud_resources, queries, storage_quota
-from core.jobs.projects import Live
+from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter
-from core.jobs.reasons import REASONS, sentence
-from core.jobs.scheduling.allocations import ports_of
-from core.jobs.scheduling.capacity import Offers
-from core.jobs.scheduling.wait_reason import Waiting, said_at, waiting_of
+from core.jobs.reasons import REASONS, reason_message
+from core.jobs.scheduling.allocations import ports_of_jobs
+from core.jobs.scheduling.capacity import LiveWorkers
+from core.jobs.scheduling.wait_reason import WaitStatus, format_moment, wait_statuses
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, JobState
 from core.settings import Settings
 from core.storage import retention
-from core.storage.retention import Kind, Removed
+from core.storage.retention import OutputKind, RecordedRemoval
 from service.deps import OpenStores
 from service.presenters.ports import port_views
 from service.presenters.removed import removed_view
@@ -90,10 +90,10 @@ def submitted_view(stores: OpenStores, job: Job, project: str) -> JobView:
 def job_views(session: Session, stores: OpenStores, jobs: Sequence[Job]) -> list[JobView]:
     """Convert jobs to their public form; the number of queries does not depend on the number of jobs."""
     names = queries.project_names(session, jobs)
-    waits = waiting_of(session, jobs)
-    removed = retention.removed(session, jobs)
-    attempts = queries.present_attempts(session, jobs)
-    ports = ports_of(session, jobs)
+    waits = wait_statuses(session, jobs)
+    removed = retention.recorded_removals(session, jobs)
+    attempts = queries.current_attempts(session, jobs)
+    ports = ports_of_jobs(session, jobs)
     billed = cloud_resources.billed_seconds(session, [job for job in jobs if capabilities_of(job.backend).billed])
     settings, current = stores.settings, datetime.now(UTC)
     return [
@@ -117,8 +117,8 @@ class _Beside(NamedTuple):
     """Data of a job from outside its row."""
 
     project: str
-    waits: Waiting | None = None
-    removed: Sequence[Removed] = ()
+    waits: WaitStatus | None = None
+    removed: Sequence[RecordedRemoval] = ()
     ports: Sequence[PortAllocation] = ()
     attempt: Attempt | None = None
 
@@ -169,7 +169,7 @@ def _cost(job: Job, seconds: float) -> float:
 
 def _options(spec: JobSpec) -> dict[str, Any]:
     """Return the options of a job as its public form has them; links to its ports come in addition."""
-    return spec.to_json() | {"workspace": spec.shown_workspace(), "env_vars": spec.shown_env()}
+    return spec.to_json() | {"workspace": spec.redacted_workspace(), "env_vars": spec.redacted_env()}
 
 
 def _machine_of(attempt: Attempt | None) -> dict[str, Any]:
@@ -222,12 +222,12 @@ def _rounded(percent: float | None) -> float | None:
     return None if percent is None else round(percent, 1)
 
 
-def reason_of(job: Job, waits: Waiting | None, current: datetime) -> tuple[str | None, str | None]:
+def reason_of(job: Job, waits: WaitStatus | None, current: datetime) -> tuple[str | None, str | None]:
     """Return why a job waits or how it ended, as code and sentence."""
     if waits is not None:
-        return waits.reason, sentence(waits.reason, waits.detail)
+        return waits.reason, reason_message(waits.reason, waits.detail)
     if job.heartbeat_at is not None and is_silent(job, current):
-        return "worker_silent", sentence("worker_silent", said_at(job.heartbeat_at))
+        return "worker_silent", reason_message("worker_silent", format_moment(job.heartbeat_at))
     return job.reason, _message(job.reason, job.reason_detail)
 
 
@@ -236,12 +236,12 @@ def is_silent(job: Job, current: datetime) -> bool:
     heard = job.heartbeat_at
     if job.state not in OWNED or heard is None:
         return False
-    return (current - heard).total_seconds() > queries.WORKER_SILENT_SECONDS
+    return (current - heard).total_seconds() > queries.WORKER_STALE_SECONDS
 
 
 def _message(reason: str | None, detail: str | None) -> str | None:
     # A row written by a newer release may have a reason unknown to this one.
-    return sentence(reason, detail) if reason in REASONS else detail
+    return reason_message(reason, detail) if reason in REASONS else detail
 
 
 def _duration(job: Job, current: datetime) -> float | None:
@@ -270,7 +270,7 @@ def _state_of_event(state: str | None, job: Job) -> str | None:
     return outside_state(JobState(state), job.exit_code) if state else None
 
 
-def machine_type_view(machine: MachineType, backend: str, offered: Offers) -> MachineTypeView:
+def machine_type_view(machine: MachineType, backend: str, offered: LiveWorkers) -> MachineTypeView:
     """Convert a machine type to its public form, with its availability.
 
     Args:
@@ -310,9 +310,11 @@ def resolved_view(
     )
 
 
-def project_view(project: Project, jobs: int, live: Live, settings: Settings) -> ProjectView:
+def project_view(project: Project, jobs: int, live: ActiveCounts, settings: Settings) -> ProjectView:
     """Convert a project to its public form, with the numbers of its jobs and its retention policies."""
-    logs, artifacts = (retention.policy(project, kind, settings.retention) for kind in (Kind.LOGS, Kind.ARTIFACTS))
+    logs, artifacts = (
+        retention.policy_for(project, kind, settings.retention) for kind in (OutputKind.LOGS, OutputKind.ARTIFACTS)
+    )
     return ProjectView(
         id=project.id,
         name=project.name,

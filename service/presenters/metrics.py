@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.jobs import metrics
-from core.jobs.metrics import MAX_SERIES, Extent
+from core.jobs.metrics import MAX_SERIES, RowCount
 from core.settings.api import MetricSettings
 from service.presenters.downsample import series_view
 from service.schemas.jobs import Metrics, SeriesView
@@ -62,8 +62,8 @@ class MetricAnswers:
         """Return the metrics of a job, each series downsampled to `max_points` keeping its peaks."""
         key = (job.id, name, max_points)
         with self._making[hash(job.id) % _LOCKS]:
-            extents = metrics.extents(session, job.id)
-            said = metrics.left_out(session, job.id)
+            extents = metrics.count_rows(session, job.id)
+            said = metrics.limit_messages(session, job.id)
             if job.logs_removed_at is not None:
                 said.append("The metrics were removed together with the job's log.")
             etag = _etag(key, extents, said)
@@ -74,7 +74,7 @@ class MetricAnswers:
             return self._keep(key, self._made(session, key, extents, said, etag))
 
     def _made(
-        self, session: Session, key: tuple[str, str | None, int], extents: list[Extent], said: list[str], etag: str
+        self, session: Session, key: tuple[str, str | None, int], extents: list[RowCount], said: list[str], etag: str
     ) -> MetricAnswer:
         job_id, name, max_points = key
         columns = metrics.read(session, job_id, extents, most_values=self._settings.read_values, name=name)
@@ -118,5 +118,5 @@ def _is_recent(answer: MetricAnswer) -> bool:
     return time.monotonic() - answer.made_at < _LARGE_SECONDS
 
 
-def _etag(key: tuple[str, str | None, int], extents: list[Extent], said: list[str]) -> str:
+def _etag(key: tuple[str, str | None, int], extents: list[RowCount], said: list[str]) -> str:
     return f'"{hashlib.sha256(repr((key, extents, said)).encode()).hexdigest()[:32]}"'

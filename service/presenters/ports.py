@@ -43,7 +43,7 @@ def port_views(spec: JobSpec, held: Sequence[PortAllocation] = (), dashboard: st
     """
     hosts = {port.internal: port for port in held}
     views = []
-    for port in spec.asked_ports():
+    for port in spec.parsed_ports():
         host = hosts.get(port.internal)
         external = host.port if host else port.external or None
         address = f"[{host.address}]" if host and ":" in host.address else host and host.address

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.errors import OutputRemoved
 from core.storage import retention
-from core.storage.retention import Kind, Removed
+from core.storage.retention import OutputKind, RecordedRemoval
 from service.schemas.jobs import ErrorView, RemovedView
 
 GONE: dict[int | str, dict[str, Any]] = {
@@ -16,18 +16,18 @@ GONE: dict[int | str, dict[str, Any]] = {
 """OpenAPI declaration of the refusal."""
 
 
-def removed_view(removed: Removed) -> RemovedView:
+def removed_view(removed: RecordedRemoval) -> RemovedView:
     """Convert a deletion to its public form: what was deleted, when, and by which policy."""
     return RemovedView(what=removed.kind.value, at=removed.at, message=removed.message)
 
 
-def removed_of(session: Session, job: Job, kind: Kind) -> RemovedView | None:
+def removed_of(session: Session, job: Job, kind: OutputKind) -> RemovedView | None:
     """Return the deletion of this kind of output of a job; None if no policy deleted it."""
-    found = retention.removed(session, [job]).get(job.id, ())
+    found = retention.recorded_removals(session, [job]).get(job.id, ())
     return next((removed_view(one) for one in found if one.kind is kind), None)
 
 
-def refuse_removed(session: Session, job: Job, kind: Kind) -> None:
+def refuse_removed(session: Session, job: Job, kind: OutputKind) -> None:
     """Refuse to read deleted output.
 
     Raises:

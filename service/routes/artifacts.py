@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse, StreamingResponse
 
 from core.jobs import queries
 from core.storage.artifacts.store import ArtifactFile, OpenArtifact
-from core.storage.retention import Kind
+from core.storage.retention import OutputKind
 from service.deps import Reading, Stores
 from service.http import ranges
 from service.http.file_paths import FILE
@@ -50,7 +50,7 @@ def list_artifacts(
 ) -> ArtifactsPage:
     """Files a job left, by path; as of the last copy while it runs."""
     job = queries.get(session, job_id)
-    if removed := removed_of(session, job, Kind.ARTIFACTS):
+    if removed := removed_of(session, job, OutputKind.ARTIFACTS):
         return ArtifactsPage(
             state="removed", files=[], skipped=[], next=None, total_files=0, total_bytes=0, removed=removed
         )
@@ -82,7 +82,7 @@ def read_artifact(
 ) -> Response:
     """One file; a part of it with Range. Its ETag is its sha256 once the job has ended."""
     job = queries.get(session, job_id)
-    refuse_removed(session, job, Kind.ARTIFACTS)
+    refuse_removed(session, job, OutputKind.ARTIFACTS)
     if _is_browser(request) and not inline:
         place = stores.artifacts.link(job.id, attempt or job.attempt, path, ranges.user_content(path))
         if place is not None:
@@ -95,7 +95,7 @@ def read_artifact(
 def read_zip(session: Reading, stores: Stores, job_id: str, attempt: WhichAttempt = None) -> Response:
     """Every file of a job as one zip, made while it is sent."""
     job = queries.get(session, job_id)
-    refuse_removed(session, job, Kind.ARTIFACTS)
+    refuse_removed(session, job, OutputKind.ARTIFACTS)
     blocks = zip_blocks(stores.artifacts, job.id, attempt or job.attempt, job.id)
     headers = ranges.user_content(f"{job.id}.zip") | {"Content-Type": "application/zip"}
     return StreamingResponse(blocks, headers=headers)

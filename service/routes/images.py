@@ -20,7 +20,7 @@ def list_images(session: Reading, stores: Stores) -> ImageNames:
                 image=short.image,
                 gpu_image=short.gpu_image,
                 summary=short.summary,
-                hosts=image_affinity.hosts_with(session, {short.image, short.gpu_image or short.image}),
+                hosts=image_affinity.count_hosts_having(session, {short.image, short.gpu_image or short.image}),
             )
             for short in stores.images
         ]

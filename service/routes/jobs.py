@@ -123,7 +123,7 @@ async def _list_slot(request: Request, stores: Stores, caller: PageCaller) -> As
 def list_jobs(session: Reading, stores: Stores, wanted: Annotated[ListJobs, Query()]) -> JobsPage:
     """Jobs, newest first."""
     page = queries.page(session, job_filter(wanted, stores.catalogue), limit=wanted.limit, after=wanted.after)
-    return JobsPage(jobs=job_views(session, stores, page.jobs), next=page.following)
+    return JobsPage(jobs=job_views(session, stores, page.jobs), next=page.next_cursor)
 
 
 @router.get("/{job_id}", responses={200: {"links": ports.OF_JOB}})

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.jobs import queries
-from core.storage.retention import Kind
+from core.storage.retention import OutputKind
 from service.auth.api_keys import PageCaller
 from service.deps import OpenStores, Reading, Stores
 from service.http import ranges
@@ -60,7 +60,7 @@ def read_raw_log(
 ) -> Response:
     """The bytes a job printed, as they came; a part of them with Range."""
     job = queries.get(session, job_id)
-    refuse_removed(session, job, Kind.LOGS)
+    refuse_removed(session, job, OutputKind.LOGS)
     reader = stores.logs.reader(job.id)
     stretch = ranges.stretch_of(request, reader.size, None)
     blocks = reader.raw_blocks(stretch.start, stretch.length)
@@ -69,7 +69,7 @@ def read_raw_log(
 
 def log_page(session: Session, stores: OpenStores, job: Job, after: int, limit: int) -> LogPage:
     """Read the lines after `after`. The job's row was read before the log, so `complete` cannot be set too early."""
-    if removed := removed_of(session, job, Kind.LOGS):
+    if removed := removed_of(session, job, OutputKind.LOGS):
         return LogPage(lines=[], complete=True, removed=removed)
     reader = stores.logs.reader(job.id)
     lines = reader.lines(after, limit, final=job.ended)

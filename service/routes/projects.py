@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Project
 from core.jobs import lifecycle, projects, queries
-from core.jobs.projects import Live
+from core.jobs.projects import ActiveCounts
 from service.deps import OpenStores, Reading, Stores, Writing
 from service.http.json_body import json_body, posted
 from service.presenters import ports
@@ -26,9 +26,9 @@ _MADE: dict[int | str, dict[str, Any]] = {
 @router.get("")
 def list_projects(session: Reading, stores: Stores) -> Projects:
     """Every project, by name."""
-    live, counts = projects.live(session), stores.job_counts.get(session)
+    live, counts = projects.active_counts(session), stores.job_counts.get(session)
     views = [
-        project_view(one, counts.get(one.id, 0), live.get(one.id, Live()), stores.settings)
+        project_view(one, counts.get(one.id, 0), live.get(one.id, ActiveCounts()), stores.settings)
         for one in queries.projects(session)
     ]
     return Projects(projects=views)
@@ -42,7 +42,7 @@ def create_project(
     asked: Annotated[CreateProject, Depends(posted(CreateProject))],
 ) -> ProjectView:
     """Make a project, or find the one of this name."""
-    project, made = lifecycle.ensure_project(session, check_project_name(asked.name))
+    project, made = lifecycle.get_or_create_project(session, check_project_name(asked.name))
     response.status_code = 201 if made else 200
     return _view(session, stores, project)
 
@@ -59,9 +59,9 @@ def update_project(
 ) -> ProjectView:
     """Change a project's limit of running jobs, and how long its logs and artifacts are kept."""
     given = asked.model_dump(include=asked.model_fields_set)
-    return _view(session, stores, projects.change(session, project_id, given))
+    return _view(session, stores, projects.update_limits(session, project_id, given))
 
 
 def _view(session: Session, stores: OpenStores, project: Project) -> ProjectView:
-    live = projects.live(session, project.id).get(project.id, Live())
+    live = projects.active_counts(session, project.id).get(project.id, ActiveCounts())
     return project_view(project, queries.job_count(session, project.id), live, stores.settings)

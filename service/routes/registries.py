@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
-from core.catalogue.registries import checked_host
+from core.catalogue.registries import parse_host
 from core.jobs import queries
 from core.security import credentials
-from core.security.credentials import EVERY_PROJECT, AnyRegistry
+from core.security.credentials import ALL_PROJECTS, AnyRegistry
 from core.security.encryption import Vault
-from core.system.egress import Egress, host_of
+from core.system.egress import Egress, strip_port
 from service.auth.api_keys import Caller
 from service.deps import Reading, Stores, Writing
 from service.http.json_body import json_body, posted
@@ -25,19 +25,19 @@ Asked = Annotated[SetRegistry, Depends(posted(SetRegistry))]
 @router.get("/registries")
 def list_registries(session: Reading) -> Registries:
     """The registries that every project's jobs sign in to, by host, without passwords."""
-    return _views(session, EVERY_PROJECT)
+    return _views(session, ALL_PROJECTS)
 
 
 @router.put("/registries/{host}", responses=_SET, openapi_extra=json_body(SetRegistry))
 def set_registry(response: Response, session: Writing, stores: Stores, host: str, asked: Asked) -> RegistryView:
     """Store how every project's jobs sign in to a registry, over what was there."""
-    return _set(response, session, stores, EVERY_PROJECT, host, asked)
+    return _set(response, session, stores, ALL_PROJECTS, host, asked)
 
 
 @router.delete("/registries/{host}", status_code=204)
 def delete_registry(session: Writing, _caller: Caller, host: str) -> None:
     """Forget how every project's jobs sign in to a registry."""
-    credentials.delete_registry(session, EVERY_PROJECT, host)
+    credentials.delete_registry(session, ALL_PROJECTS, host)
 
 
 @router.get("/projects/{project_id}/registries")
@@ -64,7 +64,7 @@ def delete_project_registry(session: Writing, _caller: Caller, project_id: str, 
 def _set(
     response: Response, session: Session, stores: Stores, project_id: str, host: str, asked: SetRegistry
 ) -> RegistryView:
-    Egress(stores.settings.egress).check_host(host_of(checked_host(host)), "host")
+    Egress(stores.settings.egress).check_host(strip_port(parse_host(host)), "host")
     registry, made = credentials.put_registry(
         session, Vault(stores.settings), project_id, host, asked.username, asked.password, push=asked.push
     )

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Response
 from core.db.models.credentials import Secret
 from core.jobs import queries
 from core.security import credentials
-from core.security.credentials import EVERY_PROJECT
+from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from service.auth.api_keys import Caller
 from service.deps import Reading, Stores, Writing
@@ -23,13 +23,13 @@ Value = Annotated[SetSecret, Depends(posted(SetSecret))]
 @router.get("/secrets")
 def list_secrets(session: Reading) -> Secrets:
     """The secrets that every project's jobs may use, by name, without their values."""
-    return _views(credentials.secrets_of(session, EVERY_PROJECT))
+    return _views(credentials.secrets_of(session, ALL_PROJECTS))
 
 
 @router.put("/secrets/{name}", responses=_SET, openapi_extra=json_body(SetSecret))
 def set_secret(response: Response, session: Writing, stores: Stores, name: str, asked: Value) -> SecretView:
     """Store a value that every project's jobs may use, over the one that was there."""
-    secret, made = credentials.put_secret(session, Vault(stores.settings), EVERY_PROJECT, name, asked.value)
+    secret, made = credentials.put_secret(session, Vault(stores.settings), ALL_PROJECTS, name, asked.value)
     response.status_code = 201 if made else 200
     return _view(secret)
 
@@ -37,7 +37,7 @@ def set_secret(response: Response, session: Writing, stores: Stores, name: str, 
 @router.delete("/secrets/{name}", status_code=204)
 def delete_secret(session: Writing, _caller: Caller, name: str) -> None:
     """Forget a secret of every project; jobs that name it and have not started fail with `secret_missing`."""
-    credentials.delete_secret(session, EVERY_PROJECT, name)
+    credentials.delete_secret(session, ALL_PROJECTS, name)
 
 
 @router.get("/projects/{project_id}/secrets")

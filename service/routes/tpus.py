@@ -7,7 +7,7 @@ from sqlalchemy import select
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.jobs import cloud_resources
-from core.jobs.cloud_resources import Resource
+from core.jobs.cloud_resources import CloudResource
 from service.deps import Reading
 from service.schemas.base import View
 from service.schemas.jobs import Time
@@ -48,14 +48,16 @@ class Tpus(View):
 @router.get("")
 def list_tpus(session: Reading) -> Tpus:
     """Every TPU that was asked for and is not known to be gone: its state, health, job, and cost so far."""
-    found = cloud_resources.all_open(session)
+    found = cloud_resources.list_open(session)
     wanted = select(Job).where(Job.id.in_([one.job_id for one in found]))
     jobs = {job.id: job for job in session.scalars(wanted)} if found else {}
     current = session.scalars(select(now())).one()
-    return Tpus(tpus=[_view(one, jobs[one.job_id], cloud_resources.billed(one, current)) for one in found])
+    return Tpus(
+        tpus=[_view(one, jobs[one.job_id], cloud_resources.resource_billed_seconds(one, current)) for one in found]
+    )
 
 
-def _view(resource: Resource, job: Job, seconds: float) -> TpuView:
+def _view(resource: CloudResource, job: Job, seconds: float) -> TpuView:
     zone, _, name = resource.name.partition("/")
     return TpuView(
         name=name,

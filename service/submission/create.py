@@ -13,11 +13,11 @@ from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.jobs import lifecycle, projects, queries, storage_quota
-from core.jobs.lifecycle import Submission
-from core.jobs.scheduling.capacity import Offers, offers
+from core.jobs.lifecycle import NewJob
+from core.jobs.scheduling.capacity import LiveWorkers, live_workers
 from core.jobs.spec.container import is_in_workspace
 from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
-from core.jobs.spec.ports import refuse_taken
+from core.jobs.spec.ports import check_not_reserved
 from core.monitoring import tracing
 from core.security import credentials
 from core.security.encryption import Vault
@@ -94,9 +94,9 @@ def submit(stores: OpenStores, origin: Origin, asked: SubmitJob, upload: BinaryI
             project = _project(session, asked)
             job, made = _write(session, stores, origin, valid, project, digest)
             if made and asked.registry_password:
-                credentials.keep_login(session, Vault(stores.settings), job.id, asked.registry_password)
+                credentials.save_job_login(session, Vault(stores.settings), job.id, asked.registry_password)
             if made and valid.git_login:
-                credentials.keep_git_login(session, Vault(stores.settings), job.id, valid.git_login)
+                credentials.save_git_login(session, Vault(stores.settings), job.id, valid.git_login)
         _note(job, made=made)
     return _submitted(stores, job, project.name, made=made)
 
@@ -114,7 +114,7 @@ def dry_run(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> DryRun:
     with stores.database.read() as session:
         if asked.project_id:
             project["name"] = queries.project(session, asked.project_id).name
-        offered = offers(session)
+        offered = live_workers(session)
     project["name"] = project["name"] or DEFAULT_PROJECT
     return DryRun(
         job=resolved_view(valid.spec, machine, backend, project, valid.image),
@@ -158,7 +158,7 @@ def _check_clone(stores: OpenStores, job_id: str, *, pin_image: bool) -> _Valid:
     with stores.database.read() as session:
         cloned = queries.get(session, job_id)
         spec = pinned_spec(cloned) if pin_image else cloned.spec
-        credentials.check_named(session, spec, cloned.project_id)
+        credentials.check_secrets_exist(session, spec, cloned.project_id)
     if spec.registry_username is not None:
         raise SpecInvalid(
             f"Job {job_id} came with a password for its registry, which is not kept for another job. Submit it again "
@@ -166,7 +166,7 @@ def _check_clone(stores: OpenStores, job_id: str, *, pin_image: bool) -> _Valid:
             field="registryPassword",
         )
     valid = _check_spec(stores, spec, stores.catalogue.get(spec.machine_type), uploaded=False)
-    if spec.workspace_sha256 is not None and not stores.workspaces.use(spec.workspace_sha256):
+    if spec.workspace_sha256 is not None and not stores.workspaces.mark_used(spec.workspace_sha256):
         raise WorkspaceNotFound(
             f"The workspace that job {job_id} ran on is no longer stored here, so it cannot be cloned. Submit the "
             "folder again with `gradient-cli jobs create`.",
@@ -207,7 +207,7 @@ def _check(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> _Valid:
         raise SpecInvalid("Give either project (a name) or projectId, not both.", field="projectId")
     if asked.project is not None:
         check_project_name(asked.project)
-    refuse_taken(spec.asked_ports(), stores.settings.own_ports)
+    check_not_reserved(spec.parsed_ports(), stores.settings.own_ports)
     _check_registry(asked)
     valid = _check_spec(stores, spec, machine, uploaded=uploaded)
     if asked.project_id is not None or spec.secrets():
@@ -215,8 +215,8 @@ def _check(stores: OpenStores, asked: SubmitJob, *, uploaded: bool) -> _Valid:
             if asked.project_id is not None:
                 project_id: str | None = queries.project(session, asked.project_id).id
             else:
-                project_id = projects.known_id(session, asked.project or DEFAULT_PROJECT)
-            credentials.check_named(session, spec, project_id)
+                project_id = projects.find_id(session, asked.project or DEFAULT_PROJECT)
+            credentials.check_secrets_exist(session, spec, project_id)
     return valid
 
 
@@ -297,7 +297,7 @@ def _check_registry(asked: SubmitJob) -> None:
 def _store(stores: OpenStores, upload: BinaryIO | None, expected: str | None) -> str | None:
     if upload is None:
         # Marked as used, so that it is not deleted before the job that refers to it is stored.
-        if expected is not None and not stores.workspaces.use(expected):
+        if expected is not None and not stores.workspaces.mark_used(expected):
             raise _not_stored()
         return expected
     api = stores.settings.api
@@ -320,7 +320,7 @@ def _not_stored() -> WorkspaceNotFound:
 def _project(session: Session, asked: SubmitJob) -> Project:
     if asked.project_id is not None:
         return queries.project(session, asked.project_id)
-    return lifecycle.ensure_project(session, asked.project or DEFAULT_PROJECT)[0]
+    return lifecycle.get_or_create_project(session, asked.project or DEFAULT_PROJECT)[0]
 
 
 def _write(
@@ -333,7 +333,7 @@ def _write(
     *,
     parent_id: str | None = None,
 ) -> tuple[Job, bool]:
-    submission = Submission(
+    submission = NewJob(
         spec=valid.spec,
         machine=valid.machine,
         backend=stores.backend_for(valid.machine),
@@ -348,7 +348,7 @@ def _write(
     )
     job, made = lifecycle.submit(session, submission)
     if made:  # a repeat under the same Idempotency-Key adds no job
-        storage_quota.require_room(session, project, stores.settings.disk.project_mb)
+        storage_quota.check_quota(session, project, stores.settings.disk.project_mb)
         stores.limits.queue.check(session, job)
     on_commit(session, stores.wake)
     failpoint("submit_before_commit")
@@ -359,7 +359,7 @@ def _note(job: Job, *, made: bool) -> None:
     """Write the created job's id to the log and the trace."""
     if made:
         logger.info("job_submitted", extra={"job_id": job.id, "machine_type": job.machine_type})
-    tracing.note({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
+    tracing.set_attributes({"gradient.job.id": job.id, "gradient.machine_type": job.machine_type})
 
 
 def _submitted(stores: OpenStores, job: Job, project: str, *, made: bool) -> Submitted:
@@ -376,7 +376,7 @@ def _canonical(asked: SubmitJob) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def _notes(machine: MachineType, backend: str, offered: Offers, *, uploaded: bool) -> list[str]:
+def _notes(machine: MachineType, backend: str, offered: LiveWorkers, *, uploaded: bool) -> list[str]:
     notes = []
     if backend != machine.backend:
         notes.append("Simulated: the job runs on this server's own CPU, at that CPU's speed.")

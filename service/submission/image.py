@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from core.catalogue.backends import capabilities_of
-from core.catalogue.images import pinned
+from core.catalogue.images import with_digest
 from core.catalogue.machine_types import MachineType
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid
@@ -56,7 +56,7 @@ def pinned_spec(job: Job) -> JobSpec:
         SpecInvalid: The digest is not known, or the job built its image.
     """
     spec = job.spec
-    exact = None if spec.use_dockerfile else pinned(job.image or "", job.image_digest)
+    exact = None if spec.use_dockerfile else with_digest(job.image or "", job.image_digest)
     if exact is None:
         why = "it built its own" if spec.use_dockerfile else "it did not come as far as having one"
         raise SpecInvalid(

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from core.errors import SpecInvalid, StorageFull, WorkspaceInvalid
-from core.system.filesystem import shortage
+from core.system.filesystem import describe_shortage
 from service.deps import OpenStores
 from service.http.errors import problem
 
@@ -191,7 +191,7 @@ class _Form:
         Raises:
             StorageFull: There is too little room.
         """
-        short = shortage([self._folder], self._min_free_mb, coming=coming)
+        short = describe_shortage([self._folder], self._min_free_mb, coming=coming)
         if short is not None:
             raise StorageFull(
                 f"There is no room for an upload of {coming:,} bytes: {short} (GRADIENT_DISK__MIN_FREE_MB). Send it "

@@ -32,7 +32,7 @@ from support.faults.job_journal import Truth
 
 from core.db.models.jobs import Job, Outbox, PortAllocation
 from core.jobs.lifecycle import MAX_MACHINE_FAULTS
-from core.jobs.reasons import REASONS, Fault
+from core.jobs.reasons import REASONS, FaultOwner
 from core.jobs.states import TERMINAL
 
 _SHELLS_OWN = re.compile(rb"Terminated|Killed|No space left on device|write error|I/O error|Hangup|sh: |tee: |bash: ")
@@ -41,7 +41,7 @@ _WORKERS_FAULT = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _DATABASE_AWAY = re.compile(r"^sqlalchemy\.exc\.(?:OperationalError|InterfaceError).*$", re.MULTILINE)
-_NOT_THE_USERS = {Fault.MACHINE, Fault.SERVICE}
+_NOT_THE_USERS = {FaultOwner.MACHINE, FaultOwner.SERVICE}
 _SIGNALS = {"signalled", "killed", "out_of_memory"}
 _JOB_ID = re.compile(r"\bj[a-z0-9]{13}\b")
 

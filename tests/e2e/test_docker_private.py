@@ -14,7 +14,7 @@ from support.docker_server import SHELL
 from support.private_registry import NAME, TAG
 
 from core.db.database import Database
-from core.db.models.credentials import JobLogin
+from core.db.models.credentials import JobRegistryPassword
 
 BASIC, TOKEN = 5601, 5602
 
@@ -80,7 +80,7 @@ def without_the_image(docker_server):
 def stored_logins(service):
     database = Database(service.database_url, read_only=True)
     with database.read() as session:
-        count = session.scalar(select(func.count()).select_from(JobLogin))
+        count = session.scalar(select(func.count()).select_from(JobRegistryPassword))
     database.close()
     return count
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from support.deployment import Deployment, wait_until
 
-from core.notify.messages import pool_queue
+from core.notify.messages import machine_type_queue
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -118,7 +118,7 @@ def test_a_worker_on_another_machine_hears_through_the_broker(parts, redis, tmp_
         redis.kill()
         redis.start()
     with redis.client() as client:
-        assert client.llen("gradient:" + pool_queue("CPU")) == 0
+        assert client.llen("gradient:" + machine_type_queue("CPU")) == 0
 
 
 def test_a_worker_that_went_deaf_is_seen(parts):

@@ -16,13 +16,13 @@ from support.deployment import Deployment, wait_until
 
 from core.db.database import Database
 from core.db.models.jobs import Outbox, Worker
-from core.notify.broker import ENOUGH, Ringer, waiting
-from core.notify.messages import Ring, host_queue, pool_queue
+from core.notify.broker import MAX_QUEUE_LENGTH, Publisher, queue_length
+from core.notify.messages import WakeMessage, machine_type_queue, worker_queue
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 GATE = 'while [ ! -e "$GRADIENT_STORAGE_DIR/go" ]; do sleep 0.05; done'
-OWN = "gradient:" + host_queue("one")
+OWN = "gradient:" + worker_queue("one")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def envelope(body, *, headers=None, content_type="application/json", **propertie
     properties = {
         "body_encoding": "base64",
         "delivery_tag": os.urandom(8).hex(),
-        "delivery_info": {"exchange": "", "routing_key": host_queue("one")},
+        "delivery_info": {"exchange": "", "routing_key": worker_queue("one")},
     } | properties
     message = {
         "body": base64.b64encode(body).decode(),
@@ -130,11 +130,17 @@ def test_doubled_and_replayed_rings_start_nothing_twice(parts, redis):
     start_far(parts)
     once = 'echo started >>"$GRADIENT_STORAGE_DIR/starts"'
     job_id = parts.submit(f"{once}; {GATE}")
-    ringer = Ringer(redis.url)
-    ringer.ring([Ring(queue, job_id, "r1") for queue in (pool_queue("CPU"), host_queue("one")) for _ in range(20)])
+    ringer = Publisher(redis.url)
+    ringer.publish_wake(
+        [
+            WakeMessage(queue, job_id, "r1")
+            for queue in (machine_type_queue("CPU"), worker_queue("one"))
+            for _ in range(20)
+        ]
+    )
     open_gate(parts)
     assert parts.wait_ended(job_id)["attempt"] == 1
-    ringer.ring([Ring(pool_queue("CPU"), job_id, None)] * 20)
+    ringer.publish_wake([WakeMessage(machine_type_queue("CPU"), job_id, None)] * 20)
     assert parts.wait_ended(parts.submit("true"))["state"] == "Stopped"
     assert (parts.storage / "starts").read_text() == "started\n"
 
@@ -159,41 +165,45 @@ def test_a_broker_that_hangs_keeps_no_request_waiting(parts, redis):
     finally:
         redis.thaw()
     wait_until(lambda: messages(parts) == 0, "the rings to be sent")
-    assert waiting(redis.url, pool_queue("CPU")) >= 1
+    assert queue_length(redis.url, machine_type_queue("CPU")) >= 1
     start_far(parts)
     for job_id in jobs:
         assert parts.wait_ended(job_id)["state"] == "Stopped"
 
 
 def test_sending_to_a_broker_that_hangs_ends_by_itself(redis):
-    ringer = Ringer(redis.url)
-    ring = [Ring(pool_queue("CPU"), "j1", None)]
-    ringer.ring(ring)
+    ringer = Publisher(redis.url)
+    ring = [WakeMessage(machine_type_queue("CPU"), "j1", None)]
+    ringer.publish_wake(ring)
     redis.freeze()
     try:
         for _ in range(2):
             with pytest.raises(OSError, match="imeout"):
-                ringer.ring(ring)
+                ringer.publish_wake(ring)
         with pytest.raises(OSError, match="imeout"):
-            waiting(redis.url, pool_queue("CPU"))
+            queue_length(redis.url, machine_type_queue("CPU"))
     finally:
         redis.thaw()
-    ringer.ring(ring)
+    ringer.publish_wake(ring)
 
 
 def test_a_queue_that_nobody_hears_does_not_grow_for_ever(redis):
-    Ringer(redis.url).ring([Ring(pool_queue("CPU"), f"j{number}", None) for number in range(ENOUGH + 20)])
-    assert waiting(redis.url, pool_queue("CPU")) == ENOUGH
-    assert waiting(redis.url, pool_queue("GPU")) == 0
+    Publisher(redis.url).publish_wake(
+        [WakeMessage(machine_type_queue("CPU"), f"j{number}", None) for number in range(MAX_QUEUE_LENGTH + 20)]
+    )
+    assert queue_length(redis.url, machine_type_queue("CPU")) == MAX_QUEUE_LENGTH
+    assert queue_length(redis.url, machine_type_queue("GPU")) == 0
 
 
 def test_a_worker_hears_only_the_machine_types_it_takes(parts, redis):
     worker = start_far(parts, GRADIENT_WORKER__MACHINE_TYPES='["cpu"]')
     listens(worker)
-    Ringer(redis.url).ring([Ring(pool_queue(name), f"for{name}", None) for name in ("A100", "CPU")])
+    Publisher(redis.url).publish_wake(
+        [WakeMessage(machine_type_queue(name), f"for{name}", None) for name in ("A100", "CPU")]
+    )
     wait_until(lambda: "forCPU" in worker.said(), "it to hear its own")
-    assert waiting(redis.url, pool_queue("A100")) == 1
-    assert waiting(redis.url, pool_queue("CPU")) == 0
+    assert queue_length(redis.url, machine_type_queue("A100")) == 1
+    assert queue_length(redis.url, machine_type_queue("CPU")) == 0
 
 
 def test_a_worker_works_before_its_broker_is_there(parts, redis):
@@ -274,11 +284,11 @@ def test_a_broker_that_is_away_for_a_while_makes_nobody_deaf(parts, redis):
     wait_until(lambda: worker.said().count("broker_away") >= 2, "two of its messages to fail, in seconds each")
     redis.start()
     before = worker.said().count("rang")
-    ringer = Ringer(redis.url)
+    ringer = Publisher(redis.url)
 
     def rings():
         with contextlib.suppress(OSError):
-            ringer.ring([Ring(host_queue("one"), "jback", None)])
+            ringer.publish_wake([WakeMessage(worker_queue("one"), "jback", None)])
         return worker.said().count("rang") > before
 
     wait_until(rings, "it to hear again")

@@ -92,7 +92,7 @@ def test_the_indexes_are_those_of_the_models(empty, tmp_path, request):
     made.close()
 
 
-@pytest.mark.parametrize("old", REVISIONS[REVISIONS.index(migrations.steps()[-1].module.serves) :])
+@pytest.mark.parametrize("old", REVISIONS[REVISIONS.index(migrations.list_migrations()[-1].module.serves) :])
 def test_what_a_served_release_inserts_is_taken(empty, old):
     """With the columns that it knows, and with no more of them than it must fill."""
     migrations.upgrade(empty, old)

@@ -13,7 +13,7 @@ from core.db.database import Database
 def retired_until(revision):
     """Return the tables and columns that the release of `revision` no longer uses."""
     names = set()
-    for step in migrations.steps():
+    for step in migrations.list_migrations():
         names |= set(getattr(step.module, "retires", ()))
         if step.revision == revision:
             break
@@ -24,7 +24,7 @@ def violations(database):
     """Apply the remaining steps one by one, and return what breaks the rule, by revision."""
     found = {}
     before = described(database)
-    for step in migrations.steps()[1:]:
+    for step in migrations.list_migrations()[1:]:
         migrations.upgrade(database, step.revision)
         after = described(database)
         found[step.revision] = breaks(
@@ -36,15 +36,15 @@ def violations(database):
 
 def test_every_step_only_adds_what_may_stay_empty(empty, tmp_path):
     with release(later_release(tmp_path / "later", HARMLESS)):
-        steps = migrations.steps()
+        steps = migrations.list_migrations()
         migrations.upgrade(empty, steps[0].revision)
         assert violations(empty) == {step.revision: [] for step in steps[1:]}
     assert steps[-1].revision == NEXT
 
 
 def test_every_step_serves_the_release_before_it():
-    known = [step.revision for step in migrations.steps()]
-    for before, step in zip([known[0], *known], migrations.steps(), strict=False):
+    known = [step.revision for step in migrations.list_migrations()]
+    for before, step in zip([known[0], *known], migrations.list_migrations(), strict=False):
         assert known.index(step.module.serves) <= known.index(before), f"{step.revision} shuts out {before}"
 
 
@@ -72,7 +72,7 @@ def test_a_new_migration_leaves_what_was_retired_alone(tmp_path, retires):
         migrations.upgrade(database)
         with database.engine.begin() as connection:
             command.revision(migrations.configuration(connection), message="nothing new", autogenerate=True)
-        written = migrations.steps()[-1]
+        written = migrations.list_migrations()[-1]
     database.close()
     text = Path(written.path).read_text()
     assert ("drop_column('old')" in text, "drop_table('relics')" in text) == (not retires, not retires)
@@ -106,7 +106,7 @@ HOSTILE = {
 @pytest.mark.parametrize("operation", HOSTILE)
 def test_the_rule_sees_what_breaks_it(empty, tmp_path, operation):
     body = f'with op.batch_alter_table("jobs") as batch:\n    {operation}'
-    migrations.upgrade(empty, migrations.steps()[0].revision)
+    migrations.upgrade(empty, migrations.list_migrations()[0].revision)
     with release(later_release(tmp_path / "later", Step(body))):
         found = violations(empty)[NEXT]
     assert len(found) == len(HOSTILE[operation])
@@ -125,7 +125,7 @@ def test_what_was_retired_a_release_earlier_may_go(empty, tmp_path, serves, expe
         batch.drop_column("max_attempts")
     """
     later = later_release(tmp_path / "later", Step(retire, retires=("jobs.max_attempts",)), Step(drop, serves=serves))
-    migrations.upgrade(empty, migrations.steps()[0].revision)
+    migrations.upgrade(empty, migrations.list_migrations()[0].revision)
     with release(later):
         found = violations(empty)
     assert list(found.values())[-2:] == [[], expected]

@@ -10,7 +10,7 @@ from support.releases import HARMLESS, HEAD, NEXT, REVISIONS, Step, described, l
 
 from core.db import migrations, schema
 from core.db.database import Database
-from core.db.schema import SchemaInfo, Standing
+from core.db.schema import SchemaInfo, SchemaStatus
 from core.errors import DatabaseOutdated, ReleaseOutdated, StoreUnavailable
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Status
@@ -41,16 +41,16 @@ def ahead(empty, tmp_path):
 
 
 def test_an_upgrade_tells_which_releases_may_run(empty):
-    assert migrations.upgrade(empty).standing is Standing.CURRENT
-    assert told(empty) == {"serves": migrations.steps()[-1].module.serves}
-    assert schema.check(empty).standing is Standing.CURRENT
+    assert migrations.upgrade(empty).status is SchemaStatus.CURRENT
+    assert told(empty) == {"serves": migrations.list_migrations()[-1].module.serves}
+    assert schema.check(empty).status is SchemaStatus.CURRENT
 
 
 def test_a_database_one_release_ahead_is_accepted_with_a_warning(empty, ahead, caplog):
     ahead()
     with caplog.at_level(logging.WARNING):
         state = schema.check(empty)
-    assert (state.standing, state.found, state.needed) == (Standing.NEWER, NEXT, HEAD)
+    assert (state.status, state.found, state.needed) == (SchemaStatus.NEWER, NEXT, HEAD)
     (line,) = [record for record in caplog.records if record.message == "database_is_newer"]
     assert (line.found, line.known, "Upgrade this process" in line.fix) == (NEXT, HEAD, True)
 
@@ -58,8 +58,8 @@ def test_a_database_one_release_ahead_is_accepted_with_a_warning(empty, ahead, c
 def test_an_upgrade_by_an_older_release_that_is_served_changes_nothing(empty, ahead):
     ahead()
     before = described(empty)
-    assert migrations.upgrade(empty).standing is Standing.NEWER
-    assert (described(empty), told(empty), schema.examine(empty).found) == (before, {"serves": HEAD}, NEXT)
+    assert migrations.upgrade(empty).status is SchemaStatus.NEWER
+    assert (described(empty), told(empty), schema.get_state(empty).found) == (before, {"serves": HEAD}, NEXT)
 
 
 def test_a_release_that_is_not_served_is_refused_and_changes_nothing(empty, ahead):
@@ -106,10 +106,10 @@ def test_the_way_back_leads_to_what_there_was(empty, later):
             with pytest.raises(DatabaseOutdated, match=f"leads to {', '.join([NEXT, *reversed(REVISIONS)])}"):
                 migrations.downgrade(empty, nowhere)
         state = migrations.downgrade(empty, HEAD)
-        assert (state.standing, state.found) == (Standing.OLDER, HEAD)
+        assert (state.status, state.found) == (SchemaStatus.OLDER, HEAD)
         with pytest.raises(DatabaseOutdated, match="cannot be taken back"):
             migrations.downgrade(empty, NEXT)
-        assert migrations.upgrade(empty).standing is Standing.CURRENT
+        assert migrations.upgrade(empty).status is SchemaStatus.CURRENT
 
 
 def test_the_doctor_tells_the_cases_apart(empty, ahead, tmp_path):
@@ -152,9 +152,7 @@ def waiting(database, kind):
 def test_upgrades_at_once_take_turns(on_postgres):
     """All of them are held at the gate; then one does it, and the others find it done."""
     found = []
-    threads = [
-        threading.Thread(target=lambda: found.append(migrations.upgrade(on_postgres).standing)) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(migrations.upgrade(on_postgres).status)) for _ in range(3)]
     with on_postgres.engine.begin() as gate:
         gate.execute(text(f"SELECT pg_advisory_xact_lock({migrations._ADVISORY_LOCK})"))
         for thread in threads:
@@ -162,7 +160,7 @@ def test_upgrades_at_once_take_turns(on_postgres):
         wait_until(lambda: waiting(on_postgres, "advisory") == 3, "three upgrades to wait")
     for thread in threads:
         thread.join(60)
-    assert found == [Standing.CURRENT] * 3
+    assert found == [SchemaStatus.CURRENT] * 3
     assert schema.check(on_postgres).found == HEAD
 
 
@@ -177,10 +175,10 @@ def test_an_upgrade_lets_others_pass_until_it_gets_the_lock(on_postgres, monkeyp
         with pytest.raises(StoreUnavailable, match="kept a table locked"):
             migrations.upgrade(on_postgres)
         assert [record.message for record in caplog.records].count("migration_waits_for_lock") == 3
-        assert schema.examine(on_postgres).found == HEAD
+        assert schema.get_state(on_postgres).found == HEAD
         monkeypatch.setattr(migrations, "_TRIES", 10_000)
         upgrade = threading.Thread(target=migrations.upgrade, args=[on_postgres])
         upgrade.start()
         wait_until(lambda: [record.message for record in caplog.records].count("migration_waits_for_lock") > 4, "tries")
     upgrade.join(60)
-    assert schema.check(on_postgres).standing is Standing.CURRENT
+    assert schema.check(on_postgres).status is SchemaStatus.CURRENT

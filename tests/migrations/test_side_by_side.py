@@ -49,7 +49,7 @@ def service(request, tmp_path):
 def migrate_ahead(service, folder, serves=HEAD):
     database = Database(service.database_url)
     with release(later_release(folder, *[Step(body, serves) for body in BODIES])):
-        assert migrating.upgrade(database).standing is schema.Standing.CURRENT
+        assert migrating.upgrade(database).status is schema.SchemaStatus.CURRENT
     database.close()
 
 

@@ -9,7 +9,7 @@ from support.toy_backend import ToyBackend
 
 from core.catalogue.backends import BACKENDS, BackendType
 from core.catalogue.machine_types import PACKAGED
-from core.notify.local_notifier import Bell
+from core.notify.local_notifier import LocalNotifier
 from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings
 from worker.context import WorkerContext
@@ -17,7 +17,7 @@ from worker.supervisor import Supervisor
 
 pytestmark = pytest.mark.integration
 
-TOY = BackendType(path="support.toy_backend:ToyBackend", capabilities=ToyBackend.capabilities, offered=lambda _: True)
+TOY = BackendType(path="support.toy_backend:ToyBackend", capabilities=ToyBackend.capabilities, enabled=lambda _: True)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def settings(settings, tmp_path, monkeypatch):
 @pytest.fixture
 def worker(settings, database, tmp_path):
     host = WorkerContext.open(settings, database, worker_name="w1", hostname="here")
-    supervisor = Supervisor(host, Bell(tmp_path / "bell"))
+    supervisor = Supervisor(host, LocalNotifier(tmp_path / "bell"))
     thread = threading.Thread(target=supervisor.run)
     thread.start()
     yield host

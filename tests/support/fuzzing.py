@@ -25,12 +25,12 @@ from core.db.database import Database
 from core.db.models.jobs import Job
 from core.jobs import lifecycle, metrics
 from core.security import api_keys, credentials
-from core.security.credentials import EVERY_PROJECT
+from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from core.settings import Settings
 from core.settings.api import ApiSettings
 from core.storage.archives import ArchiveLimits
-from core.storage.artifacts.paths import present
+from core.storage.artifacts.paths import to_public_path
 from service.main import create_app
 from service.original.routes.s3 import BUCKET
 from service.schemas.jobs import SubmitJob, parse
@@ -94,8 +94,8 @@ class Fuzzed:
         with database.write() as session:
             self.secret = api_keys.create(session, "fuzz")[1]
             vault = Vault(configured)
-            credentials.put_secret(session, vault, EVERY_PROJECT, "known", "x")
-            credentials.put_registry(session, vault, credentials.EVERY_PROJECT, "known.example", "alice", "x")
+            credentials.put_secret(session, vault, ALL_PROJECTS, "known", "x")
+            credentials.put_registry(session, vault, credentials.ALL_PROJECTS, "known.example", "alice", "x")
         self.jobs = {state: self._job(state, home / "left") for state in STATES}
         self.answered: Counter[tuple[str, int]] = Counter()
         self.project = self._worker.get(self.jobs["waiting"]).project_id
@@ -151,7 +151,7 @@ class Fuzzed:
             "sha256": lambda: self.archive,
             "bucket": lambda: BUCKET,
             "key": lambda: f"{self.jobs['succeeded']}/{sorted(FILES)[chance // 32 % len(FILES)]}",
-            "path": lambda: quote(present(sorted(FILES)[chance // 32 % len(FILES)])),
+            "path": lambda: quote(to_public_path(sorted(FILES)[chance // 32 % len(FILES)])),
             "name": lambda: "known",
             "host": lambda: "known.example",
         }
@@ -182,7 +182,7 @@ class Fuzzed:
 
     def _run(self, job: Job, state: str, left: Path) -> None:
         with self._database.write() as session:
-            job = lifecycle.started(session, job, {"pid": 1})
+            job = lifecycle.mark_running(session, job, {"pid": 1})
             metrics.add(session, [_metric(job.id, step) for step in range(20)])
         with self._stores.logs.open_writer(job.id, 1) as log:
             log.append("line\nümläut \x1b[31m\n\xff".encode("latin-1") + b"partial", 1_700_000_000_000)
@@ -195,7 +195,7 @@ class Fuzzed:
         self._stores.artifacts.close(job.id, 1, left)
         if state == "finishing":
             with self._database.write() as session:
-                lifecycle.ended(session, job, "completed", exit_code=0)
+                lifecycle.mark_finishing(session, job, "completed", exit_code=0)
             return
         reason, code = {
             "succeeded": ("completed", 0),

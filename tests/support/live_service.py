@@ -21,12 +21,12 @@ from core.db.models.jobs import Job
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.allocations import PortRange
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.settings import Settings
 from service.deps import OpenStores
 from service.http.server import Server
 
-OFFER = Offer("w", "h", ("mock",), ports=PortRange(20_000, 29_999, "h.example"))
+OFFER = WorkerOffer("w", "h", ("mock",), ports=PortRange(20_000, 29_999, "h.example"))
 
 
 def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -55,11 +55,11 @@ class Worker:
     def start(self) -> Job:
         job = self.claim()
         with self._database.write() as session:
-            return lifecycle.started(session, job, {"pid": 1})
+            return lifecycle.mark_running(session, job, {"pid": 1})
 
     def end(self, job: Job, reason: str = "completed", **fields) -> Job:
         with self._database.write() as session:
-            ended = lifecycle.ended(session, job, reason, **fields)
+            ended = lifecycle.mark_finishing(session, job, reason, **fields)
             return lifecycle.finish(session, ended, artifacts_state="complete")
 
     def get(self, job_id: str) -> Job:

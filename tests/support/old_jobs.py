@@ -8,7 +8,7 @@ from core.catalogue.machine_types import Catalogue
 from core.db.database import Database, now
 from core.db.models.jobs import Job, Project
 from core.jobs import lifecycle, queries
-from core.jobs.lifecycle import Submission
+from core.jobs.lifecycle import NewJob
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
 from core.storage.retention import DAY_SECONDS
@@ -31,10 +31,10 @@ class Aging:
     def job(self, days: float, *, project="default", state=JobState.SUCCEEDED, log=b"", files=(), **spec) -> Job:
         """A job of one attempt that ended so many days ago; one in another state has not ended."""
         with self.database.write() as session:
-            owner, _ = lifecycle.ensure_project(session, project)
+            owner, _ = lifecycle.get_or_create_project(session, project)
             job, _ = lifecycle.submit(
                 session,
-                Submission(
+                NewJob(
                     spec=JobSpec(machine_type="CPU", command="true", **spec),
                     machine=self._machine,
                     backend="mock",
@@ -67,7 +67,7 @@ class Aging:
 
     def row(self, job: Job) -> Job:
         with self.database.read() as session:
-            return queries.row(session, job.id)
+            return queries.get_row(session, job.id)
 
     def events(self, job: Job) -> list[tuple[str, str]]:
         """Reason and detail of what the record says of removals."""
@@ -76,7 +76,7 @@ class Aging:
 
     def policy(self, project="default", **columns) -> None:
         with self.database.write() as session:
-            owner, _ = lifecycle.ensure_project(session, project)
+            owner, _ = lifecycle.get_or_create_project(session, project)
             session.execute(update(Project).where(Project.id == owner.id).values(**columns))
 
 

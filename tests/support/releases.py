@@ -13,7 +13,7 @@ from sqlalchemy import JSON, BigInteger, MetaData, inspect, text
 from core.db import migrations, schema
 
 MIGRATIONS = schema.MIGRATIONS
-REVISIONS = [step.revision for step in migrations.steps()]
+REVISIONS = [step.revision for step in migrations.list_migrations()]
 HEAD = REVISIONS[-1]
 NEXT = f"{int(HEAD) + 1:04d}"
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from core.system.inotify import FileWatch
+from core.system.inotify import FileWatcher
 
 
 class Detached(Exception):
@@ -16,7 +16,7 @@ class AttemptControl:
         self._stop = stop_requested
         self._contact_lost = False
         self._detached = threading.Event()
-        self._watcher: FileWatch | None = None
+        self._watcher: FileWatcher | None = None
         self._lock = threading.Lock()
 
     @property
@@ -74,7 +74,7 @@ class AttemptControl:
         """True while a watch follows the job and acts on requests."""
         return self._watcher is not None
 
-    def set_watcher(self, watcher: FileWatch | None) -> None:
+    def set_watcher(self, watcher: FileWatcher | None) -> None:
         """Wake this watch at every request from now on; None: no longer."""
         with self._lock:
             self._watcher = watcher

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
-from core.catalogue.registries import Login
+from core.catalogue.registries import RegistryCredentials
 from core.db.database import Database
 from core.db.models.jobs import Job
 from core.errors import CredentialNotFound, SecretUnreadable
@@ -32,15 +32,17 @@ class LaunchSecrets:
         Raises:
             LaunchError: A secret is missing or cannot be decrypted.
         """
-        return self._read(lambda session: credentials.with_values(session, self._vault, self._job))
+        return self._read(lambda session: credentials.resolve_env(session, self._vault, self._job))
 
-    def login(self, image: str, *, push: bool = False) -> Login | None:
+    def login(self, image: str, *, push: bool = False) -> RegistryCredentials | None:
         """Return the login for an image's registry, to pull or to push.
 
         Raises:
             LaunchError: The stored login is missing or cannot be decrypted.
         """
-        return self._read(lambda session: credentials.login_for(session, self._vault, self._job, image, push=push))
+        return self._read(
+            lambda session: credentials.registry_login_for(session, self._vault, self._job, image, push=push)
+        )
 
     def git_login(self) -> str | None:
         """Return `user:password` for the git server of the job's workspace, if it needs one.
@@ -52,7 +54,7 @@ class LaunchSecrets:
 
     def ports(self) -> tuple[PortForward, ...]:
         """Return the host ports allocated to the job."""
-        allocated = self._read(lambda session: allocations.ports_of(session, [self._job]))
+        allocated = self._read(lambda session: allocations.ports_of_jobs(session, [self._job]))
         return tuple(PortForward(port.port, port.internal) for port in allocated.get(self._job.id, ()))
 
     def _read(self, query: Callable[[Session], T]) -> T:

@@ -17,8 +17,8 @@ from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable
 from core.jobs import metrics, queries
 from core.jobs.reasons import reason_of_exit
-from core.jobs.transitions import note_attempt
-from core.system.inotify import FileWatch
+from core.jobs.transitions import update_attempt
+from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota
 from worker.attempt.outputs.log_shipper import BATCH_VALUES, LogShipper, MetricsReader, SourceFile, usage_row
@@ -81,7 +81,7 @@ class OutputRecorder:
         lines = SourceFile(self._scratch.control / "metrics.jsonl")
         self._stack.callback(lines.close)
         with self._context.database.read() as session:
-            stored = metrics.stored(session, self._job.id, self._job.attempt)
+            stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
         settings = self._context.settings.metrics
         self.metrics = MetricsReader(lines, self._job.id, self._job.attempt, settings, stored)
         return self
@@ -138,9 +138,9 @@ class OutputRecorder:
         def store(session: Session) -> None:
             metrics.add(session, rows)
             if totals:
-                note_attempt(session, self._job, **totals)
+                update_attempt(session, self._job, **totals)
             for reason, text in unreported.items():
-                metrics.limited(session, self._job, reason, text)
+                metrics.record_limit(session, self._job, reason, text)
 
         try:
             self._context.write(store)
@@ -266,7 +266,7 @@ class JobMonitor:
             Detached: The worker must release the job, which keeps running.
         """
         busy = 0
-        with FileWatch(self._control) as files:
+        with FileWatcher(self._control) as files:
             self._requests.set_watcher(files)
             try:
                 while True:
@@ -313,7 +313,7 @@ class JobMonitor:
         if self._requests.stop_requested:
             return Exit(None, "stopped_by_user")
         if self._requests.contact_lost:
-            return Exit(None, "cut_off", f"{self._context.settings.worker.cut_off_seconds / 60:.0f} minutes")
+            return Exit(None, "cut_off", f"{self._context.settings.worker.self_fence_seconds / 60:.0f} minutes")
         if self._quota.over is not None:
             return Exit(None, "disk_quota", self._quota.over)
         if self._deadline is not None and time.monotonic() >= self._deadline:

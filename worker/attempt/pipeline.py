@@ -23,7 +23,7 @@ from core.jobs.scheduling import claims
 from core.jobs.spec.container import is_in_workspace
 from core.jobs.spec.image import DOCKERFILE
 from core.jobs.states import JobState
-from core.jobs.transitions import note_sizes
+from core.jobs.transitions import set_output_sizes
 from core.system.failpoints import failpoint
 from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota
@@ -81,7 +81,7 @@ class AttemptRun:
             LeaseLost: Another worker holds the job now.
             Detached: The worker must release the job, which keeps running.
         """
-        self._context.logs.nudge(self.job.id)
+        self._context.logs.notify_followers(self.job.id)
         if self.job.state is JobState.STARTING:
             self._start()
         if self.job.state is JobState.RUNNING:
@@ -131,7 +131,7 @@ class AttemptRun:
         if handle is None:
             self._mark_finishing(Exit(0, "built", self.job.image_digest))
             return
-        self._transition(lambda session: lifecycle.started(session, self.job, handle))
+        self._transition(lambda session: lifecycle.mark_running(session, self.job, handle))
         failpoint("running")
 
     def _launch(self) -> Handle | None:
@@ -145,7 +145,7 @@ class AttemptRun:
             if not self.job.spec.build_only:
                 return self._backend.launch(spec, self._confirm, self._report_progress)
             digest = self._backend.build(spec, self._report_progress)
-        self._transition(lambda session: lifecycle.note_image(session, self.job, digest))
+        self._transition(lambda session: lifecycle.set_image_digest(session, self.job, digest))
         return None
 
     def _prepare(self) -> None:
@@ -153,7 +153,7 @@ class AttemptRun:
         self._scratch.make(self._context.artifacts)
         spec = self.job.spec
         if spec.workspace is not None:
-            self._set_phase("provisioning", f"fetching {spec.shown_workspace()}")
+            self._set_phase("provisioning", f"fetching {spec.redacted_workspace()}")
         commit = self._scratch.unpack_workspace(spec, self._context.workspaces, self._context.limits, self._fetch)
         if commit is not None:
             self._set_phase("provisioning", f"workspace at commit {commit}")
@@ -197,7 +197,7 @@ class AttemptRun:
     def _mark_finishing(self, end: Exit) -> None:
         reason = end.reason or "vanished"
         self._transition(
-            lambda session: lifecycle.ended(session, self.job, reason, detail=end.detail, exit_code=end.code)
+            lambda session: lifecycle.mark_finishing(session, self.job, reason, detail=end.detail, exit_code=end.code)
         )
 
     def _finish(self, outputs: _CollectedOutputs) -> None:
@@ -205,7 +205,7 @@ class AttemptRun:
 
         def close(session: Session) -> Job:
             closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state)
-            note_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
+            set_output_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
             return closed
 
         with self._spans.step("finish"):
@@ -385,7 +385,7 @@ class AttemptRun:
                 self._save_output()
                 self._requests.pause(_DATABASE_PAUSE_SECONDS)
             else:
-                self._context.logs.nudge(job.id)
+                self._context.logs.notify_followers(job.id)
                 return job
 
     def _save_output(self) -> None:
@@ -399,7 +399,7 @@ class AttemptRun:
         if not unsure:
             return None
         with self._context.database.read() as session:
-            row = queries.row(session, self.job.id)
+            row = queries.get_row(session, self.job.id)
         ours = row is not None and row.lease == self.job.lease and row.state is not self.job.state
         return row if ours else None
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from core.errors import ArtifactNotFound, WorkspaceInvalid
 from core.jobs.spec.job_spec import JobSpec
 from core.storage.archives import ArchiveLimits, extract
-from core.storage.artifacts.paths import resolve
+from core.storage.artifacts.paths import parse_public_path
 from core.storage.artifacts.store import ArtifactFile, ArtifactStore
 from core.storage.workspaces import WorkspaceStore
-from core.system.filesystem import flatten
+from core.system.filesystem import hoist_deep_folders
 from worker.backends.base import RESERVED_FILES, LaunchError
 
 _COPY_BYTES = 1024**2
@@ -56,7 +56,7 @@ class Scratch:
         shutil.rmtree(filling, ignore_errors=True)
         filling.mkdir(mode=0o700)
         for earlier, file in self._earlier_artifacts(store):
-            target = filling / Path(*resolve(file.path))
+            target = filling / Path(*parse_public_path(file.path))
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 opened = store.open(self._job_id, earlier, file.path)
@@ -143,7 +143,7 @@ class Scratch:
         try:
             shutil.rmtree(self.root, onerror=_make_removable)
         except (RecursionError, _TooDeep):
-            flatten(self.root)
+            hoist_deep_folders(self.root)
             shutil.rmtree(self.root, onerror=_make_removable)
 
 

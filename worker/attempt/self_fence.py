@@ -34,7 +34,7 @@ class SelfFence:
 
     def check(self, running: Iterable[tuple[Job, AttemptControl]]) -> None:
         """End the jobs that must be ended by now."""
-        if time.monotonic() - self._last_contact_at < self._context.settings.worker.cut_off_seconds:
+        if time.monotonic() - self._last_contact_at < self._context.settings.worker.self_fence_seconds:
             self._kill_at.clear()
             return
         for job, signals in running:

@@ -14,7 +14,7 @@ from core.errors import LeaseLost
 from core.jobs.reasons import REASONS
 from core.jobs.states import JobState
 from core.monitoring import tracing
-from core.monitoring.tracing import TRACE_PARENT, Ids
+from core.monitoring.tracing import TRACE_PARENT, SpanIds
 from worker.attempt.control import Detached
 
 _OK_STATES = frozenset({JobState.SUCCEEDED, JobState.CANCELLED})
@@ -28,10 +28,10 @@ class AttemptSpans:
     """
 
     def __init__(self, job: Job) -> None:
-        submitted = tracing.continued({TRACE_PARENT: job.trace_parent or ""})
+        submitted = tracing.extract_context({TRACE_PARENT: job.trace_parent or ""})
         attempt = str(job.attempt)
-        self._whole = Ids(submitted, job.id, attempt)
-        self._run = Ids(self._whole.within, job.id, attempt, "run")
+        self._whole = SpanIds(submitted, job.id, attempt)
+        self._run = SpanIds(self._whole.child_context, job.id, attempt, "run")
         self._attributes: dict[str, str | int] = {
             "gradient.job.id": job.id,
             "gradient.attempt": job.attempt,
@@ -42,7 +42,7 @@ class AttemptSpans:
     def step(self, name: str) -> Iterator[None]:
         """Open a span for a step of the attempt: prepare, launch, tear down, collect, finish."""
         let_go: BaseException | None = None
-        with tracing.span(name, self._whole.within, self._attributes) as entered:
+        with tracing.span(name, self._whole.child_context, self._attributes) as entered:
             try:
                 yield
             except (Detached, LeaseLost) as wish:  # not a failure: another worker repeats the step

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from core.catalogue.backends import Capabilities
-from core.catalogue.registries import Login
+from core.catalogue.registries import RegistryCredentials
 from core.jobs.spec import container as options
 from core.system.filesystem import write_atomically
 
@@ -56,7 +56,7 @@ class FindLogin(Protocol):
     Raises LaunchError if the stored login cannot be read.
     """
 
-    def __call__(self, image: str, *, push: bool = False) -> Login | None:
+    def __call__(self, image: str, *, push: bool = False) -> RegistryCredentials | None:
         """Return the login to pull the image, or to push it."""
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from celery import bootsteps, signals
 
-from core.jobs.scheduling.workers import note_heard
-from core.notify.broker import Ringer, make_app, queue
-from core.notify.local_notifier import Bell
-from core.notify.messages import host_queue, pool_queue
+from core.jobs.scheduling.workers import record_ping
+from core.notify.broker import Publisher, make_app, queue
+from core.notify.local_notifier import LocalNotifier
+from core.notify.messages import machine_type_queue, worker_queue
 from worker.celery import redis_transport, tasks
 from worker.celery.broker_watchdog import BrokerWatchdog
 from worker.context import WorkerContext
@@ -24,10 +24,13 @@ _STOP_SECONDS = 60.0
 
 def queues(context: WorkerContext) -> list[str]:
     """Return the names of the queues that this worker consumes: one for each machine type it takes, and its own."""
-    return [*dict.fromkeys(pool_queue(one.name) for one in context.machine_types()), host_queue(context.worker_name)]
+    return [
+        *dict.fromkeys(machine_type_queue(one.name) for one in context.machine_types()),
+        worker_queue(context.worker_name),
+    ]
 
 
-def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, bell: Bell) -> int:
+def run(broker_url: str, context: WorkerContext, supervisor: Supervisor, bell: LocalNotifier) -> int:
     """Run the Celery worker and its supervisor until SIGTERM; jobs keep running.
 
     Tasks run in threads: a pool of forked processes would be forked while attempts run in threads of their own.
@@ -85,11 +88,11 @@ def _keep_own_logging(**_: object) -> None:
 
 
 def _broker_watchdog(broker_url: str, context: WorkerContext, on_silent: Callable[[], None]) -> BrokerWatchdog:
-    ringer = Ringer(broker_url)
-    own_queue = host_queue(context.worker_name)
+    ringer = Publisher(broker_url)
+    own_queue = worker_queue(context.worker_name)
     return BrokerWatchdog(
-        lambda: ringer.ping(own_queue),
-        lambda: context.write(lambda session: note_heard(session, context.worker_name)),
+        lambda: ringer.publish_ping(own_queue),
+        lambda: context.write(lambda session: record_ping(session, context.worker_name)),
         on_silent,
         ping_seconds=context.settings.queue.ping_seconds,
         deaf_seconds=context.settings.queue.broker_silent_seconds,

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.worker import consumer
 
-from core.notify.broker import PING, RING
+from core.notify.broker import PING_TASK, WAKE_TASK
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def _is_own_message(message: Any) -> bool:  # noqa: ANN401 - celery's
         headers = message.headers
         args, kwargs, embedded = message.decode()
         return (
-            headers["task"] in {RING, PING}
+            headers["task"] in {WAKE_TASK, PING_TASK}
             and isinstance(headers["id"], str)
             # Reject Celery's ways to delay, repeat or chain a task.
             and all(headers.get(name) in (None, [None, None]) for name in _UNUSED_HEADERS)

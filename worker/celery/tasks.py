@@ -11,15 +11,15 @@ from celery import Celery
 from celery.exceptions import Reject
 
 from core.monitoring.logging import bind
-from core.notify.broker import PING, RING
-from core.notify.local_notifier import Bell
+from core.notify.broker import PING_TASK, WAKE_TASK
+from core.notify.local_notifier import LocalNotifier
 
 logger = logging.getLogger(__name__)
 
 _MAX_ID_LENGTH = 64
 
 
-def register(app: Celery, bell: Bell, heard: Callable[[], None] = lambda: None) -> None:
+def register(app: Celery, bell: LocalNotifier, heard: Callable[[], None] = lambda: None) -> None:
     """Register the tasks of this host with the app.
 
     Args:
@@ -33,13 +33,13 @@ def register(app: Celery, bell: Bell, heard: Callable[[], None] = lambda: None) 
             raise Reject("a ring carries a job's id and a request's, or null", requeue=False)
         bind(job_id=job_id, request_id=request_id)
         logger.debug("rang")
-        bell.ring()
+        bell.notify()
 
     def ping() -> None:
         heard()
 
-    app.task(ring, name=RING, shared=False)  # not with every app of this process
-    app.task(ping, name=PING, shared=False)
+    app.task(ring, name=WAKE_TASK, shared=False)  # not with every app of this process
+    app.task(ping, name=PING_TASK, shared=False)
 
 
 def _is_id(value: object) -> bool:

@@ -47,7 +47,7 @@ class CloudSweep:
     def _is_leader(self) -> bool:
         seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
         return self._context.write(
-            partial(maintenance.take_turn, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds)
+            partial(maintenance.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds)
         )
 
     def _is_owned(self, job_id: str, attempt: int) -> bool:
@@ -60,4 +60,4 @@ class CloudSweep:
 
     def _read_job(self, job_id: str) -> Job | None:
         with self._context.database.read() as session:
-            return queries.row(session, job_id)
+            return queries.get_row(session, job_id)

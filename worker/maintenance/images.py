@@ -32,7 +32,9 @@ class ImageSweep:
             return
         images = list(chain.from_iterable(one for one in lists if one is not None))
         if set(images) != self._reported:
-            self._context.write(lambda session: image_affinity.report(session, self._context.hostname, images))
+            self._context.write(
+                lambda session: image_affinity.replace_host_images(session, self._context.hostname, images)
+            )
             self._reported = set(images)
 
     def prune(self) -> int:

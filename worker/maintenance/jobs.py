@@ -79,14 +79,16 @@ class Sweep:
             repaired |= {
                 "lost_jobs": self._fail_lost_attempts(),
                 "deleted_jobs": self._remove_deleted_outputs(),
-                "rung_again": self._context.write(partial(maintenance.ring_again, seconds=self._renotify_seconds)),
-                "gpus": self._context.write(maintenance.free_gpus),
-                "ports": self._context.write(allocations.free_ports),
+                "rung_again": self._context.write(
+                    partial(maintenance.renotify_overdue, seconds=self._renotify_seconds)
+                ),
+                "gpus": self._context.write(maintenance.release_orphaned_gpus),
+                "ports": self._context.write(allocations.release_orphaned_ports),
                 "retention": self._prune(),
             }
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
-            self._context.write(partial(maintenance.note, worker=self._context.worker_name, repaired=repaired))
+            self._context.write(partial(maintenance.count_repairs, worker=self._context.worker_name, repaired=repaired))
         return repaired
 
     def _measure_scratch(self) -> None:
@@ -99,7 +101,7 @@ class Sweep:
         """Take or keep the turn: one worker at a time, replaced by another if it misses a few sweeps."""
         seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
         return self._context.write(
-            partial(maintenance.take_turn, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds)
+            partial(maintenance.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds)
         )
 
     def _fail_lost_attempts(self) -> int:
@@ -116,7 +118,7 @@ class Sweep:
     def _fail_lost(self, job: Job) -> bool:
         detail = f"{self._lost_after / 60:.0f} minutes"
         try:
-            self._context.write(lambda session: lifecycle.give_up(session, job, "worker_lost", detail))
+            self._context.write(lambda session: lifecycle.fail_lost(session, job, "worker_lost", detail))
         except LeaseLost:
             return False  # the host came back
         AttemptSpans(job).emit_run(job, "worker_lost")
@@ -152,11 +154,11 @@ class Sweep:
 
     def _is_finished(self, job_id: str, attempt: int) -> bool:
         with self._context.database.read() as session:
-            job = queries.row(session, job_id)
+            job = queries.get_row(session, job_id)
             if job is None or (job.attempt == attempt and job.state in OWNED):
                 return False
             hostname = self._context.hostname
-            return not queries.belongs_elsewhere(session, job_id, attempt, hostname, seconds=HOST_LOST_SECONDS)
+            return not queries.runs_on_other_host(session, job_id, attempt, hostname, seconds=HOST_LOST_SECONDS)
 
     def _destroy_attempt(self, name: str) -> bool:
         """Destroy what still runs of an attempt; return whether nothing is left."""
@@ -193,7 +195,7 @@ class Sweep:
             self._context.logs.remove(job.id)
             self._context.artifacts.remove(job.id)
             metrics.remove(self._context.database, job.id)
-            self._context.write(partial(lifecycle.mark_emptied, job_id=job.id))
+            self._context.write(partial(lifecycle.mark_outputs_removed, job_id=job.id))
         return len(jobs)
 
     def _prune(self) -> int:

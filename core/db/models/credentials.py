@@ -60,7 +60,7 @@ class GitLogin(Base):
     sealed: Mapped[str] = mapped_column(Text)
 
 
-class JobLogin(Base):
+class JobRegistryPassword(Base):
     """Registry password that was submitted with a job; deleted when the job has ended."""
 
     __tablename__ = "job_logins"

@@ -8,16 +8,16 @@ from sqlalchemy import bindparam, delete, exists, insert, select
 from sqlalchemy.orm import Session
 
 from core.db.database import Base
-from core.db.models.credentials import JobLogin
+from core.db.models.credentials import JobRegistryPassword
 from core.db.models.jobs import GpuAllocation, Job, PortAllocation, PortRequest
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import OWNED, TERMINAL
 
-_NEW_PORT = insert(Base.metadata.tables[PortAllocation.__tablename__])
-_WANTED = insert(Base.metadata.tables[PortRequest.__tablename__])
-_TAKEN = select(PortAllocation.port).where(PortAllocation.host == bindparam("on_host"))
+_INSERT_PORT = insert(Base.metadata.tables[PortAllocation.__tablename__])
+_INSERT_REQUEST = insert(Base.metadata.tables[PortRequest.__tablename__])
+_ALLOCATED_PORTS = select(PortAllocation.port).where(PortAllocation.host == bindparam("on_host"))
 
-KEPT_FROM = (
+PORT_CONFLICTS = (
     select(PortRequest.job_id)
     .join(PortAllocation, PortAllocation.port == PortRequest.port)
     .where(PortAllocation.host == bindparam("on_host"))
@@ -39,51 +39,51 @@ class PortRange:
     last: int
     address: str
 
-    def free(self, taken: Collection[int]) -> int:
+    def count_free(self, taken: Collection[int]) -> int:
         """Count the ports of the range that are not in `taken`."""
         return max(0, self.last - self.first + 1) - sum(self.first <= port <= self.last for port in taken)
 
 
-def want_ports(session: Session, job: Job) -> None:
+def request_ports(session: Session, job: Job) -> None:
     """Record the ports that a new job names."""
-    wanted = [port.external for port in job.spec.asked_ports() if port.external]
+    wanted = [port.external for port in job.spec.parsed_ports() if port.external]
     if wanted:
-        session.execute(_WANTED, [{"port": port, "job_id": job.id} for port in wanted])
+        session.execute(_INSERT_REQUEST, [{"port": port, "job_id": job.id} for port in wanted])
 
 
-def any_ports(spec: JobSpec) -> int:
+def count_dynamic_ports(spec: JobSpec) -> int:
     """Count the free range ports that a job needs; 0 if it names all. Named ones count: they may lie in the range."""
-    asked = spec.asked_ports()
+    asked = spec.parsed_ports()
     return len(asked) if any(not port.external for port in asked) else 0
 
 
-def taken_ports(session: Session, host: str) -> frozenset[int]:
+def allocated_ports(session: Session, host: str) -> frozenset[int]:
     """Return the ports of a host that are allocated to jobs."""
-    return frozenset(session.scalars(_TAKEN, {"on_host": host}))
+    return frozenset(session.scalars(_ALLOCATED_PORTS, {"on_host": host}))
 
 
-def take_ports(session: Session, job: Job, host: str, among: PortRange, taken: Collection[int]) -> None:
+def allocate_ports(session: Session, job: Job, host: str, among: PortRange, taken: Collection[int]) -> None:
     """Allocate a job's ports: those it named, and free ones from the range for the others."""
-    asked = job.spec.asked_ports()
+    asked = job.spec.parsed_ports()
     if not asked:
         return
     named = {port.external for port in asked if port.external}
-    free = iter(_free(among, {*taken, *named}, zlib.crc32(f"{job.id} {job.attempt}".encode())))
+    free = iter(_free_in_range(among, {*taken, *named}, zlib.crc32(f"{job.id} {job.attempt}".encode())))
     of_job = {"host": host, "job_id": job.id, "attempt": job.attempt, "address": among.address}
     session.execute(
-        _NEW_PORT,
+        _INSERT_PORT,
         [of_job | {"internal": port.internal, "port": port.external or next(free)} for port in asked],
     )
 
 
-def _free(among: PortRange, taken: Collection[int], start: int) -> Sequence[int]:
+def _free_in_range(among: PortRange, taken: Collection[int], start: int) -> Sequence[int]:
     # Each attempt starts at another port, so that a retry avoids one that another program uses.
     size = among.last - among.first + 1
     numbers = (among.first + (start + step) % size for step in range(size))
     return [port for port in numbers if port not in taken]
 
 
-def ports_of(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[PortAllocation]]:
+def ports_of_jobs(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[PortAllocation]]:
     """Return the ports allocated to jobs, by job id; no query if none of them asks for ports."""
     wanting = [job.id for job in jobs if job.spec.ports and job.state in OWNED]
     found: dict[str, list[PortAllocation]] = {}
@@ -94,7 +94,7 @@ def ports_of(session: Session, jobs: Sequence[Job]) -> Mapping[str, list[PortAll
     return found
 
 
-def held_ports(session: Session) -> dict[str, dict[int, str]]:
+def allocated_ports_by_host(session: Session) -> dict[str, dict[int, str]]:
     """Return all allocated ports: job id by port, by host."""
     found: dict[str, dict[int, str]] = {}
     for port in session.scalars(select(PortAllocation)):
@@ -102,7 +102,7 @@ def held_ports(session: Session) -> dict[str, dict[int, str]]:
     return found
 
 
-def let_go(session: Session, job: Job) -> None:
+def release(session: Session, job: Job) -> None:
     """Free a job's GPUs and ports; once it has ended, also delete its port requests and registry password."""
     if job.gpus:
         session.execute(delete(GpuAllocation).where(GpuAllocation.job_id == job.id))
@@ -114,18 +114,20 @@ def let_go(session: Session, job: Job) -> None:
     if wants_ports:
         session.execute(delete(PortRequest).where(PortRequest.job_id == job.id))
     if job.spec.registry_username is not None:
-        session.execute(delete(JobLogin).where(JobLogin.job_id == job.id))
+        session.execute(delete(JobRegistryPassword).where(JobRegistryPassword.job_id == job.id))
 
 
-def free_ports(session: Session) -> int:
+def release_orphaned_ports(session: Session) -> int:
     """Free ports, port requests and registry passwords that no job in need of them has; a transition frees its own."""
     here = exists().where(Job.id == PortAllocation.job_id, Job.attempt == PortAllocation.attempt, Job.state.in_(OWNED))
-    count = len(_removed(session, PortAllocation, ~here))
-    for table in (PortRequest, JobLogin):
-        count += len(_removed(session, table, ~exists().where(Job.id == table.job_id, Job.state.not_in(TERMINAL))))
+    count = len(_delete_where(session, PortAllocation, ~here))
+    for table in (PortRequest, JobRegistryPassword):
+        count += len(_delete_where(session, table, ~exists().where(Job.id == table.job_id, Job.state.not_in(TERMINAL))))
     return count
 
 
-def _removed(session: Session, table: type[PortRequest | PortAllocation | JobLogin], where: object) -> Sequence[object]:
+def _delete_where(
+    session: Session, table: type[PortRequest | PortAllocation | JobRegistryPassword], where: object
+) -> Sequence[object]:
     gone = delete(table).where(where).returning(table.job_id)  # type: ignore[arg-type]
     return session.execute(gone, execution_options={"synchronize_session": False}).all()

@@ -8,18 +8,18 @@ from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import Job, Worker
-from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.queries import WORKER_STALE_SECONDS
 
-_LIVING = select(Worker).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS)).order_by(Worker.name)
+_LIVE_WORKERS = select(Worker).where(Worker.seen_at >= now(-WORKER_STALE_SECONDS)).order_by(Worker.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Offers:
+class LiveWorkers:
     """The workers with a recent heartbeat, including drained ones."""
 
     workers: tuple[Worker, ...]
 
-    def of(self, machine_type: str, backend: str) -> list[Worker]:
+    def for_machine_type(self, machine_type: str, backend: str) -> list[Worker]:
         """Return the workers that take jobs of this machine type, or would if they were not drained."""
         return [
             worker
@@ -29,12 +29,12 @@ class Offers:
 
     def available(self, machine_type: str, backend: str) -> bool:
         """Check whether some worker takes new jobs of this machine type."""
-        return any(worker.drained_at is None for worker in self.of(machine_type, backend))
+        return any(worker.drained_at is None for worker in self.for_machine_type(machine_type, backend))
 
 
-def offers(session: Session) -> Offers:
+def live_workers(session: Session) -> LiveWorkers:
     """Read the live workers."""
-    return Offers(tuple(session.scalars(_LIVING)))
+    return LiveWorkers(tuple(session.scalars(_LIVE_WORKERS)))
 
 
 def fits(worker: Worker, job: Job) -> bool:
@@ -42,13 +42,13 @@ def fits(worker: Worker, job: Job) -> bool:
     return all(has is None or needs <= has for _, needs, has in _needs(worker, job))
 
 
-def room(worker: Worker, job: Job) -> int:
+def job_capacity(worker: Worker, job: Job) -> int:
     """Return how many jobs like this one the worker can run at once."""
     counts = [int(has // needs) for _, needs, has in _needs(worker, job) if has is not None and needs]
     return min([worker.slots, *counts])
 
 
-def excess(job: Job, workers: Sequence[Worker]) -> str:
+def explain_too_large(job: Job, workers: Sequence[Worker]) -> str:
     """Describe what a job requests that none of these workers has, e.g. `64 CPUs, and the largest worker … has 16`.
 
     Args:
@@ -61,10 +61,12 @@ def excess(job: Job, workers: Sequence[Worker]) -> str:
         unit, needs, _ = each[0]
         largest = max((has for _, _, has in each if has is not None), default=0)
         if needs > largest and all(has is not None for _, _, has in each):
-            found.append(f"{_amount(needs, unit)}, and the largest worker of its machine type has {largest:,.10g}")
+            found.append(
+                f"{_format_amount(needs, unit)}, and the largest worker of its machine type has {largest:,.10g}"
+            )
     if found:
         return "; ".join(found)
-    wanted = " and ".join(_amount(needs, unit) for unit, needs, _ in asked[0] if needs)
+    wanted = " and ".join(_format_amount(needs, unit) for unit, needs, _ in asked[0] if needs)
     return f"{wanted}, and no worker of its machine type has all of that together"
 
 
@@ -78,6 +80,6 @@ def _needs(worker: Worker, job: Job) -> tuple[tuple[str, float, float | None], .
     )
 
 
-def _amount(number: float, unit: str) -> str:
+def _format_amount(number: float, unit: str) -> str:
     plural = "s" if number != 1 and unit in {"gpu", "CPU"} else ""
     return f"{number:,.10g} {unit}{plural}"

@@ -16,13 +16,13 @@ from core.db.models.jobs import Attempt, GpuAllocation, Job, Project, Worker
 from core.jobs.scheduling import allocations, image_affinity
 from core.jobs.scheduling.allocations import PortRange
 from core.jobs.states import OWNED, JobState
-from core.jobs.transitions import one_row, record
+from core.jobs.transitions import add_event, returning_one
 
 _NO_PORTS = PortRange(1, 0, "")
 _CLAIM_LOCK = 0x6772_6164  # arbitrary, but not used by other locks of this database
-_PLENTY = 2**31 - 1
-_MOST_GOES = 3
-_OF_ONE_ATTEMPT = (
+_UNLIMITED = 2**31 - 1
+_MAX_TRIES = 3
+_RESET_COLUMNS = (
     "started_at",
     "ended_at",
     "exit_code",
@@ -33,17 +33,17 @@ _OF_ONE_ATTEMPT = (
     "phase_detail",
 )
 """Columns of a job that each claim resets to NULL."""
-_NEW_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
-_NEW_HOLD = insert(Base.metadata.tables[GpuAllocation.__tablename__])
-_HELD = select(func.sum(Job.cpus).label("cpus"), func.sum(Job.memory_mb).label("memory_mb")).where(
+_INSERT_ATTEMPT = insert(Base.metadata.tables[Attempt.__tablename__])
+_INSERT_GPU_ALLOCATION = insert(Base.metadata.tables[GpuAllocation.__tablename__])
+_HOST_USAGE = select(func.sum(Job.cpus).label("cpus"), func.sum(Job.memory_mb).label("memory_mb")).where(
     Job.host == bindparam("on_host"), Job.state.in_(OWNED)
 )
 _GPUS = select(GpuAllocation.gpu).where(GpuAllocation.host == bindparam("on_host"))
-_SERVED = update(Project).where(Project.id == bindparam("served")).values(last_claimed_at=now())
+_MARK_SERVED = update(Project).where(Project.id == bindparam("served")).values(last_claimed_at=now())
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class WorkerOffer:
     """The capacity that a worker offers to jobs.
 
     Attributes:
@@ -70,21 +70,21 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Free:
+class _FreeCapacity:
     """The free capacity of a host; GPUs by name."""
 
     gpus: tuple[str, ...] | None
     cpus: float
     memory_mb: float
-    taken_ports: frozenset[int]
+    allocated_ports: frozenset[int]
 
 
-def anything_waits(session: Session, offer: Offer) -> bool:
+def has_claimable_job(session: Session, offer: WorkerOffer) -> bool:
     """Check whether a claim would succeed, without the write lock that a claim takes."""
-    return _next(session, offer, _free(session, offer)) is not None
+    return _next_job_seq(session, offer, _free_capacity(session, offer)) is not None
 
 
-def claim(session: Session, offer: Offer) -> Job | None:
+def claim(session: Session, offer: WorkerOffer) -> Job | None:
     """Take the next job that fits: `queued → starting`, attempt and lease + 1, its GPUs allocated.
 
     Among the jobs that fit on the host now and whose project is below its quota, the next one has the highest priority;
@@ -97,21 +97,21 @@ def claim(session: Session, offer: Offer) -> Job | None:
     """
     if session.get_bind().dialect.name == "postgresql":  # SQLite has only one writer at a time anyway
         session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CLAIM_LOCK})
-    free = _free(session, offer)
-    for _ in range(_MOST_GOES):
-        seq = _next(session, offer, free)
+    free = _free_capacity(session, offer)
+    for _ in range(_MAX_TRIES):
+        seq = _next_job_seq(session, offer, free)
         if seq is None:
             return None
-        job = one_row(session, _CLAIM, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host})
+        job = returning_one(session, _CLAIM, {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host})
         if job is not None:  # None: it was cancelled between the two statements
-            _note(session, job, offer, free)
+            _record_claim(session, job, offer, free)
             return job
     return None
 
 
-def free_gpus(session: Session, offer: Offer) -> tuple[str, ...]:
+def find_free_gpus(session: Session, offer: WorkerOffer) -> tuple[str, ...]:
     """Return the offer's GPUs that no job holds; empty if GPUs are not counted."""
-    return _free(session, offer).gpus or ()
+    return _free_capacity(session, offer).gpus or ()
 
 
 def gpus_of(session: Session, job: Job) -> tuple[str, ...]:
@@ -120,9 +120,9 @@ def gpus_of(session: Session, job: Job) -> tuple[str, ...]:
     return tuple(session.scalars(held.order_by(GpuAllocation.gpu)))
 
 
-def _note(session: Session, job: Job, offer: Offer, free: _Free) -> None:
+def _record_claim(session: Session, job: Job, offer: WorkerOffer, free: _FreeCapacity) -> None:
     session.execute(
-        _NEW_ATTEMPT,
+        _INSERT_ATTEMPT,
         {
             "job_id": job.id,
             "attempt": job.attempt,
@@ -134,52 +134,54 @@ def _note(session: Session, job: Job, offer: Offer, free: _Free) -> None:
     )
     if free.gpus is not None and job.gpus:
         of_job = {"host": offer.host, "job_id": job.id, "attempt": job.attempt}
-        session.execute(_NEW_HOLD, [of_job | {"gpu": gpu} for gpu in free.gpus[: job.gpus]])
-    allocations.take_ports(session, job, offer.host, offer.ports, free.taken_ports)
-    session.execute(_SERVED, {"served": job.project_id})
-    record(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
+        session.execute(_INSERT_GPU_ALLOCATION, [of_job | {"gpu": gpu} for gpu in free.gpus[: job.gpus]])
+    allocations.allocate_ports(session, job, offer.host, offer.ports, free.allocated_ports)
+    session.execute(_MARK_SERVED, {"served": job.project_id})
+    add_event(session, job, "claimed", from_state=JobState.QUEUED, to_state=JobState.STARTING, detail=offer.worker)
 
 
-def _free(session: Session, offer: Offer) -> _Free:
+def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
     on_host = {"on_host": offer.host}
-    held = session.execute(_HELD, on_host).one()
+    held = session.execute(_HOST_USAGE, on_host).one()
     gpus = offer.gpus
     if gpus is not None:
         taken = set(session.scalars(_GPUS, on_host))
         gpus = tuple(gpu for gpu in gpus if gpu not in taken)
-    return _Free(
+    return _FreeCapacity(
         gpus=gpus,
-        cpus=_PLENTY if offer.cpus is None else offer.cpus - (held.cpus or 0.0),
-        memory_mb=_PLENTY if offer.memory_mb is None else offer.memory_mb - (held.memory_mb or 0),
-        taken_ports=allocations.taken_ports(session, offer.host),
+        cpus=_UNLIMITED if offer.cpus is None else offer.cpus - (held.cpus or 0.0),
+        memory_mb=_UNLIMITED if offer.memory_mb is None else offer.memory_mb - (held.memory_mb or 0),
+        allocated_ports=allocations.allocated_ports(session, offer.host),
     )
 
 
-def _next(session: Session, offer: Offer, free: _Free) -> int | None:
+def _next_job_seq(session: Session, offer: WorkerOffer, free: _FreeCapacity) -> int | None:
     """Return the `Job.seq` of the next job for this offer."""
     params: dict[str, Any] = {
         "worker": offer.worker,
         "backends": offer.backends,
-        "free_gpus": _PLENTY if free.gpus is None else len(free.gpus),
+        "free_gpus": _UNLIMITED if free.gpus is None else len(free.gpus),
         "free_cpus": free.cpus,
         "free_memory_mb": free.memory_mb,
-        "free_ports": offer.ports.free(free.taken_ports),
+        "free_ports": offer.ports.count_free(free.allocated_ports),
         "on_host": offer.host,
     }
     if offer.machine_types is not None:
         params["machine_types"] = offer.machine_types
     wait = offer.image_wait_seconds
-    if wait > 0 and not image_affinity.others_hold(session, offer.host):
+    if wait > 0 and not image_affinity.other_host_has_images(session, offer.host):
         wait = 0.0
     if wait > 0:
         params["on_host"] = offer.host
-    seq: int | None = session.scalar(_following(some_types=offer.machine_types is not None, image_wait=wait), params)
+    seq: int | None = session.scalar(
+        _next_job_query(some_types=offer.machine_types is not None, image_wait=wait), params
+    )
     return seq
 
 
 # Cached: building the statement takes as long as running it, and delays the job's start as much.
 @cache
-def _following(*, some_types: bool, image_wait: float) -> Select[int]:
+def _next_job_query(*, some_types: bool, image_wait: float) -> Select[int]:
     fits = [
         Job.state == JobState.QUEUED,
         Job.backend.in_(bindparam("backends", expanding=True)),
@@ -188,13 +190,13 @@ def _following(*, some_types: bool, image_wait: float) -> Select[int]:
         or_(Job.cpus.is_(None), Job.cpus <= bindparam("free_cpus")),
         or_(Job.memory_mb.is_(None), Job.memory_mb <= bindparam("free_memory_mb")),
         Job.dynamic_ports <= bindparam("free_ports"),
-        Job.id.not_in(allocations.KEPT_FROM),
+        Job.id.not_in(allocations.PORT_CONFLICTS),
     ]
     if some_types:
         fits.append(Job.machine_type.in_(bindparam("machine_types", expanding=True)))
     if image_wait > 0:
-        fits.append(~image_affinity.left_to_holder(image_wait))
-    heads = _heads(fits)
+        fits.append(~image_affinity.prefers_other_host(image_wait))
+    heads = _next_per_project(fits)
     drained = select(Worker.name).where(Worker.name == bindparam("worker"), Worker.drained_at.is_not(None))
     return (
         select(Job.seq)
@@ -205,7 +207,7 @@ def _following(*, some_types: bool, image_wait: float) -> Select[int]:
     )
 
 
-def _heads(fits: list[ColumnElement[bool]]) -> Subquery:
+def _next_per_project(fits: list[ColumnElement[bool]]) -> Subquery:
     """Build a subquery: each project's next job, with its running jobs, for projects below their quota."""
     # One index lookup per project; only these jobs are compared.
     head = (
@@ -232,7 +234,7 @@ def _heads(fits: list[ColumnElement[bool]]) -> Subquery:
     )
 
 
-def _claiming() -> Update:
+def _claim_statement() -> Update:
     return (
         update(Job)
         .where(Job.seq == bindparam("chosen"), Job.state == JobState.QUEUED)
@@ -245,9 +247,9 @@ def _claiming() -> Update:
             heartbeat_at=now(),
             claimed_at=now(),
             phase="provisioning",
-            **dict.fromkeys(_OF_ONE_ATTEMPT),
+            **dict.fromkeys(_RESET_COLUMNS),
         )
     )
 
 
-_CLAIM = _claiming()
+_CLAIM = _claim_statement()

@@ -5,18 +5,18 @@ from collections.abc import Collection
 from sqlalchemy import ColumnElement, String, and_, bindparam, cast, delete, exists, func, literal, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from core.catalogue.images import MAX_REFERENCE, canonical
+from core.catalogue.images import MAX_REFERENCE, normalize_reference
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, HostImage, Job, Worker
-from core.jobs.queries import WORKER_SILENT_SECONDS
+from core.jobs.queries import WORKER_STALE_SECONDS
 from core.jobs.states import OWNED
-from core.jobs.transitions import insert_once
+from core.jobs.transitions import insert_ignore
 
 MAX_REPORTED = 500
 """Images recorded per host. A host with more is a build machine; jobs do not wait for its other images."""
 
 
-def report(session: Session, host: str, references: Collection[str]) -> None:
+def replace_host_images(session: Session, host: str, references: Collection[str]) -> None:
     """Replace the recorded images of a host.
 
     Args:
@@ -28,24 +28,24 @@ def report(session: Session, host: str, references: Collection[str]) -> None:
     noted = [one for one in dict.fromkeys(references) if len(one) <= MAX_REFERENCE][:MAX_REPORTED]
     rows = [{"host": host, "reference": reference} for reference in noted]
     if rows:  # another worker of the host may report the same concurrently
-        session.execute(insert_once(session.get_bind().dialect.name, HostImage), rows)
+        session.execute(insert_ignore(session.get_bind().dialect.name, HostImage), rows)
 
 
-def hosts_with(session: Session, images: Collection[str]) -> int:
+def count_hosts_having(session: Session, images: Collection[str]) -> int:
     """Count the hosts with a live worker that have one of these images."""
-    living = select(Worker.host).where(Worker.seen_at >= now(-WORKER_SILENT_SECONDS))
+    living = select(Worker.host).where(Worker.seen_at >= now(-WORKER_STALE_SECONDS))
     count = select(func.count(HostImage.host.distinct())).where(
-        HostImage.reference.in_([canonical(image) for image in images]), HostImage.host.in_(living)
+        HostImage.reference.in_([normalize_reference(image) for image in images]), HostImage.host.in_(living)
     )
     return int(session.scalar(count) or 0)
 
 
-def others_hold(session: Session, host: str) -> bool:
+def other_host_has_images(session: Session, host: str) -> bool:
     """Check whether any other host has reported images; if none has, no job is left to another host."""
     return session.scalar(select(HostImage.host).where(HostImage.host != host).limit(1)) is not None
 
 
-def left_to_holder(seconds: float) -> ColumnElement[bool]:
+def prefers_other_host(seconds: float) -> ColumnElement[bool]:
     """Build the condition that a queued job is left to another host that has its image and room for it.
 
     It holds only for `seconds` after the job is due, so that the job waits no longer for an image. The claiming host
@@ -59,17 +59,17 @@ def left_to_holder(seconds: float) -> ColumnElement[bool]:
             HostImage.reference == Job.image,
             HostImage.host == Worker.host,
             Worker.host != bindparam("on_host"),
-            Worker.seen_at >= now(-WORKER_SILENT_SECONDS),
+            Worker.seen_at >= now(-WORKER_STALE_SECONDS),
             Worker.drained_at.is_(None),
-            *_takes(),
-            *_has_room(),
+            *_accepts_job(),
+            *_has_capacity(),
         )
         .correlate(Job)
     )
     return and_(Job.image.is_not(None), recent, ~here, holder)
 
 
-def _takes() -> list[ColumnElement[bool]]:
+def _accepts_job() -> list[ColumnElement[bool]]:
     """Build the conditions that the worker takes the job's backend and machine type; JSON lists, searched as text."""
     return [
         cast(Worker.backends, String).contains(literal('"') + Job.backend + '"'),
@@ -80,7 +80,7 @@ def _takes() -> list[ColumnElement[bool]]:
     ]
 
 
-def _has_room() -> list[ColumnElement[bool]]:
+def _has_capacity() -> list[ColumnElement[bool]]:
     """Build the conditions that the worker has a free slot, and its host the GPUs, CPUs and memory for the job."""
     held = aliased(Job)
     on_worker = select(func.count()).where(held.worker == Worker.name, held.state.in_(OWNED))

@@ -51,7 +51,7 @@ _PROJECTS = select(Project.id, Project.max_running, Project.last_claimed_at).whe
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ProjectUsage:
     """A project's use of machines, of all types together.
 
     Attributes:
@@ -65,13 +65,13 @@ class Share:
     last_claimed_at: datetime | None = None
 
     @property
-    def used_up(self) -> bool:
+    def at_limit(self) -> bool:
         """True if the project has reached its limit of running jobs."""
         return self.max_running is not None and self.running >= self.max_running
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class QueueGroup:
     """The jobs of one project and one priority that wait in one pool."""
 
     project_id: str
@@ -81,46 +81,46 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePosition:
     """The queue position of a waiting job.
 
     Attributes:
         number: 1 is next.
         rank: Jobs of its own project that come before it.
-        share: Its project's use of machines.
+        usage: Its project's use of machines.
     """
 
     number: int
     rank: int
-    share: Share
+    usage: ProjectUsage
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _GroupRow:
     """A group in claim order: its job k is taken when its project has `turn + k` jobs on machines."""
 
-    group: Group
+    group: QueueGroup
     before: int
     turn: int
-    within: int
+    within_quota: int
     last_claimed_at: datetime
 
     def count(self, below: int, *, over: bool) -> int:
         """Count its jobs that are taken at a turn lower than `below`: past the quota (`over`) or within it."""
-        first, last = self.bounds(over=over)
+        first, last = self.turn_range(over=over)
         return max(0, min(below, last) - first)
 
-    def bounds(self, *, over: bool) -> tuple[int, int]:
+    def turn_range(self, *, over: bool) -> tuple[int, int]:
         """Return the range of turns of its jobs past the quota (`over`) or within it; the end is exclusive."""
-        quota = self.turn + self.within
+        quota = self.turn + self.within_quota
         return (quota, self.turn + self.group.jobs) if over else (self.turn, quota)
 
-    def tie(self, turn: int) -> tuple[int, int, datetime, int]:
+    def tiebreak_key(self, turn: int) -> tuple[int, int, datetime, int]:
         """Return the sort key of jobs at the same turn: longest unserved project first, counting earlier turns."""
         return turn - self.turn, self.before, self.last_claimed_at, self.group.first_seq
 
 
-class Pool:
+class QueuePool:
     """The jobs that wait for one machine type.
 
     Args:
@@ -128,22 +128,22 @@ class Pool:
         shares: The projects' use of machines, by project id.
     """
 
-    def __init__(self, groups: Iterable[Group], shares: Mapping[str, Share]) -> None:
-        self._shares = shares
-        self._rows: dict[int, list[_Row]] = defaultdict(list)
+    def __init__(self, groups: Iterable[QueueGroup], usages: Mapping[str, ProjectUsage]) -> None:
+        self._usages = usages
+        self._rows: dict[int, list[_GroupRow]] = defaultdict(list)
         before: Counter[str] = Counter()
         for group in sorted(groups, key=lambda group: -group.priority):
-            share = shares.get(group.project_id, Share())
-            turn = share.running + before[group.project_id]
-            quota = group.jobs if share.max_running is None else share.max_running - turn
+            usage = usages.get(group.project_id, ProjectUsage())
+            turn = usage.running + before[group.project_id]
+            quota = group.jobs if usage.max_running is None else usage.max_running - turn
             within = max(0, min(group.jobs, quota))
-            served = share.last_claimed_at or _NEVER
-            self._rows[group.priority].append(_Row(group, before[group.project_id], turn, within, served))
+            served = usage.last_claimed_at or _NEVER
+            self._rows[group.priority].append(_GroupRow(group, before[group.project_id], turn, within, served))
             before[group.project_id] += group.jobs
-        self._within = {priority: sum(row.within for row in rows) for priority, rows in self._rows.items()}
+        self._within_quota = {priority: sum(row.within_quota for row in rows) for priority, rows in self._rows.items()}
         self._jobs = {priority: sum(row.group.jobs for row in rows) for priority, rows in self._rows.items()}
 
-    def place(self, project_id: str, priority: int, rank: int) -> Place:
+    def position(self, project_id: str, priority: int, rank: int) -> QueuePosition:
         """Return the queue position of a job.
 
         Args:
@@ -151,24 +151,24 @@ class Pool:
             priority: Its priority.
             rank: Jobs of the same project in this pool that come before it.
         """
-        share = self._shares.get(project_id, Share())
-        turn = share.running + rank
-        over = share.max_running is not None and turn >= share.max_running
-        ahead = sum(self._within.values()) if over else 0
+        usage = self._usages.get(project_id, ProjectUsage())
+        turn = usage.running + rank
+        over = usage.max_running is not None and turn >= usage.max_running
+        ahead = sum(self._within_quota.values()) if over else 0
         for higher in self._rows:
             if higher > priority:
-                ahead += self._jobs[higher] - self._within[higher] if over else self._within[higher]
+                ahead += self._jobs[higher] - self._within_quota[higher] if over else self._within_quota[higher]
         rows = self._rows[priority]
         own = next((row for row in rows if row.group.project_id == project_id), None)
         for row in rows:
             ahead += row.count(turn, over=over)
-            first, last = row.bounds(over=over)
+            first, last = row.turn_range(over=over)
             if own is not None and row is not own and first <= turn < last:
-                ahead += row.tie(turn) < own.tie(turn)
-        return Place(ahead + 1, rank, share)
+                ahead += row.tiebreak_key(turn) < own.tiebreak_key(turn)
+        return QueuePosition(ahead + 1, rank, usage)
 
 
-def places_of(session: Session, jobs: Sequence[Job]) -> dict[str, Place]:
+def queue_positions(session: Session, jobs: Sequence[Job]) -> dict[str, QueuePosition]:
     """Return the positions of some waiting jobs by job id, in four queries; jobs claimed meanwhile have none."""
     params = {
         "types": sorted({job.machine_type for job in jobs}),
@@ -176,19 +176,19 @@ def places_of(session: Session, jobs: Sequence[Job]) -> dict[str, Place]:
         "jobs": [job.seq for job in jobs],
     }
     ranks = {row.seq: row.rank for row in session.execute(_RANKS, params)}
-    groups: dict[tuple[str, str], list[Group]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[QueueGroup]] = defaultdict(list)
     for row in session.execute(_GROUPS, {"types": params["types"]}):
-        groups[row.machine_type, row.backend].append(Group(row.project_id, row.priority, row.jobs, row.first_seq))
-    shares = _shares(session, sorted({group.project_id for some in groups.values() for group in some}))
-    pools = {pool: Pool(some, shares) for pool, some in groups.items()}
+        groups[row.machine_type, row.backend].append(QueueGroup(row.project_id, row.priority, row.jobs, row.first_seq))
+    usages = _project_usages(session, sorted({group.project_id for some in groups.values() for group in some}))
+    pools = {pool: QueuePool(some, usages) for pool, some in groups.items()}
     return {
-        job.id: pools[job.machine_type, job.backend].place(job.project_id, job.priority, ranks[job.seq])
+        job.id: pools[job.machine_type, job.backend].position(job.project_id, job.priority, ranks[job.seq])
         for job in jobs
         if job.seq in ranks and (job.machine_type, job.backend) in pools
     }
 
 
-def _shares(session: Session, projects: Sequence[str]) -> dict[str, Share]:
+def _project_usages(session: Session, projects: Sequence[str]) -> dict[str, ProjectUsage]:
     running = {row.project_id: row.jobs for row in session.execute(_RUNNING)}
     found = session.execute(_PROJECTS, {"projects": projects})
-    return {row.id: Share(running.get(row.id, 0), row.max_running, row.last_claimed_at) for row in found}
+    return {row.id: ProjectUsage(running.get(row.id, 0), row.max_running, row.last_claimed_at) for row in found}

@@ -29,22 +29,22 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, Worker
 from core.jobs.scheduling import start_estimate
-from core.jobs.scheduling.allocations import held_ports
-from core.jobs.scheduling.capacity import Offers, excess, fits, offers, room
-from core.jobs.scheduling.queue_position import Place, Share, places_of
+from core.jobs.scheduling.allocations import allocated_ports_by_host
+from core.jobs.scheduling.capacity import LiveWorkers, explain_too_large, fits, job_capacity, live_workers
+from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, queue_positions
 from core.jobs.states import OWNED, JobState
 
 HISTORY = 100
 """Most recent ended jobs of a machine type that an estimate is based on."""
-_HELD = select(Job.machine_type, Job.project_id, Job.worker, Job.host, Job.started_at, Job.cpus, Job.memory_mb).where(
-    Job.state.in_(OWNED)
-)
+_HELD_JOBS = select(
+    Job.machine_type, Job.project_id, Job.worker, Job.host, Job.started_at, Job.cpus, Job.memory_mb
+).where(Job.state.in_(OWNED))
 _HeldRow = Row[str, str, str | None, str | None, datetime | None, float | None, int | None]
 _HELD_GPUS = select(GpuAllocation.host, GpuAllocation.gpu)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitStatus:
     """The wait status of a job.
 
     Attributes:
@@ -61,93 +61,97 @@ class Waiting:
     starts_at: datetime | None
 
 
-def waiting(session: Session, job: Job) -> Waiting:
+def wait_status(session: Session, job: Job) -> WaitStatus:
     """Return the wait status of a queued job."""
-    return waiting_of(session, [job])[job.id]
+    return wait_statuses(session, [job])[job.id]
 
 
-def waiting_of(session: Session, jobs: Iterable[Job]) -> dict[str, Waiting]:
+def wait_statuses(session: Session, jobs: Iterable[Job]) -> dict[str, WaitStatus]:
     """Return the wait status of the queued jobs among these, by id; the number of queries is constant."""
     queued = [job for job in jobs if job.state == JobState.QUEUED]
     if not queued:
         return {}
-    places = places_of(session, queued)
-    scene = _look(session, queued, places)
-    return {job.id: scene.waiting(job) for job in queued}
+    positions = queue_positions(session, queued)
+    snapshot = _load_snapshot(session, queued, positions)
+    return {job.id: snapshot.wait_status(job) for job in queued}
 
 
-def said_at(moment: datetime) -> str:
+def format_moment(moment: datetime) -> str:
     """Format a time for a sentence."""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _look(session: Session, queued: Sequence[Job], places: dict[str, Place]) -> "_Scene":
+def _load_snapshot(session: Session, queued: Sequence[Job], positions: dict[str, QueuePosition]) -> "_QueueSnapshot":
     at = session.scalars(select(now())).one()
-    held = list(session.execute(_HELD))
+    held = list(session.execute(_HELD_JOBS))
     types = {job.machine_type for job in queued} | {row.machine_type for row in held}
     gpus: dict[str, set[str]] = defaultdict(set)
     if any(job.gpus for job in queued):
         for row in session.execute(_HELD_GPUS):
             gpus[row.host].add(row.gpu)
-    ports = held_ports(session) if any(job.spec.ports for job in queued) else {}
-    return _Scene(at, places, offers(session), held, _typical(session, sorted(types)), gpus, ports)
+    ports = allocated_ports_by_host(session) if any(job.spec.ports for job in queued) else {}
+    return _QueueSnapshot(
+        at, positions, live_workers(session), held, _median_durations(session, sorted(types)), gpus, ports
+    )
 
 
-def _typical(session: Session, types: Sequence[str]) -> dict[str, float]:
+def _median_durations(session: Session, types: Sequence[str]) -> dict[str, float]:
     """Return the median duration of jobs by machine type, in seconds; types with too little history are left out."""
     durations: dict[str, list[float]] = defaultdict(list)
-    for row in session.execute(union_all(*(select(_last(one).subquery()) for one in types))):
+    for row in session.execute(union_all(*(select(_recent_durations(one).subquery()) for one in types))):
         durations[row.machine_type].append(max(0.0, (row.ended_at - row.started_at).total_seconds()))
-    known = {one: start_estimate.typical(some) for one, some in durations.items()}
+    known = {one: start_estimate.median_duration(some) for one, some in durations.items()}
     return {one: lasts for one, lasts in known.items() if lasts is not None}
 
 
-def _last(machine_type: str) -> Select[str, datetime | None, datetime | None]:
+def _recent_durations(machine_type: str) -> Select[str, datetime | None, datetime | None]:
     ran = (Job.machine_type == machine_type, Job.started_at.is_not(None), Job.ended_at.is_not(None))
     columns = select(Job.machine_type, Job.started_at, Job.ended_at)
     return columns.where(*ran).order_by(Job.ended_at.desc()).limit(HISTORY)
 
 
 @dataclass(frozen=True)
-class _Scene:
+class _QueueSnapshot:
     """The rows needed to explain why a set of jobs is waiting.
 
     Attributes:
         at: Now, by the database's clock.
-        places: Queue positions of the jobs, by id.
-        offers: The live workers.
-        held: Jobs that workers hold.
-        typical: Median duration of jobs, by machine type.
+        positions: Queue positions of the jobs, by id.
+        live_workers: The live workers.
+        held_jobs: Jobs that workers hold.
+        median_durations: Median duration of jobs, by machine type.
         gpus: GPUs that jobs hold, by host.
         ports: Job id by port, by host.
     """
 
     at: datetime
-    places: dict[str, Place]
-    offers: Offers
-    held: Sequence[_HeldRow]
-    typical: dict[str, float]
+    positions: dict[str, QueuePosition]
+    live_workers: LiveWorkers
+    held_jobs: Sequence[_HeldRow]
+    median_durations: dict[str, float]
     gpus: Mapping[str, set[str]]
     ports: Mapping[str, Mapping[int, str]]
 
-    def waiting(self, job: Job) -> Waiting:
+    def wait_status(self, job: Job) -> WaitStatus:
         """Return the wait status of one of the jobs."""
         # A job without a place was claimed meanwhile, so it was next.
-        place = self.places.get(job.id, Place(1, 0, Share()))
-        offering = self.offers.of(job.machine_type, job.backend)
+        position = self.positions.get(job.id, QueuePosition(1, 0, ProjectUsage()))
+        offering = self.live_workers.for_machine_type(job.machine_type, job.backend)
         large = [worker for worker in offering if fits(worker, job)]
         working = [worker for worker in large if worker.drained_at is None]
-        reason, detail = self._hindrance(job, offering, large, working) or self._turn(job, place, working)
-        return Waiting(reason, detail, place.number, self._starts_at(job, place, working))
+        reason, detail = self._blocking_reason(job, offering, large, working) or self._position_reason(
+            job, position, working
+        )
+        return WaitStatus(reason, detail, position.number, self._starts_at(job, position, working))
 
-    def _hindrance(
+    def _blocking_reason(
         self, job: Job, offering: Sequence[Worker], large: Sequence[Worker], working: Sequence[Worker]
     ) -> tuple[str, str | None] | None:
         """Return reason and detail if no worker could take the job whatever its position, else None."""
         if not offering:
             return "no_worker", None
         if not large:
-            return "too_large", excess(job, offering)
+            return "too_large", explain_too_large(job, offering)
         if not working:
             return "draining", None
         full = [worker.low_disk for worker in working if worker.low_disk is not None]
@@ -155,46 +159,46 @@ class _Scene:
             return "low_disk", full[0]
         if job.run_after is not None and job.run_after > self.at:
             ended = f"{job.reason_detail} " if job.reason_detail else ""
-            return "retrying", f"{ended}The next try is at {said_at(job.run_after)}."
+            return "retrying", f"{ended}The next try is at {format_moment(job.run_after)}."
         return None
 
-    def _turn(self, job: Job, place: Place, working: Sequence[Worker]) -> tuple[str, str | None]:
+    def _position_reason(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> tuple[str, str | None]:
         """Return reason and detail of a job that some worker could take."""
-        if place.share.used_up:
-            return "project_quota", f"{place.share.running} of {place.share.max_running} jobs"
+        if position.usage.at_limit:
+            return "project_quota", f"{position.usage.running} of {position.usage.max_running} jobs"
         most = max(working, key=self._free_gpus)
         if self._free_gpus(most) < job.gpus:
             return "waiting_for_gpus", self._gpus_of(job, most)
-        port = self._port_of_another(job, working)
+        port = self._blocking_port(job, working)
         if port is not None:
             return "waiting_for_port", port
-        if place.number > 1:
-            ahead = place.number - 1
+        if position.number > 1:
+            ahead = position.number - 1
             return "behind_jobs", f"{ahead:,} job{'s' if ahead > 1 else ''}"
         return "waiting_for_machine", None
 
     def _free_gpus(self, worker: Worker) -> float:
         if worker.gpus is None:
             return float("inf")
-        return len(set(worker.gpus) - self.gpus.get(worker.host, set()) - self._taken(worker).keys())
+        return len(set(worker.gpus) - self.gpus.get(worker.host, set()) - self._used_outside(worker).keys())
 
-    def _taken(self, worker: Worker) -> dict[str, str]:
+    def _used_outside(self, worker: Worker) -> dict[str, str]:
         """Return the GPUs of a worker that are in use outside this service, and by what."""
         held = self.gpus.get(worker.host, set())
         return {gpu: why for gpu, why in (worker.taken_gpus or {}).items() if gpu not in held}
 
     def _gpus_of(self, job: Job, worker: Worker) -> str:
-        free, total, taken = int(self._free_gpus(worker)), len(worker.gpus or ()), self._taken(worker)
+        free, total, taken = int(self._free_gpus(worker)), len(worker.gpus or ()), self._used_outside(worker)
         needs = "a GPU" if job.gpus == 1 else f"{job.gpus} GPUs of one machine"
         others = "; ".join(f"GPU {gpu} is used by something that is no job ({why})" for gpu, why in taken.items())
         hold = "jobs hold the others" if free + len(taken) < total else ""
         who = "; ".join(part for part in (others, hold) if part)
         return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}, {who}"
 
-    def _port_of_another(self, job: Job, working: Sequence[Worker]) -> str | None:
+    def _blocking_port(self, job: Job, working: Sequence[Worker]) -> str | None:
         """Describe the port that the job waits for; None if on some host all that it names are free."""
         found = None
-        named = [port.external for port in job.spec.asked_ports() if port.external]
+        named = [port.external for port in job.spec.parsed_ports() if port.external]
         for worker in working if named else ():
             held = self.ports.get(worker.host, {})
             kept = next((port for port in named if port in held), None)
@@ -203,35 +207,35 @@ class _Scene:
             found = f"port {kept} of {worker.host}, which job {held[kept]} has"
         return found
 
-    def _starts_at(self, job: Job, place: Place, working: Sequence[Worker]) -> datetime | None:
-        lasts = self.typical.get(job.machine_type)
-        if lasts is None or not working:
+    def _starts_at(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> datetime | None:
+        duration = self.median_durations.get(job.machine_type)
+        if duration is None or not working:
             return None
-        inside = self._pool_starts(job, working, lasts).get(place.number)
-        allowed = self._quota_start(place, job.project_id, lasts)
+        inside = self._pool_start_times(job, working, duration).get(position.number)
+        allowed = self._quota_start_seconds(position, job.project_id, duration)
         if inside is None or allowed is None:
             return None
         starts_at = (self.at + timedelta(seconds=max(inside, allowed))).replace(microsecond=0)
         return max(starts_at, job.run_after) if job.run_after else starts_at
 
-    def _pool_starts(self, job: Job, working: Sequence[Worker], lasts: float) -> dict[int, float]:
+    def _pool_start_times(self, job: Job, working: Sequence[Worker], duration: float) -> dict[int, float]:
         """Return the seconds until each requested place of the pool is served, for jobs with the needs of this one."""
         need = (job.machine_type, job.backend, job.gpus, job.cpus, job.memory_mb)
-        if need not in self._known:
-            free_in = [free for worker in working for free in self._slots(worker, job, lasts)]
-            self._known[need] = start_estimate.starts(
-                free_in, lasts, {place.number for place in self.places.values()} | {1}
+        if need not in self._start_times_by_need:
+            free_in = [free for worker in working for free in self._slot_free_times(worker, job, duration)]
+            self._start_times_by_need[need] = start_estimate.start_times(
+                free_in, duration, {position.number for position in self.positions.values()} | {1}
             )
-        return self._known[need]
+        return self._start_times_by_need[need]
 
     @cached_property
-    def _known(self) -> dict[tuple[Any, ...], dict[int, float]]:
+    def _start_times_by_need(self) -> dict[tuple[Any, ...], dict[int, float]]:
         return {}
 
-    def _slots(self, worker: Worker, job: Job, lasts: float) -> list[float]:
+    def _slot_free_times(self, worker: Worker, job: Job, duration: float) -> list[float]:
         """Return the seconds until each of the worker's slots for jobs like this one is free."""
-        busy = [self._left(row, lasts) for row in self.held if row.worker == worker.name]
-        on_host = [row for row in self.held if row.host == worker.host]
+        busy = [self._remaining_seconds(row, duration) for row in self.held_jobs if row.worker == worker.name]
+        on_host = [row for row in self.held_jobs if row.host == worker.host]
         idle = [worker.slots - len(busy)]
         if worker.gpus is not None and job.gpus:
             idle.append(int(self._free_gpus(worker)) // job.gpus)
@@ -239,18 +243,18 @@ class _Scene:
             idle.append(int((worker.cpus - sum(row.cpus or 0 for row in on_host)) // job.cpus))
         if worker.memory_mb is not None and job.memory_mb:
             idle.append((worker.memory_mb - sum(row.memory_mb or 0 for row in on_host)) // job.memory_mb)
-        return start_estimate.slots(max(0, min(idle)), busy, room(worker, job))
+        return start_estimate.slot_free_times(max(0, min(idle)), busy, job_capacity(worker, job))
 
-    def _quota_start(self, place: Place, project_id: str, lasts: float) -> float | None:
+    def _quota_start_seconds(self, position: QueuePosition, project_id: str, duration: float) -> float | None:
         """Return the seconds until the project's quota allows this job; None: never."""
-        share = place.share
-        if share.max_running is None:
+        usage = position.usage
+        if usage.max_running is None:
             return 0.0
-        busy = [self._left(row, lasts) for row in self.held if row.project_id == project_id]
-        free_in = start_estimate.slots(max(0, share.max_running - len(busy)), busy, share.max_running)
-        return start_estimate.starts(free_in, lasts, [place.rank + 1]).get(place.rank + 1)
+        busy = [self._remaining_seconds(row, duration) for row in self.held_jobs if row.project_id == project_id]
+        free_in = start_estimate.slot_free_times(max(0, usage.max_running - len(busy)), busy, usage.max_running)
+        return start_estimate.start_times(free_in, duration, [position.rank + 1]).get(position.rank + 1)
 
-    def _left(self, row: _HeldRow, lasts: float) -> float:
+    def _remaining_seconds(self, row: _HeldRow, duration: float) -> float:
         """Estimate the seconds until a running job ends; without history of its machine type it lasts `lasts`."""
         elapsed = (self.at - row.started_at).total_seconds() if row.started_at else 0.0
-        return start_estimate.left(self.typical.get(row.machine_type, lasts), elapsed)
+        return start_estimate.remaining_seconds(self.median_durations.get(row.machine_type, duration), elapsed)

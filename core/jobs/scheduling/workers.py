@@ -10,27 +10,27 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import Job, Worker
 from core.errors import WorkerNotFound
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import OWNED
 
 
 @dataclass(frozen=True, slots=True)
-class Heart:
+class HeartbeatResult:
     """The answer to a heartbeat for one job: its current lease, and whether it should stop."""
 
     lease: int
     stop_requested: bool
 
 
-def register(session: Session, offer: Offer, *, boot_id: str, slots: int) -> None:
+def register(session: Session, offer: WorkerOffer, *, boot_id: str, slots: int) -> None:
     """Register this worker and its capacity. The drained flag survives restarts."""
     values = {
         "host": offer.host,
         "boot_id": boot_id,
         "backends": list(offer.backends),
         "slots": slots,
-        "machine_types": _listed(offer.machine_types),
-        "gpus": _listed(offer.gpus),
+        "machine_types": _as_list(offer.machine_types),
+        "gpus": _as_list(offer.gpus),
         "cpus": offer.cpus,
         "memory_mb": offer.memory_mb,
         "started_at": now(),
@@ -49,16 +49,16 @@ def note_taken_gpus(session: Session, name: str, taken: dict[str, str]) -> None:
     session.execute(update(Worker).where(Worker.name == name).values(taken_gpus=taken or None))
 
 
-def note_low_disk(session: Session, name: str, why: str | None) -> None:
+def set_low_disk(session: Session, name: str, why: str | None) -> None:
     """Record why a worker claims nothing for lack of disk space; None: it has enough again."""
     session.execute(update(Worker).where(Worker.name == name).values(low_disk=why))
 
 
-def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def beat(session: Session, worker: str, host: str) -> dict[str, Heart]:
+def heartbeat(session: Session, worker: str, host: str) -> dict[str, HeartbeatResult]:
     """Send one heartbeat for all of a worker's jobs; returns their leases and stop requests, by job id."""
     session.execute(update(Worker).where(Worker.name == worker).values(seen_at=now()))
     statement = (
@@ -68,17 +68,17 @@ def beat(session: Session, worker: str, host: str) -> dict[str, Heart]:
         .returning(Job.id, Job.lease, Job.stop_requested_at)
         .execution_options(synchronize_session=False)
     )
-    return _hearts(session.execute(statement))
+    return _results_by_job(session.execute(statement))
 
 
-def hearts(session: Session, worker: str, host: str) -> dict[str, Heart]:
-    """Return the same as `beat`, without a write."""
+def current_leases(session: Session, worker: str, host: str) -> dict[str, HeartbeatResult]:
+    """Return the same as `heartbeat`, without a write."""
     held = Job.worker == worker, Job.host == host, Job.state.in_(OWNED)
-    return _hearts(session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)))
+    return _results_by_job(session.execute(select(Job.id, Job.lease, Job.stop_requested_at).where(*held)))
 
 
-def _hearts(rows: Iterable[Row[tuple[str, int, datetime | None]]]) -> dict[str, Heart]:
-    return {row.id: Heart(row.lease, row.stop_requested_at is not None) for row in rows}
+def _results_by_job(rows: Iterable[Row[tuple[str, int, datetime | None]]]) -> dict[str, HeartbeatResult]:
+    return {row.id: HeartbeatResult(row.lease, row.stop_requested_at is not None) for row in rows}
 
 
 def set_drained(session: Session, name: str, *, drained: bool) -> None:
@@ -98,22 +98,22 @@ def set_drained(session: Session, name: str, *, drained: bool) -> None:
         raise WorkerNotFound(f"No worker is named {name!r}. Those that have reported: {known}.", field="name")
 
 
-def jobs_of(session: Session, name: str) -> list[Job]:
+def held_jobs(session: Session, name: str) -> list[Job]:
     """Return the jobs that a worker holds, oldest first."""
     return list(session.scalars(select(Job).where(Job.worker == name, Job.state.in_(OWNED)).order_by(Job.seq)))
 
 
-def held_counts(session: Session) -> dict[str | None, int]:
+def held_job_counts(session: Session) -> dict[str | None, int]:
     """Count the jobs that each worker holds, by its name; workers without jobs are left out."""
     counted = select(Job.worker, func.count()).where(Job.state.in_(OWNED)).group_by(Job.worker)
     return {row[0]: row[1] for row in session.execute(counted)}
 
 
-def note_heard(session: Session, worker: str) -> None:
+def record_ping(session: Session, worker: str) -> None:
     """Record that a message reached this worker."""
     session.execute(update(Worker).where(Worker.name == worker).values(heard_at=now()))
 
 
-def heard_lately(session: Session, worker: str, seconds: float) -> bool | None:
+def ping_received_within(session: Session, worker: str, seconds: float) -> bool | None:
     """Return whether a message reached this worker within `seconds`; None if none ever did or the worker is unknown."""
     return session.scalar(select(Worker.heard_at >= now(-seconds)).where(Worker.name == worker))

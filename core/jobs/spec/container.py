@@ -19,11 +19,11 @@ def check_working_dir(path: str) -> None:
         SpecInvalid: With the fix.
     """
     if not path.strip() or len(path) > MAX_PATH:
-        raise _bad_folder(f"It has {len(path):,} characters, 1 to {MAX_PATH:,} are taken.")
+        raise _invalid_working_dir(f"It has {len(path):,} characters, 1 to {MAX_PATH:,} are taken.")
     if not path.isprintable():
-        raise _bad_folder("It holds a line break or another control character.")
+        raise _invalid_working_dir("It holds a line break or another control character.")
     if ".." in PurePosixPath(path).parts:
-        raise _bad_folder(f"{path[:80]!r} leads upwards (..).")
+        raise _invalid_working_dir(f"{path[:80]!r} leads upwards (..).")
 
 
 def is_in_workspace(path: str) -> bool:
@@ -31,7 +31,7 @@ def is_in_workspace(path: str) -> bool:
     return PurePosixPath(WORKSPACE, path).is_relative_to(WORKSPACE)
 
 
-def _bad_folder(what: str) -> SpecInvalid:
+def _invalid_working_dir(what: str) -> SpecInvalid:
     return SpecInvalid(
         f"{what} Name a folder of the workspace, such as src/train, or one of the container by its whole path.",
         field="workingDir",

@@ -12,7 +12,7 @@ _MAX_PATH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class ImageWishes:
+class ImageOptions:
     """Image options of a job; the fields are those of JobSpec.
 
     Raises:
@@ -30,13 +30,13 @@ class ImageWishes:
         """Refuse invalid options and combinations."""
         if self.container is not None and not is_reference(self.container):
             raise SpecInvalid(
-                f"{shortened(self.container)} is not an image reference. Write it as name:tag or host/name:tag, "
+                f"{quoted(self.container)} is not an image reference. Write it as name:tag or host/name:tag, "
                 "for example tensorflow/tensorflow:2.21.0.",
                 field="container",
             )
         if self.image_pull_policy is not None and self.image_pull_policy not in PULL_POLICIES:
             raise SpecInvalid(
-                f"{shortened(self.image_pull_policy)} is no pull policy. There are: {', '.join(PULL_POLICIES)}.",
+                f"{quoted(self.image_pull_policy)} is no pull policy. There are: {', '.join(PULL_POLICIES)}.",
                 field="imagePullPolicy",
             )
         if self.use_dockerfile:
@@ -55,7 +55,7 @@ class ImageWishes:
         target = self.registry_target
         if target is not None and (not is_reference(target) or is_image_id(target) or "@" in target):
             raise SpecInvalid(
-                f"{shortened(target)} is nothing that an image can be pushed to. Write host/name:tag, for example "
+                f"{quoted(target)} is nothing that an image can be pushed to. Write host/name:tag, for example "
                 "registry.example.com/team/model:3.",
                 field="registryTarget",
             )
@@ -76,12 +76,12 @@ def _check_path(path: str) -> None:
     readable = path.isprintable() and len(path) <= _MAX_PATH
     if not parts or not readable or path.startswith("/") or ".." in parts or path.endswith("/"):
         raise SpecInvalid(
-            f"{shortened(path)} is not a file inside the workspace. Write its path from the workspace's root, for "
+            f"{quoted(path)} is not a file inside the workspace. Write its path from the workspace's root, for "
             "example docker/Dockerfile.",
             field="relDockerfilePath",
         )
 
 
-def shortened(value: str) -> str:
+def quoted(value: str) -> str:
     """Quote a value for an error message, on one line of a terminal."""
     return repr(value if len(value) <= 80 else value[:77] + "…")  # noqa: PLR2004 - a line of a terminal

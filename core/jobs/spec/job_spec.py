@@ -13,8 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from core.errors import SpecInvalid
 from core.jobs.spec.container import check_shared_memory, check_user, check_working_dir
-from core.jobs.spec.image import ImageWishes, shortened
-from core.jobs.spec.ports import Port, parse_ports
+from core.jobs.spec.image import ImageOptions, quoted
+from core.jobs.spec.ports import PortMapping, parse_ports
 
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ENV_VARS = 500
@@ -29,14 +29,14 @@ MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
 MAX_CPUS = 4096
 MAX_MEMORY_MB = 64 * 1024**2
 GIT_SCHEMES = ("https", "http")
-HIDDEN = "••••••"
+REDACTED = "••••••"
 
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
 SECRET_PREFIX = "secret:"  # noqa: S105 - what the name of one follows
 """Prefix of an environment variable's value that names a secret."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _RESERVED = ("GRADIENT_", "PS_")
-_SHOWN = "MOCK_"
+_MOCK_PREFIX = "MOCK_"
 """Prefix of variables that script the mock backend; their values appear in its reasons."""
 _LOOKS_SECRET = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
 
@@ -95,7 +95,7 @@ class JobSpec:
         _check_env(self.env_vars)
         if self.name is not None:
             check_label(self.name, "name", MAX_NAME)
-        ImageWishes(*(getattr(self, one) for one in ImageWishes.__slots__)).check()
+        ImageOptions(*(getattr(self, one) for one in ImageOptions.__slots__)).check()
         _check_workspace(self.workspace, self.workspace_sha256)
         _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
         _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
@@ -141,21 +141,21 @@ class JobSpec:
         object.__setattr__(spec, "ports", tuple(spec.ports))
         return spec
 
-    def shown_env(self) -> dict[str, str]:
+    def redacted_env(self) -> dict[str, str]:
         """Return the environment for display: values of secret-looking variables hidden, but not names of secrets."""
         named = self.secrets()
-        return {n: HIDDEN if _LOOKS_SECRET.search(n) and n not in named else v for n, v in self.env_vars.items()}
+        return {n: REDACTED if _LOOKS_SECRET.search(n) and n not in named else v for n, v in self.env_vars.items()}
 
     def secrets(self) -> dict[str, str]:
         """Return the variables that stand for secrets, with the secrets' names."""
         found = {n: v.removeprefix(SECRET_PREFIX) for n, v in self.env_vars.items() if v.startswith(SECRET_PREFIX)}
         return {variable: name for variable, name in found.items() if SECRET_NAME.match(name)}
 
-    def asked_ports(self) -> tuple[Port, ...]:
+    def parsed_ports(self) -> tuple[PortMapping, ...]:
         """Return the parsed ports."""
-        return tuple(Port.parse(port) for port in self.ports)
+        return tuple(PortMapping.parse(port) for port in self.ports)
 
-    def shown_workspace(self) -> str | None:
+    def redacted_workspace(self) -> str | None:
         """Return the git URL for display, with any password hidden."""
         return hide_password(self.workspace) if self.workspace else None
 
@@ -166,7 +166,7 @@ def hide_password(url: str) -> str:
     if "@" not in parts.netloc:
         return url
     host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{HIDDEN}@{host}"))
+    return urlunsplit(parts._replace(netloc=f"{REDACTED}@{host}"))
 
 
 def split_login(url: str) -> tuple[str, str | None]:
@@ -207,7 +207,7 @@ def _check_env(env: dict[str, str]) -> None:
         where = f"envVars.{name[:80]}"
         if not _ENV_NAME.match(name):
             raise SpecInvalid(
-                f"{shortened(name)} is not a name for an environment variable. Use letters, digits and _, not starting "
+                f"{quoted(name)} is not a name for an environment variable. Use letters, digits and _, not starting "
                 "with a digit.",
                 field="envVars",
             )
@@ -232,7 +232,7 @@ def _check_env(env: dict[str, str]) -> None:
 def _check_secret(variable: str, value: str, where: str) -> None:
     if not value.startswith(SECRET_PREFIX):
         return
-    if variable.startswith(_SHOWN):
+    if variable.startswith(_MOCK_PREFIX):
         raise SpecInvalid(f"{variable} cannot be a secret: the service shows what it holds.", field=where)
     if not SECRET_NAME.match(value.removeprefix(SECRET_PREFIX)):
         raise SpecInvalid(
@@ -285,16 +285,16 @@ def _check_workspace(url: str | None, sha256: str | None) -> None:
         raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
     if url is None:
         return
-    if not _can_be_fetched(url):
+    if not _is_git_url(url):
         raise SpecInvalid(
-            f"{shortened(_shown(url))} is not a git address that can be fetched. Use https://host/repo.git "
+            f"{quoted(_redacted_url(url))} is not a git address that can be fetched. Use https://host/repo.git "
             "(with #branch for one of its branches), or upload the folder.",
             field="workspace",
         )
     check_label(url, "workspace", 2000)
 
 
-def _can_be_fetched(url: str) -> bool:
+def _is_git_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme.removeprefix("git+") in GIT_SCHEMES and bool(parts.hostname) and not url.startswith("-")
@@ -302,11 +302,11 @@ def _can_be_fetched(url: str) -> bool:
         return False
 
 
-def _shown(url: str) -> str:
+def _redacted_url(url: str) -> str:
     try:
         return hide_password(url)
     except ValueError:
-        return HIDDEN
+        return REDACTED
 
 
 def _check_range(value: float | None, low: float, high: float, where: str, unit: str) -> None:

@@ -10,11 +10,13 @@ from core.errors import SpecInvalid
 MAX_PORTS = 20
 FIRST_EXTERNAL = 1024
 _LAST = 65_535
-_WRITTEN = re.compile(r"(?:(?P<external>\d{0,5}):)?(?P<internal>\d{1,5})(?::(?P<scheme>[a-z][a-z0-9+.-]{0,15}))?\Z")
+_PORT_PATTERN = re.compile(
+    r"(?:(?P<external>\d{0,5}):)?(?P<internal>\d{1,5})(?::(?P<scheme>[a-z][a-z0-9+.-]{0,15}))?\Z"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class PortMapping:
     """One port of a job.
 
     Attributes:
@@ -34,7 +36,7 @@ class Port:
         Raises:
             SpecInvalid: It is not a valid port.
         """
-        found = _WRITTEN.match(text.strip())
+        found = _PORT_PATTERN.match(text.strip())
         if found is None:
             raise SpecInvalid(
                 f"{text[:80]!r} is not a port. Write external:internal, for example 8888:8888; internal alone (6006) "
@@ -54,13 +56,13 @@ class Port:
         return f"{self.external}:{self.internal}:{self.scheme}"
 
 
-def parse_ports(written: tuple[str, ...]) -> tuple[Port, ...]:
+def parse_ports(written: tuple[str, ...]) -> tuple[PortMapping, ...]:
     """Parse a job's ports; each item may hold several, separated by commas.
 
     Raises:
         SpecInvalid: One is not valid, two are the same, or there are too many.
     """
-    ports = tuple(Port.parse(one) for item in written for one in item.split(",") if one.strip())
+    ports = tuple(PortMapping.parse(one) for item in written for one in item.split(",") if one.strip())
     if len(ports) > MAX_PORTS:
         raise SpecInvalid(f"{len(ports)} ports; a job has at most {MAX_PORTS}.", field="ports")
     for which, numbers in (
@@ -73,7 +75,7 @@ def parse_ports(written: tuple[str, ...]) -> tuple[Port, ...]:
     return ports
 
 
-def refuse_taken(ports: tuple[Port, ...], taken: Mapping[int, str]) -> None:
+def check_not_reserved(ports: tuple[PortMapping, ...], taken: Mapping[int, str]) -> None:
     """Refuse a port of the host that the service itself needs.
 
     Args:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from core.storage.archives.limits import ArchiveKind, ArchiveLimits, ArchiveSummary, Budget, invalid
 from core.storage.archives.tar_reader import GzipStream, is_tar_header, read_tar
-from core.storage.archives.tree import Entry, EntryKind, Parts, Tree
+from core.storage.archives.tree import ArchiveEntry, EntryKind, EntryTree, Parts
 from core.storage.archives.writer import FolderWriter
 from core.storage.archives.zip_reader import read_zip
 
@@ -75,12 +75,12 @@ def extract(path: Path, destination: Path, limits: ArchiveLimits) -> ArchiveSumm
 
 
 def _unpack(path: Path, limits: ArchiveLimits, writer: FolderWriter | None) -> ArchiveSummary:
-    tree = Tree(limits)
+    tree = EntryTree(limits)
     budget = Budget(limits)
     with path.open("rb") as file:
         kind, entries = _open(file, limits, budget)
         for entry in entries:
-            _place(entry, tree, writer)
+            _add_entry(entry, tree, writer)
     for parts, target in tree.symlinks():
         if writer:
             writer.symlink(parts, target)
@@ -89,7 +89,7 @@ def _unpack(path: Path, limits: ArchiveLimits, writer: FolderWriter | None) -> A
     return ArchiveSummary(kind, tree.files, budget.bytes)
 
 
-def _place(entry: Entry, tree: Tree, writer: FolderWriter | None) -> None:
+def _add_entry(entry: ArchiveEntry, tree: EntryTree, writer: FolderWriter | None) -> None:
     parts = tree.add(entry)
     if entry.kind is EntryKind.HARD_LINK:
         target = tree.hard_link_target(entry)
@@ -99,10 +99,10 @@ def _place(entry: Entry, tree: Tree, writer: FolderWriter | None) -> None:
         if writer and parts:
             writer.folder(parts, entry)
     elif entry.kind is EntryKind.FILE:
-        _fill(entry, parts, writer)
+        _write_contents(entry, parts, writer)
 
 
-def _fill(entry: Entry, parts: Parts, writer: FolderWriter | None) -> None:
+def _write_contents(entry: ArchiveEntry, parts: Parts, writer: FolderWriter | None) -> None:
     if writer:
         writer.file(parts, entry)
     else:
@@ -110,7 +110,7 @@ def _fill(entry: Entry, parts: Parts, writer: FolderWriter | None) -> None:
             pass
 
 
-def _open(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> tuple[ArchiveKind, Iterator[Entry]]:
+def _open(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> tuple[ArchiveKind, Iterator[ArchiveEntry]]:
     """Detect the format by the first bytes: the content type and name that clients send are unreliable."""
     start = file.read(_MAGIC_BYTES)
     file.seek(0)

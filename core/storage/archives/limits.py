@@ -70,7 +70,7 @@ def invalid(message: str) -> WorkspaceInvalid:
     return WorkspaceInvalid(f"workspace: {message}", field="workspace")
 
 
-def shown(name: str) -> str:
+def shortened(name: str) -> str:
     """An entry's name, quoted for a message: shortened, with anything unprintable escaped."""
     if len(name) > _SHOWN_CHARACTERS:
         half = _SHOWN_CHARACTERS // 2
@@ -115,7 +115,7 @@ class Budget:
         self.bytes += size
         if self.bytes > self._limits.max_bytes:
             raise invalid(
-                f"with entry {shown(name)} it unpacks to more than {self._limits.max_bytes} bytes, the limit here; "
+                f"with entry {shortened(name)} it unpacks to more than {self._limits.max_bytes} bytes, the limit here; "
                 "leave data sets and checkpoints out (.gradientignore) and keep them in storage instead"
             )
 

@@ -14,9 +14,9 @@ from core.storage.archives.limits import (
     invalid,
     read_blocks,
     read_exactly,
-    shown,
+    shortened,
 )
-from core.storage.archives.tree import Entry, EntryKind
+from core.storage.archives.tree import ArchiveEntry, EntryKind
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -106,7 +106,7 @@ class GzipStream(io.RawIOBase):
         return True
 
 
-def read_tar(stream: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[Entry]:
+def read_tar(stream: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[ArchiveEntry]:
     """Yield the entries of a tar archive, in the archive's order.
 
     Raises:
@@ -223,9 +223,9 @@ def _pax_records(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bytes]]:
         at = end
 
 
-def _entry(stream: BinaryIO, block: bytes, extended: dict[str, str], budget: Budget) -> Entry:
+def _entry(stream: BinaryIO, block: bytes, extended: dict[str, str], budget: Budget) -> ArchiveEntry:
     name = extended.get("path") or _header_name(block)
-    what = f"entry {shown(name)}"
+    what = f"entry {shortened(name)}"
     size = _size(block)
     if digits := extended.get("size"):
         if not digits.isdecimal() or len(digits) > _MAX_SIZE_DIGITS:
@@ -235,11 +235,11 @@ def _entry(stream: BinaryIO, block: bytes, extended: dict[str, str], budget: Bud
     mode, mtime_ns = _mode(block), _mtime_ns(block, extended)
     if kind is EntryKind.FILE:
         budget.add(name, size)
-        return Entry(name, kind, mode, mtime_ns, chunks=_contents(stream, size))
+        return ArchiveEntry(name, kind, mode, mtime_ns, chunks=_contents(stream, size))
     if size:
         raise invalid(f"{what} is a {kind} with contents of its own; pack the folder again")
     target = extended.get("linkpath") or _text(block[157:257])
-    return Entry(name, kind, mode, mtime_ns, target=target)
+    return ArchiveEntry(name, kind, mode, mtime_ns, target=target)
 
 
 def _header_name(block: bytes) -> str:

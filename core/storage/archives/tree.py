@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from core.storage.archives.limits import ArchiveLimits, invalid, shown
+from core.storage.archives.limits import ArchiveLimits, invalid, shortened
 
 Parts = tuple[str, ...]
 
@@ -31,7 +31,7 @@ class EntryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArchiveEntry:
     """One member of an archive, as read.
 
     Attributes:
@@ -96,7 +96,7 @@ def split_name(name: str, limits: ArchiveLimits) -> Parts:
     Raises:
         WorkspaceInvalid: The name leaves the folder, or is too long, too deep or unprintable.
     """
-    what = f"entry {shown(name)}"
+    what = f"entry {shortened(name)}"
     parts = _split(name, what)
     if ".." in parts:
         raise invalid(f"{what} leaves the folder through '..'; pack the folder from inside it")
@@ -110,7 +110,7 @@ def split_name(name: str, limits: ArchiveLimits) -> Parts:
     return tuple(parts)
 
 
-class Tree:
+class EntryTree:
     """All entries seen so far, by path.
 
     Attributes:
@@ -124,7 +124,7 @@ class Tree:
         self._nodes = 0
         self.files = 0
 
-    def add(self, entry: Entry) -> Parts:
+    def add(self, entry: ArchiveEntry) -> Parts:
         """Add an entry to the tree.
 
         Returns:
@@ -136,7 +136,7 @@ class Tree:
         parts = split_name(entry.name, self._limits)
         if not parts:
             if entry.kind is not EntryKind.FOLDER:
-                raise invalid(f"entry {shown(entry.name)} is a {entry.kind} without a name; pack the folder again")
+                raise invalid(f"entry {shortened(entry.name)} is a {entry.kind} without a name; pack the folder again")
             return parts
         parent = self._parent(parts, entry)
         there = parent.children.get(parts[-1])
@@ -146,12 +146,12 @@ class Tree:
             parent.children[parts[-1]] = self._leaf(parts, entry)
             self.files += 1
         elif isinstance(there, _Folder):
-            raise invalid(f"entry {shown(entry.name)} is both a {entry.kind} and a folder; pack the folder again")
+            raise invalid(f"entry {shortened(entry.name)} is both a {entry.kind} and a folder; pack the folder again")
         else:
-            raise invalid(f"entry {shown(entry.name)} is in the archive twice; pack the folder again")
+            raise invalid(f"entry {shortened(entry.name)} is in the archive twice; pack the folder again")
         return parts
 
-    def hard_link_target(self, entry: Entry) -> Parts:
+    def hard_link_target(self, entry: ArchiveEntry) -> Parts:
         """Return the path of the earlier regular file that a hard link names.
 
         Raises:
@@ -163,8 +163,8 @@ class Tree:
             node = _child(node, part)
         if not isinstance(node, _File):
             raise invalid(
-                f"entry {shown(entry.name)} is a hard link to {shown(entry.target)}, which is no file that comes "
-                "before it; pack the folder again with hard links followed (tar --hard-dereference)"
+                f"entry {shortened(entry.name)} is a hard link to {shortened(entry.target)}, which is no file that "
+                "comes before it; pack the folder again with hard links followed (tar --hard-dereference)"
             )
         return parts
 
@@ -186,33 +186,33 @@ class Tree:
                 "or keep data sets in storage as a few large files"
             )
 
-    def _folder_in(self, parent: _Folder, part: str, entry: Entry) -> _Folder:
+    def _folder_in(self, parent: _Folder, part: str, entry: ArchiveEntry) -> _Folder:
         there = parent.children.get(part)
         if isinstance(there, _Folder):
             return there
         if there is not None:
             what = "a symbolic link" if isinstance(there, _Link) else "a file"
             raise invalid(
-                f"entry {shown(entry.name)} needs a folder {shown(part)}, but that is {what} in the same archive; "
-                "pack the folder again"
+                f"entry {shortened(entry.name)} needs a folder {shortened(part)}, but that is {what} in the same "
+                "archive; pack the folder again"
             )
         self._count()
         folder = _Folder()
         parent.children[part] = folder
         return folder
 
-    def _parent(self, parts: Parts, entry: Entry) -> _Folder:
+    def _parent(self, parts: Parts, entry: ArchiveEntry) -> _Folder:
         folder = self._root
         for part in parts[:-1]:
             folder = self._folder_in(folder, part, entry)
         return folder
 
-    def _leaf(self, parts: Parts, entry: Entry) -> _Node:
+    def _leaf(self, parts: Parts, entry: ArchiveEntry) -> _Node:
         self._count()
         if entry.kind is not EntryKind.SYMLINK:
             return _FILE
         if len(entry.target.encode()) > self._limits.max_path_bytes:
-            raise invalid(f"entry {shown(entry.name)} is a symbolic link to a path that is too long; leave it out")
+            raise invalid(f"entry {shortened(entry.name)} is a symbolic link to a path that is too long; leave it out")
         target = unicodedata.normalize("NFC", entry.target).replace("\\", "/")
         link = _Link(entry.name, parts, target)
         self._links.append(link)
@@ -222,7 +222,7 @@ class Tree:
         """Resolve a symbolic link; cached, so that each link is walked once."""
         if link.stack is not None:
             return link.stack
-        what = f"entry {shown(link.name)} is a symbolic link to {shown(link.target)}, which"
+        what = f"entry {shortened(link.name)} is a symbolic link to {shortened(link.target)}, which"
         if link.following or chain > _MAX_LINK_CHAIN:
             raise invalid(f"{what} goes round in a circle or through too many links; leave it out")
         segments = _split(link.target, what)
@@ -231,9 +231,9 @@ class Tree:
         if not link.target or len(segments) > deepest:
             raise invalid(f"{what} is empty or too deep; leave it out")
         link.following = True
-        stack = self._stack_of(link.parts[:-1])
+        stack = self._folder_stack(link.parts[:-1])
         for segment in segments:
-            stack = self._step(stack, segment, chain)
+            stack = self._resolve_segment(stack, segment, chain)
             if not stack:
                 raise invalid(f"{what} leaves the folder; replace the link by what it points to, or leave it out")
             if len(stack) > deepest:
@@ -242,7 +242,7 @@ class Tree:
         link.stack = stack
         return stack
 
-    def _step(self, stack: "_Stack", segment: str, chain: int) -> "_Stack":
+    def _resolve_segment(self, stack: "_Stack", segment: str, chain: int) -> "_Stack":
         if segment == "..":
             return stack[:-1]
         child = _child(stack[-1], segment)
@@ -250,7 +250,7 @@ class Tree:
             return self._follow(child, chain + 1)
         return [*stack, child]
 
-    def _stack_of(self, parts: Parts) -> "_Stack":
+    def _folder_stack(self, parts: Parts) -> "_Stack":
         stack: _Stack = [self._root]
         for part in parts:
             stack.append(_child(stack[-1], part))

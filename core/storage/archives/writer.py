@@ -7,7 +7,7 @@ even a folder swapped for a link while we write cannot lead outside.
 import os
 from typing import Self
 
-from core.storage.archives.tree import Entry, Parts
+from core.storage.archives.tree import ArchiveEntry, Parts
 from core.system.filesystem import OPEN_FOLDER, write_all
 
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
@@ -31,7 +31,7 @@ class FolderWriter:
         # Entries come folder by folder, so the last one's descriptor is nearly always the next one's.
         self._open_parts: Parts = ()
         self._open_folder = self._root
-        self._folders: dict[Parts, Entry] = {}
+        self._folders: dict[Parts, ArchiveEntry] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -40,12 +40,12 @@ class FolderWriter:
         self._close_folder()
         os.close(self._root)
 
-    def folder(self, parts: Parts, entry: Entry) -> None:
+    def folder(self, parts: Parts, entry: ArchiveEntry) -> None:
         """Make a folder; `finish` sets its mode and time, because files are still written to it."""
         self._enter(parts)
         self._folders[parts] = entry
 
-    def file(self, parts: Parts, entry: Entry) -> None:
+    def file(self, parts: Parts, entry: ArchiveEntry) -> None:
         """Write a regular file with its mode and time."""
         descriptor = os.open(parts[-1], _CREATE, 0o600, dir_fd=self._enter(parts[:-1]))
         try:
@@ -105,11 +105,11 @@ class FolderWriter:
         return descriptor
 
 
-def _mode(entry: Entry, default: int) -> int:
+def _mode(entry: ArchiveEntry, default: int) -> int:
     return default if entry.mode is None else entry.mode & _PERMISSIONS
 
 
-def _set_time(descriptor: int, entry: Entry) -> None:
+def _set_time(descriptor: int, entry: ArchiveEntry) -> None:
     if entry.mtime_ns is not None:
         moment = min(max(entry.mtime_ns, 0), _MAX_MTIME_NS)
         os.utime(descriptor, ns=(moment, moment))

@@ -21,9 +21,9 @@ from core.storage.archives.limits import (
     invalid,
     read_blocks,
     read_exactly,
-    shown,
+    shortened,
 )
-from core.storage.archives.tree import Entry, EntryKind
+from core.storage.archives.tree import ArchiveEntry, EntryKind
 
 _END = struct.Struct("<4s4H2LH")
 _END_64 = struct.Struct("<4sQ2H2L4Q")
@@ -64,7 +64,7 @@ class _Directory(NamedTuple):
     size: int
 
 
-def read_zip(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[Entry]:
+def read_zip(file: BinaryIO, limits: ArchiveLimits, budget: Budget) -> Iterator[ArchiveEntry]:
     """Yield the entries of a zip archive, in the order of their data in the file.
 
     The sizes that the archive declares are checked against the limits before anything is unpacked; unpacking stops
@@ -166,12 +166,12 @@ def _member(fields: tuple[int, ...], raw_name: bytes, extra: dict[int, bytes]) -
     _, _, flags, method, dos_time, dos_date, crc, packed, size, *_, attributes, offset = fields
     name = _name(raw_name, flags, extra)
     if _IN_ZIP64 in (size, packed, offset):
-        size, packed, offset = _wide(extra.get(_EXTRA_ZIP64, b""), (size, packed, offset))
+        size, packed, offset = _zip64_sizes(extra.get(_EXTRA_ZIP64, b""), (size, packed, offset))
     mtime_ns = _mtime_ns(dos_date, dos_time, extra.get(_EXTRA_TIMESTAMP, b""))
     return _Member(raw_name, name, flags, method, crc, packed, size, offset, attributes >> 16, mtime_ns)
 
 
-def _wide(field: bytes, narrow: tuple[int, int, int]) -> tuple[int, int, int]:
+def _zip64_sizes(field: bytes, narrow: tuple[int, int, int]) -> tuple[int, int, int]:
     """Take from the ZIP64 field the sizes that did not fit in 32 bits; it holds only those, in this order."""
     missing = narrow.count(_IN_ZIP64)
     if len(field) < 8 * missing:
@@ -215,8 +215,8 @@ def _mtime_ns(dos_date: int, dos_time: int, timestamp: bytes) -> int | None:
     return int(moment.timestamp()) * 10**9
 
 
-def _entry(file: BinaryIO, member: _Member, end: int, limits: ArchiveLimits) -> Entry:
-    what = f"entry {shown(member.name)}"
+def _entry(file: BinaryIO, member: _Member, end: int, limits: ArchiveLimits) -> ArchiveEntry:
+    what = f"entry {shortened(member.name)}"
     if member.flags & _FLAG_ENCRYPTED:
         raise invalid(f"{what} is encrypted; pack the folder without a password")
     if member.method not in (_STORED, _DEFLATED):
@@ -228,17 +228,17 @@ def _entry(file: BinaryIO, member: _Member, end: int, limits: ArchiveLimits) -> 
         raise invalid(f"{what} shares its bytes with another entry; pack the folder again with an ordinary zip program")
     mode = stat.S_IMODE(member.mode) if member.mode else None
     if kind is EntryKind.FOLDER:
-        return Entry(member.name, kind, mode, member.mtime_ns)
+        return ArchiveEntry(member.name, kind, mode, member.mtime_ns)
     chunks = _contents(file, member, what)
     if kind is EntryKind.FILE:
-        return Entry(member.name, kind, mode, member.mtime_ns, chunks=chunks)
+        return ArchiveEntry(member.name, kind, mode, member.mtime_ns, chunks=chunks)
     if member.size > limits.max_path_bytes:
         raise invalid(f"{what} is a symbolic link to a path that is too long; leave it out")
     try:
         target = b"".join(chunks).decode()
     except UnicodeDecodeError:
         raise invalid(f"{what} is a symbolic link to a path that is not valid UTF-8; leave it out") from None
-    return Entry(member.name, kind, mode, member.mtime_ns, target=target)
+    return ArchiveEntry(member.name, kind, mode, member.mtime_ns, target=target)
 
 
 def _kind(member: _Member, what: str) -> EntryKind:

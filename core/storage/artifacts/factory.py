@@ -26,5 +26,5 @@ def open_artifacts(settings: Settings) -> ArtifactStore:
         module = import_module("core.storage.gcs.artifacts")
     except ModuleNotFoundError as error:
         raise ExtraMissing("GRADIENT_ARTIFACTS__URL names a bucket, which needs", error, "tpu") from error
-    store: ArtifactStore = module.BucketStore.of(settings, directory)
+    store: ArtifactStore = module.BucketStore.from_settings(settings, directory)
     return store

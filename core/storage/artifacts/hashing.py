@@ -11,8 +11,8 @@ from itertools import groupby
 
 from core.storage.artifacts.manifests import ArtifactFile
 from core.storage.artifacts.mirror import STOPPED, Stopped, never
-from core.storage.artifacts.paths import OPEN_FILE, opened_beneath, present
-from core.storage.artifacts.scan import Skips, Survey
+from core.storage.artifacts.paths import OPEN_FILE, opened_beneath, to_public_path
+from core.storage.artifacts.scan import FolderScan, SkipList
 
 _BLOCK = 1 << 20
 _TRIES = 3
@@ -28,7 +28,7 @@ class _Changed(Exception):
     """The file changed while it was read."""
 
 
-def hash_files(folder: int, stored: Survey, skips: Skips, stopped: Stopped = never) -> list[ArtifactFile]:
+def hash_files(folder: int, stored: FolderScan, skips: SkipList, stopped: Stopped = never) -> list[ArtifactFile]:
     """Hashes all files below a folder.
 
     Returns once their contents and names are on disk, so that they survive a power cut.
@@ -48,7 +48,7 @@ def hash_files(folder: int, stored: Survey, skips: Skips, stopped: Stopped = nev
         flushed = pool.submit(_flush, folder)
         for parent, paths in groupby(stored.files, key=_parent):
             with opened_beneath(folder, parent.split("/") if parent else ()) as inside:
-                hashed = (_hash_patiently(inside, path, block, skips, stopped) for path in paths)
+                hashed = (_hash_until_stable(inside, path, block, skips, stopped) for path in paths)
                 found += [file for file in hashed if file]
         flushed.result()
     return sorted(found)
@@ -58,7 +58,9 @@ def _parent(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _hash_patiently(folder: int, path: str, block: bytearray, skips: Skips, stopped: Stopped) -> ArtifactFile | None:
+def _hash_until_stable(
+    folder: int, path: str, block: bytearray, skips: SkipList, stopped: Stopped
+) -> ArtifactFile | None:
     for _ in range(_TRIES):
         try:
             return _hash(folder, path, block, stopped)
@@ -96,7 +98,7 @@ def _hash(folder: int, path: str, block: bytearray, stopped: Stopped) -> Artifac
     # Not the ctime: it also changes when the job removes its own hard link to the file.
     if (size, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
         raise _Changed
-    return ArtifactFile(present(path), size, before.st_mtime_ns // 1_000_000, digest.hexdigest())
+    return ArtifactFile(to_public_path(path), size, before.st_mtime_ns // 1_000_000, digest.hexdigest())
 
 
 def _flush(folder: int) -> None:

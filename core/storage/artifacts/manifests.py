@@ -48,7 +48,7 @@ class Manifest:
     skipped: tuple[Skipped, ...]
 
 
-def write_list(path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *, durable: bool) -> None:
+def write_manifest(path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *, durable: bool) -> None:
     """Write a list atomically.
 
     Args:
@@ -69,7 +69,7 @@ def write_list(path: Path, manifest: Manifest, files: Iterable[ArtifactFile], *,
     write_atomically(path, chain([_line(header)], lines), durable=durable)
 
 
-class FileList:
+class ManifestReader:
     """A list opened for reading.
 
     Raises:
@@ -105,7 +105,7 @@ class FileList:
     def page(self, prefix: str, after: str | None, limit: int) -> tuple[list[ArtifactFile], str | None]:
         """Return files whose path starts with `prefix` and comes after `after`, and the `after` of the next page."""
         start = prefix if after is None else max(prefix, after + "\0")
-        found = list(islice((file for file in self._starting(start, prefix)), limit + 1))
+        found = list(islice((file for file in self._files_with_prefix(start, prefix)), limit + 1))
         if len(found) <= limit:
             return found, None
         return found[:limit], found[limit - 1].path if limit > 0 else after
@@ -115,7 +115,7 @@ class FileList:
         found = next(self.files(path), None)
         return found if found and found.path == path else None
 
-    def _starting(self, start: str, prefix: str) -> Iterator[ArtifactFile]:
+    def _files_with_prefix(self, start: str, prefix: str) -> Iterator[ArtifactFile]:
         for file in self.files(start):
             if not file.path.startswith(prefix):
                 return

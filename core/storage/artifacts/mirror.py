@@ -15,13 +15,13 @@ from pathlib import Path
 from core.storage.artifacts.paths import NOT_A_FOLDER, OPEN_FILE, open_beneath, opened_beneath, opened_folder
 from core.storage.artifacts.scan import (
     ArtifactLimits,
-    Seen,
-    Skips,
-    Survey,
-    drop_excess,
-    drop_outside_links,
-    drop_sparse,
-    survey,
+    FileStat,
+    FolderScan,
+    SkipList,
+    apply_hole_limit,
+    apply_size_limit,
+    scan,
+    skip_outside_links,
 )
 from core.system.filesystem import OPEN_FOLDER, write_all
 
@@ -47,7 +47,7 @@ class _Stopped(Exception):
     """Copying was stopped."""
 
 
-class Mirror:
+class FolderMirror:
     """One pass over one attempt's folder.
 
     Args:
@@ -59,7 +59,7 @@ class Mirror:
         stopped: Returns True once nothing more is to be copied.
     """
 
-    def __init__(self, source: int, store: int, incoming: int, skips: Skips, stopped: Stopped = never) -> None:
+    def __init__(self, source: int, store: int, incoming: int, skips: SkipList, stopped: Stopped = never) -> None:
         self._stopped = stopped
         self._source = source
         self._store = store
@@ -71,7 +71,7 @@ class Mirror:
         self.unsettled: list[str] = []
         """Files that changed or vanished during the pass; another pass may find them unchanged."""
 
-    def run(self, wanted: Survey, stored: Survey) -> None:
+    def run(self, wanted: FolderScan, stored: FolderScan) -> None:
         """Remove files that are not wanted (any more), then link or copy those that are new or changed.
 
         Raises:
@@ -85,9 +85,9 @@ class Mirror:
                 parent, _, name = path.rpartition("/")
                 pending[parent].append(name)
         for parent, names in pending.items():
-            self._bring(parent, names, wanted, stored)
+            self._update_folder(parent, names, wanted, stored)
 
-    def _remove(self, wanted: Survey, stored: Survey) -> None:
+    def _remove(self, wanted: FolderScan, stored: FolderScan) -> None:
         for path in stored.files.keys() - wanted.files.keys():
             self.changed = True
             parent, _, name = path.rpartition("/")
@@ -105,7 +105,7 @@ class Mirror:
                 with opened_beneath(self._store, _parts(parent)) as folder:
                     os.rmdir(name, dir_fd=folder)
 
-    def _bring(self, parent: str, names: list[str], wanted: Survey, stored: Survey) -> None:
+    def _update_folder(self, parent: str, names: list[str], wanted: FolderScan, stored: FolderScan) -> None:
         prefix = f"{parent}/" if parent else ""
         try:
             source = open_beneath(self._source, _parts(parent))
@@ -118,13 +118,13 @@ class Mirror:
             with opened_beneath(self._store, _parts(parent), create=True) as folder:
                 for name in names:
                     path = prefix + name
-                    if self._take(source, name, path, wanted.files[path], stored.files.get(path)):
+                    if self._link_or_copy(source, name, path, wanted.files[path], stored.files.get(path)):
                         self.changed = True
                         os.rename(_TEMPORARY, name, src_dir_fd=self._incoming, dst_dir_fd=folder)
         finally:
             os.close(source)
 
-    def _take(self, source: int, name: str, path: str, seen: Seen, old: Seen | None) -> bool:
+    def _link_or_copy(self, source: int, name: str, path: str, seen: FileStat, old: FileStat | None) -> bool:
         """Make the file in `incoming`; False if there is nothing to rename into the store."""
         try:
             os.link(name, _TEMPORARY, src_dir_fd=source, dst_dir_fd=self._incoming, follow_symlinks=False)
@@ -144,7 +144,7 @@ class Mirror:
         self.unsettled.append(path)
         return False
 
-    def _copy(self, source: int, name: str, path: str, seen: Seen) -> bool:
+    def _copy(self, source: int, name: str, path: str, seen: FileStat) -> bool:
         try:
             reading = os.open(name, OPEN_FILE, dir_fd=source)
         except (FileNotFoundError, IsADirectoryError):
@@ -167,7 +167,7 @@ class Mirror:
             self._skips.add(path, STOPPED, lost=True)
             return False
         else:
-            if Seen.of(os.fstat(reading)) != Seen.of(before):
+            if FileStat.from_stat(os.fstat(reading)) != FileStat.from_stat(before):
                 # Kept all the same: an inconsistent copy of a file that is written all the time is better than none.
                 self.unsettled.append(path)
         finally:
@@ -194,9 +194,9 @@ def _parts(path: str) -> list[str]:
     return path.split("/") if path else []
 
 
-def bring_in(
+def mirror_folder(
     directory: Path, source: Path, limits: ArtifactLimits, *, final: bool, stopped: Stopped = never
-) -> tuple[Survey, Skips]:
+) -> tuple[FolderScan, SkipList]:
     """Make `directory/files` a mirror of a job's folder.
 
     Args:
@@ -215,25 +215,25 @@ def bring_in(
     (directory / "files").mkdir(parents=True, exist_ok=True)
     incoming.mkdir()
     with opened_folder(directory / "files") as store, opened_folder(incoming) as arriving:
-        found = _mirror(source, store, arriving, limits, final=final, stopped=stopped)
+        found = _mirror_until_stable(source, store, arriving, limits, final=final, stopped=stopped)
     incoming.rmdir()
     return found
 
 
-def _mirror(
+def _mirror_until_stable(
     source: Path, store: int, incoming: int, limits: ArtifactLimits, *, final: bool, stopped: Stopped
-) -> tuple[Survey, Skips]:
+) -> tuple[FolderScan, SkipList]:
     try:
         origin = os.open(source, OPEN_FOLDER)
     except OSError as error:
         if error.errno not in NOT_A_FOLDER:
             raise
-        skips = Skips()
+        skips = SkipList()
         skips.add(".", "the artifacts folder is gone: kept is what was stored before", lost=True)
-        return survey(store, Skips()), skips
+        return scan(store, SkipList()), skips
     try:
         for _ in range(_FINAL_PASSES if final else 1):
-            stored, skips, unsettled = _pass(origin, store, incoming, limits, stopped)
+            stored, skips, unsettled = _mirror_once(origin, store, incoming, limits, stopped)
             if not unsettled:
                 break
     finally:
@@ -244,16 +244,16 @@ def _mirror(
     return stored, skips
 
 
-def _pass(
+def _mirror_once(
     source: int, store: int, incoming: int, limits: ArtifactLimits, stopped: Stopped
-) -> tuple[Survey, Skips, list[str]]:
-    skips = Skips()
-    stored = survey(store, Skips())
-    wanted = survey(source, skips, max_files=limits.max_files)
+) -> tuple[FolderScan, SkipList, list[str]]:
+    skips = SkipList()
+    stored = scan(store, SkipList())
+    wanted = scan(source, skips, max_files=limits.max_files)
     same_device = os.fstat(source).st_dev == os.fstat(store).st_dev
-    drop_outside_links(wanted, stored if same_device else Survey(), skips)
-    drop_sparse(wanted, source, limits.max_hole_bytes, skips)
-    drop_excess(wanted, limits.max_bytes, skips)
-    mirror = Mirror(source, store, incoming, skips, stopped)
+    skip_outside_links(wanted, stored if same_device else FolderScan(), skips)
+    apply_hole_limit(wanted, source, limits.max_hole_bytes, skips)
+    apply_size_limit(wanted, limits.max_bytes, skips)
+    mirror = FolderMirror(source, store, incoming, skips, stopped)
     mirror.run(wanted, stored)
-    return survey(store, Skips()) if mirror.changed else stored, skips, mirror.unsettled
+    return scan(store, SkipList()) if mirror.changed else stored, skips, mirror.unsettled

@@ -26,12 +26,12 @@ _ESCAPE = re.compile(rb"%([0-9A-F]{2})")
 _NAME_BYTES = 255
 
 
-def present(name: str) -> str:
+def to_public_path(name: str) -> str:
     """Return the public path of a file; `name` is its path as the operating system decoded it."""
     return _ESCAPED.sub(lambda match: f"%{ord(match[0]) & 0xFF:02X}", name)
 
 
-def resolve(path: str) -> list[str]:
+def parse_public_path(path: str) -> list[str]:
     """Split a public path into the names of its folders and its file.
 
     Raises:
@@ -46,7 +46,7 @@ def resolve(path: str) -> list[str]:
     usable = all(
         part not in {"", ".", ".."} and "\0" not in part and len(os.fsencode(part)) <= _NAME_BYTES for part in parts
     )
-    if not usable or len(parts) > MAX_DEPTH + 1 or present("/".join(parts)) != path:
+    if not usable or len(parts) > MAX_DEPTH + 1 or to_public_path("/".join(parts)) != path:
         raise not_found(path)
     return parts
 

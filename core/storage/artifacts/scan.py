@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, Self
 
-from core.storage.artifacts.paths import MAX_DEPTH, open_file_beneath, present
+from core.storage.artifacts.paths import MAX_DEPTH, open_file_beneath, to_public_path
 from core.system.filesystem import OPEN_FOLDER
 
 _MAX_REPORTED = 1_000
@@ -39,7 +39,7 @@ class ArtifactLimits:
     max_bytes: int = 50 << 30
     max_hole_bytes: int = 1 << 30
 
-    def within(self, max_bytes: int | None) -> Self:
+    def capped(self, max_bytes: int | None) -> Self:
         """Return these limits with at most this many bytes; None keeps them as they are."""
         return self if max_bytes is None else replace(self, max_bytes=min(max_bytes, self.max_bytes))
 
@@ -51,7 +51,7 @@ class Skipped(NamedTuple):
     why: str
 
 
-class Seen(NamedTuple):
+class FileStat(NamedTuple):
     """The metadata of a regular file at the scan; `links` is the inode's total link count."""
 
     inode: int
@@ -61,12 +61,12 @@ class Seen(NamedTuple):
     ctime_ns: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Self:
+    def from_stat(cls, status: os.stat_result) -> Self:
         """Take from a stat result the fields that change with the content."""
         return cls(status.st_ino, status.st_nlink, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-class Skips:
+class SkipList:
     """Collects skipped files; the number of listed entries is bounded."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Skips:
         """Record one path, given as the operating system decoded it."""
         self.lost |= lost
         if len(self._entries) < _MAX_REPORTED:
-            self._entries.append(Skipped(present(path), why))
+            self._entries.append(Skipped(to_public_path(path), why))
         else:
             self._more += 1
 
@@ -92,17 +92,17 @@ class Skips:
 
 
 @dataclass
-class Survey:
+class FolderScan:
     """Files and folders below one folder, by path as the operating system decoded it."""
 
-    files: dict[str, Seen] = field(default_factory=dict)
+    files: dict[str, FileStat] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     """Parents come before their children."""
     sparse: list[str] = field(default_factory=list)
     """Files that use far less disk than their size: they have holes, or the file system compresses."""
 
 
-def survey(folder: int, skips: Skips, *, max_files: int | None = None) -> Survey:
+def scan(folder: int, skips: SkipList, *, max_files: int | None = None) -> FolderScan:
     """Scan everything below an opened folder.
 
     Args:
@@ -110,7 +110,7 @@ def survey(folder: int, skips: Skips, *, max_files: int | None = None) -> Survey
         skips: Gets what is not a regular file on the folder's own file system, and what exceeds a limit.
         max_files: Files past this number are only counted; the scan ends after ten times as many names.
     """
-    walk = _Walk(os.fstat(folder).st_dev, skips, max_files)
+    walk = _Scanner(os.fstat(folder).st_dev, skips, max_files)
     walk.visit(folder, "", 0)
     if walk.cut:
         skips.add(
@@ -121,7 +121,7 @@ def survey(folder: int, skips: Skips, *, max_files: int | None = None) -> Survey
     return walk.found
 
 
-def drop_outside_links(found: Survey, linked: Survey, skips: Skips) -> None:
+def skip_outside_links(found: FolderScan, linked: FolderScan, skips: SkipList) -> None:
     """Remove files with a hard link elsewhere: their content need not be the job's own.
 
     Args:
@@ -137,7 +137,7 @@ def drop_outside_links(found: Survey, linked: Survey, skips: Skips) -> None:
             skips.add(path, "a hard link to a file outside the artifacts folder is not followed")
 
 
-def drop_excess(found: Survey, max_bytes: int, skips: Skips) -> None:
+def apply_size_limit(found: FolderScan, max_bytes: int, skips: SkipList) -> None:
     """Remove files, in order of path, that do not fit into the limit."""
     if sum(seen.size for seen in found.files.values()) <= max_bytes:
         return
@@ -150,7 +150,7 @@ def drop_excess(found: Survey, max_bytes: int, skips: Skips) -> None:
             skips.add(path, f"over the limit of {max_bytes:,} bytes for all artifacts", lost=True)
 
 
-def drop_sparse(found: Survey, folder: int, max_hole_bytes: int, skips: Skips) -> None:
+def apply_hole_limit(found: FolderScan, folder: int, max_hole_bytes: int, skips: SkipList) -> None:
     """Remove files, in order of path, whose holes do not fit into the limit.
 
     Args:
@@ -193,13 +193,13 @@ def _hole_bytes(folder: int, path: str) -> int:
     return max(0, size - data)
 
 
-class _Walk:
-    def __init__(self, device: int, skips: Skips, max_files: int | None) -> None:
+class _Scanner:
+    def __init__(self, device: int, skips: SkipList, max_files: int | None) -> None:
         self._device = device
         self._skips = skips
         self._max_files = max_files
         self._names_left = None if max_files is None else _NAMES_PER_FILE * max_files
-        self.found = Survey()
+        self.found = FolderScan()
         self.uncounted = 0
         self.cut = False
         """True if names were left unexamined."""
@@ -219,24 +219,24 @@ class _Walk:
             except OSError as error:
                 self._skips.add(path, f"cannot be read: {error.strerror}", lost=True)
                 continue
-            self._sort(folder, name, path, status, depth)
+            self._classify(folder, name, path, status, depth)
 
-    def _sort(self, folder: int, name: str, path: str, status: os.stat_result, depth: int) -> None:
+    def _classify(self, folder: int, name: str, path: str, status: os.stat_result, depth: int) -> None:
         kind = stat.S_IFMT(status.st_mode)
         if kind not in {stat.S_IFDIR, stat.S_IFREG}:
             self._skips.add(path, _KINDS.get(kind, "not a file"))
         elif status.st_dev != self._device:
             self._skips.add(path, "lies on another file system")
         elif kind == stat.S_IFDIR:
-            self._enter(folder, name, path, depth)
+            self._descend(folder, name, path, depth)
         elif self._max_files is not None and len(self.found.files) >= self._max_files:
             self.uncounted += 1
         else:
-            self.found.files[path] = Seen.of(status)
+            self.found.files[path] = FileStat.from_stat(status)
             if status.st_size - status.st_blocks * _STAT_BLOCK >= _SPARSE_BYTES:
                 self.found.sparse.append(path)
 
-    def _enter(self, parent: int, name: str, path: str, depth: int) -> None:
+    def _descend(self, parent: int, name: str, path: str, depth: int) -> None:
         if depth >= MAX_DEPTH:
             self._skips.add(path, f"deeper than {MAX_DEPTH} folders", lost=True)
             return

@@ -16,31 +16,31 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from core.ids import checked_job_id
 from core.storage.artifacts.hashing import hash_files
-from core.storage.artifacts.manifests import ArtifactFile, ArtifactsState, FileList, Manifest, write_list
-from core.storage.artifacts.mirror import Stopped, bring_in, never
+from core.storage.artifacts.manifests import ArtifactFile, ArtifactsState, Manifest, ManifestReader, write_manifest
+from core.storage.artifacts.mirror import Stopped, mirror_folder, never
 from core.storage.artifacts.paths import (
     NOT_A_FOLDER,
     not_found,
     open_file_beneath,
     opened_beneath,
     opened_folder,
-    present,
-    resolve,
+    parse_public_path,
+    to_public_path,
 )
-from core.storage.artifacts.scan import ArtifactLimits, Skipped, Skips
+from core.storage.artifacts.scan import ArtifactLimits, SkipList, Skipped
 from core.system.filesystem import remove_tree
 
 __all__ = [
     "ArtifactFile",
     "ArtifactLimits",
+    "ArtifactPage",
     "ArtifactStore",
     "DirectoryStore",
     "Manifest",
     "OpenArtifact",
-    "Page",
     "Skipped",
     "SyncResult",
-    "page_of",
+    "read_page",
 ]
 
 
@@ -54,7 +54,7 @@ class SyncResult:
 
 
 @dataclass(frozen=True)
-class Page:
+class ArtifactPage:
     """One page of an attempt's files, in order of path.
 
     Args:
@@ -103,7 +103,7 @@ class ArtifactStore(Protocol):
 
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
-    ) -> Page:
+    ) -> ArtifactPage:
         """Return a page of files whose public path starts with `prefix`, after path `after`."""
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
@@ -112,8 +112,8 @@ class ArtifactStore(Protocol):
     def walk(self, job_id: str, attempt: int) -> Iterator[ArtifactFile]:
         """Yield all files in order of path."""
 
-    def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
-        """Delete the files of a closed attempt whose public path `meant` accepts; returns their number."""
+    def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
+        """Delete the files of a closed attempt whose public path `selected` accepts; returns their number."""
 
     def remove(self, job_id: str) -> None:
         """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
@@ -146,13 +146,13 @@ class DirectoryStore:
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
         directory = self._directory(job_id, attempt)
-        stored, skips = bring_in(directory, source, self._limits, final=final)
+        stored, skips = mirror_folder(directory, source, self._limits, final=final)
         files = sorted(
-            ArtifactFile(present(path), seen.size, seen.mtime_ns // 1_000_000, None)
+            ArtifactFile(to_public_path(path), seen.size, seen.mtime_ns // 1_000_000, None)
             for path, seen in stored.files.items()
         )
         listing = _summary("partial", files, skips)
-        write_list(directory / "listing.jsonl", listing, files, durable=False)
+        write_manifest(directory / "listing.jsonl", listing, files, durable=False)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
     def close(
@@ -184,25 +184,25 @@ class DirectoryStore:
         if manifest := self._manifest(job_id, attempt):
             return manifest
         directory = self._directory(job_id, attempt)
-        stored, skips = bring_in(directory, source, self._limits.within(max_bytes), final=True, stopped=stopped)
+        stored, skips = mirror_folder(directory, source, self._limits.capped(max_bytes), final=True, stopped=stopped)
         for path, why in lost:
             skips.add(path, why, lost=True)
         with opened_folder(directory / "files") as folder:
             files = hash_files(folder, stored, skips, stopped)
         manifest = _summary("partial" if skips.lost else "complete", files, skips)
-        write_list(directory / "manifest.jsonl", manifest, files, durable=True)
+        write_manifest(directory / "manifest.jsonl", manifest, files, durable=True)
         (directory / "listing.jsonl").unlink(missing_ok=True)
         return manifest
 
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
-    ) -> Page:
+    ) -> ArtifactPage:
         """Return a page of files whose public path starts with `prefix`, after path `after`; as of the last sync."""
         opened = self._files(job_id, attempt)
         if opened is None:
-            return Page((), None, 0, 0, "none", ())
+            return ArtifactPage((), None, 0, 0, "none", ())
         with opened:
-            return page_of(opened, prefix, after, limit)
+            return read_page(opened, prefix, after, limit)
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
         """Open one file by its public path.
@@ -210,7 +210,7 @@ class DirectoryStore:
         Raises:
             ArtifactNotFound: There is no such file, or the path is not a valid public path.
         """
-        parts = resolve(path)
+        parts = parse_public_path(path)
         opened = self._files(job_id, attempt)
         if opened is None:
             raise not_found(path)
@@ -238,8 +238,8 @@ class DirectoryStore:
             with opened:
                 yield from opened.files()
 
-    def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
-        """Delete the files of a closed attempt whose public path `meant` accepts; returns their number.
+    def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
+        """Delete the files of a closed attempt whose public path `selected` accepts; returns their number.
 
         The manifest is rewritten first: a crash in between leaves unlisted files, never entries without a file.
 
@@ -251,19 +251,19 @@ class DirectoryStore:
             return 0
         with opened_folder(directory) as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)  # of two concurrent deletions, neither may restore the other's entries
-            with FileList(directory / "manifest.jsonl") as closed:
+            with ManifestReader(directory / "manifest.jsonl") as closed:
                 files, before = list(closed.files()), closed.manifest
-            kept = [one for one in files if not meant(one.path)]
-            gone = [one.path for one in files if meant(one.path)]
+            kept = [one for one in files if not selected(one.path)]
+            gone = [one.path for one in files if selected(one.path)]
             header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
-            write_list(directory / "manifest.jsonl", header, kept, durable=True)
+            write_manifest(directory / "manifest.jsonl", header, kept, durable=True)
             with opened_folder(directory / "files") as root:
                 for path in gone:
                     self._unlink(root, path)
         return len(gone)
 
     def _unlink(self, root: int, path: str) -> None:
-        *parents, name = resolve(path)
+        *parents, name = parse_public_path(path)
         with suppress(FileNotFoundError), opened_beneath(root, parents) as folder:
             os.unlink(name, dir_fd=folder)
 
@@ -271,7 +271,7 @@ class DirectoryStore:
         """Delete the artifacts of all attempts of a job; it is not an error if there are none."""
         remove_tree(self._directory(job_id, 0).parent)
 
-    def forget(self, job_id: str, attempt: int) -> None:
+    def remove_attempt(self, job_id: str, attempt: int) -> None:
         """Delete the artifacts of one attempt; it is not an error if there are none."""
         remove_tree(self._directory(job_id, attempt))
 
@@ -283,28 +283,28 @@ class DirectoryStore:
     def _directory(self, job_id: str, attempt: int) -> Path:
         return self._root / checked_job_id(job_id)[:3] / job_id / str(attempt)
 
-    def _files(self, job_id: str, attempt: int) -> FileList | None:
+    def _files(self, job_id: str, attempt: int) -> ManifestReader | None:
         directory = self._directory(job_id, attempt)
         # `close` writes the manifest and then removes the listing: if both seem missing, the second try finds it.
         for name in ("manifest.jsonl", "listing.jsonl", "manifest.jsonl"):
             with suppress(FileNotFoundError):
-                return FileList(directory / name)
+                return ManifestReader(directory / name)
         return None
 
     def _manifest(self, job_id: str, attempt: int) -> Manifest | None:
         try:
-            with FileList(self._directory(job_id, attempt) / "manifest.jsonl") as closed:
+            with ManifestReader(self._directory(job_id, attempt) / "manifest.jsonl") as closed:
                 return closed.manifest
         except FileNotFoundError:
             return None
 
 
-def page_of(opened: FileList, prefix: str, after: str | None, limit: int) -> Page:
+def read_page(opened: ManifestReader, prefix: str, after: str | None, limit: int) -> ArtifactPage:
     """Return a page of an opened list: files whose public path starts with `prefix`, after path `after`."""
     files, following = opened.page(prefix, after, limit)
     header = opened.manifest
-    return Page(tuple(files), following, header.files, header.bytes, header.state, header.skipped)
+    return ArtifactPage(tuple(files), following, header.files, header.bytes, header.state, header.skipped)
 
 
-def _summary(state: ArtifactsState, files: Sequence[ArtifactFile], skips: Skips) -> Manifest:
+def _summary(state: ArtifactsState, files: Sequence[ArtifactFile], skips: SkipList) -> Manifest:
     return Manifest(state, len(files), sum(file.size for file in files), skips.entries())

@@ -19,16 +19,16 @@ from google.cloud import storage
 
 from core.ids import checked_job_id
 from core.settings import Settings
-from core.storage.artifacts.manifests import ArtifactFile, FileList, write_list
+from core.storage.artifacts.manifests import ArtifactFile, ManifestReader, write_manifest
 from core.storage.artifacts.mirror import Stopped, never
-from core.storage.artifacts.paths import not_found, resolve
+from core.storage.artifacts.paths import not_found, parse_public_path
 from core.storage.artifacts.scan import Skipped
-from core.storage.artifacts.store import DirectoryStore, Manifest, OpenArtifact, Page, SyncResult, page_of
-from core.storage.gcs.client import answering, open_client
-from core.storage.gcs.manifest_cache import LISTING, MANIFEST, Lists
+from core.storage.artifacts.store import ArtifactPage, DirectoryStore, Manifest, OpenArtifact, SyncResult, read_page
+from core.storage.gcs.client import open_client, translate_errors
+from core.storage.gcs.manifest_cache import LISTING, MANIFEST, ManifestCache
 from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.transfer import RemoteFile
-from core.storage.gcs.uploader import Sender, object_name, remove_all
+from core.storage.gcs.uploader import Uploader, object_name, remove_all
 
 
 class BucketStore:
@@ -58,13 +58,13 @@ class BucketStore:
         self._bucket = bucket
         self._prefix = prefix
         self._staging = staging
-        self._ledgers = cache / "sent"
-        self._lists = Lists(bucket, cache / "lists")
+        self._upload_lists = cache / "sent"
+        self._manifests = ManifestCache(bucket, cache / "lists")
         self._parallel = parallel
         self._direct_seconds = direct_seconds
 
     @classmethod
-    def of(cls, settings: Settings, staging: DirectoryStore) -> "BucketStore":
+    def from_settings(cls, settings: Settings, staging: DirectoryStore) -> "BucketStore":
         """Open the store that the settings name.
 
         Raises:
@@ -90,11 +90,11 @@ class BucketStore:
         if manifest := self._manifest(job_id, attempt):
             return SyncResult(manifest.files, manifest.bytes, manifest.skipped)
         staged = self._staging.sync(job_id, attempt, source, final=final)
-        sender = self._sender(job_id, attempt)
+        sender = self._uploader(job_id, attempt)
         # The job may still rewrite stored files, so no sha256 is promised yet.
-        kept = [file._replace(sha256=None) for file in sender.push(self._staging.walk(job_id, attempt))]
+        kept = [file._replace(sha256=None) for file in sender.upload(self._staging.walk(job_id, attempt))]
         listing = Manifest("partial", len(kept), sum(file.size for file in kept), staged.skipped)
-        self._put_list(job_id, attempt, LISTING, listing, kept)
+        self._put_manifest(job_id, attempt, LISTING, listing, kept)
         sender.drop(kept)
         return SyncResult(listing.files, listing.bytes, listing.skipped)
 
@@ -117,16 +117,16 @@ class BucketStore:
         manifest = self._manifest(job_id, attempt)
         if manifest is None:
             manifest = self._staging.close(job_id, attempt, source, lost=lost, max_bytes=max_bytes, stopped=stopped)
-            sender = self._sender(job_id, attempt)
-            kept = sender.push(self._staging.walk(job_id, attempt), final=True)
-            self._put_list(job_id, attempt, MANIFEST, manifest, kept)
+            sender = self._uploader(job_id, attempt)
+            kept = sender.upload(self._staging.walk(job_id, attempt), final=True)
+            self._put_manifest(job_id, attempt, MANIFEST, manifest, kept)
             sender.drop(kept)
-        self._tidy(job_id, attempt)
+        self._delete_obsolete(job_id, attempt)
         return manifest
 
     def list(
         self, job_id: str, attempt: int, *, prefix: str = "", after: str | None = None, limit: int = 1_000
-    ) -> Page:
+    ) -> ArtifactPage:
         """Return a page of files whose public path starts with `prefix`, after path `after`; as of the last sync.
 
         Raises:
@@ -136,7 +136,7 @@ class BucketStore:
         if opened is None:
             return self._staging.list(job_id, attempt, prefix=prefix, after=after, limit=limit)
         with opened:
-            return page_of(opened, prefix, after, limit)
+            return read_page(opened, prefix, after, limit)
 
     def open(self, job_id: str, attempt: int, path: str) -> OpenArtifact:
         """Open one file by its public path; its bytes are fetched as they are read.
@@ -145,7 +145,7 @@ class BucketStore:
             ArtifactNotFound: There is no such file, or the path is invalid.
             StoreUnavailable: The bucket does not answer.
         """
-        resolve(path)
+        parse_public_path(path)
         opened = self._files(job_id, attempt)
         if opened is None:
             return self._staging.open(job_id, attempt, path)
@@ -172,8 +172,8 @@ class BucketStore:
         with opened:
             yield from opened.files()
 
-    def discard(self, job_id: str, attempt: int, meant: Callable[[str], bool]) -> int:
-        """Delete the files of a closed attempt whose public path is selected by `meant`; return how many.
+    def discard(self, job_id: str, attempt: int, selected: Callable[[str], bool]) -> int:
+        """Delete the files of a closed attempt whose public path is selected by `selected`; return how many.
 
         The manifest is rewritten first; of two concurrent deletions each keeps what the other left.
 
@@ -182,16 +182,16 @@ class BucketStore:
         """
         base = self._base(job_id, attempt)
         while True:
-            generation, opened = self._lists.generation(base + MANIFEST), self._lists.manifest(base)
+            generation, opened = self._manifests.generation(base + MANIFEST), self._manifests.manifest(base)
             if generation is None or opened is None:
                 return 0
             with opened:
                 files, before = list(opened.files()), opened.manifest
-            kept = [one for one in files if not meant(one.path)]
+            kept = [one for one in files if not selected(one.path)]
             header = replace(before, files=len(kept), bytes=sum(one.size for one in kept))
             with suppress(PreconditionFailed):
-                self._write_list(base + MANIFEST, header, kept, if_generation_match=generation)
-                gone = [self._bucket.blob(object_name(base, one.path)) for one in files if meant(one.path)]
+                self._write_manifest(base + MANIFEST, header, kept, if_generation_match=generation)
+                gone = [self._bucket.blob(object_name(base, one.path)) for one in files if selected(one.path)]
                 remove_all(gone, self._parallel)
                 return len(gone)
 
@@ -202,11 +202,11 @@ class BucketStore:
             StoreUnavailable: The bucket does not answer.
         """
         base = self._base(job_id)
-        with answering("listing what is to be removed"):
+        with translate_errors("listing what is to be removed"):
             blobs = list(self._bucket.list_blobs(prefix=base))
         remove_all(blobs, self._parallel)
         self._staging.remove(job_id)
-        for ledger in self._ledgers.glob(f"{job_id}-*.jsonl"):
+        for ledger in self._upload_lists.glob(f"{job_id}-*.jsonl"):
             ledger.unlink(missing_ok=True)
 
     def link(self, job_id: str, attempt: int, path: str, headers: dict[str, str]) -> str | None:
@@ -231,11 +231,11 @@ class BucketStore:
     def _base(self, job_id: str, attempt: int | None = None) -> str:
         return f"{self._prefix}{checked_job_id(job_id)}/" + ("" if attempt is None else f"{attempt}/")
 
-    def _files(self, job_id: str, attempt: int) -> FileList | None:
-        return self._lists.open(self._base(job_id, attempt))
+    def _files(self, job_id: str, attempt: int) -> ManifestReader | None:
+        return self._manifests.open(self._base(job_id, attempt))
 
     def _manifest(self, job_id: str, attempt: int) -> Manifest | None:
-        opened = self._lists.manifest(self._base(job_id, attempt))
+        opened = self._manifests.manifest(self._base(job_id, attempt))
         if opened is None:
             return None
         with opened:
@@ -243,29 +243,31 @@ class BucketStore:
 
     def _blob(self, job_id: str, attempt: int, path: str) -> storage.Blob | None:
         name = object_name(self._base(job_id, attempt), path)
-        with answering(f"looking for {name!r}"):
+        with translate_errors(f"looking for {name!r}"):
             return self._bucket.get_blob(name)
 
-    def _sender(self, job_id: str, attempt: int) -> Sender:
-        return Sender(
+    def _uploader(self, job_id: str, attempt: int) -> Uploader:
+        return Uploader(
             bucket=self._bucket,
             base=self._base(job_id, attempt),
             staged=lambda path: self._staging.open(job_id, attempt, path),
-            ledger=self._ledger(job_id, attempt),
+            upload_list=self._upload_list(job_id, attempt),
             parallel=self._parallel,
         )
 
-    def _ledger(self, job_id: str, attempt: int) -> Path:
-        return self._ledgers / f"{job_id}-{attempt}.jsonl"
+    def _upload_list(self, job_id: str, attempt: int) -> Path:
+        return self._upload_lists / f"{job_id}-{attempt}.jsonl"
 
-    def _put_list(
+    def _put_manifest(
         self, job_id: str, attempt: int, name: str, manifest: Manifest, files: Sequence[ArtifactFile]
     ) -> None:
         base = self._base(job_id, attempt)
         with suppress(PreconditionFailed):  # an earlier try of ours, whose answer was lost
-            self._write_list(base + name, manifest, files, **({"if_generation_match": 0} if name == MANIFEST else {}))
+            self._write_manifest(
+                base + name, manifest, files, **({"if_generation_match": 0} if name == MANIFEST else {})
+            )
 
-    def _write_list(self, name: str, manifest: Manifest, files: Sequence[ArtifactFile], **condition: int) -> None:
+    def _write_manifest(self, name: str, manifest: Manifest, files: Sequence[ArtifactFile], **condition: int) -> None:
         """Write a whole list.
 
         Raises:
@@ -274,9 +276,9 @@ class BucketStore:
         """
         with tempfile.TemporaryDirectory(prefix="gradient-list-") as folder:
             path = Path(folder) / "list.jsonl"
-            write_list(path, manifest, files, durable=False)
+            write_manifest(path, manifest, files, durable=False)
             blob, refused = self._bucket.blob(name), None
-            with answering(f"writing {name!r}"):
+            with translate_errors(f"writing {name!r}"):
                 try:
                     blob.upload_from_filename(
                         str(path), content_type="application/x-ndjson", checksum="crc32c", **condition
@@ -286,8 +288,8 @@ class BucketStore:
             if refused is not None:
                 raise refused
 
-    def _tidy(self, job_id: str, attempt: int) -> None:
+    def _delete_obsolete(self, job_id: str, attempt: int) -> None:
         """Remove what the manifest makes unnecessary; a repeat removes what a crash left."""
         remove_all([self._bucket.blob(self._base(job_id, attempt) + LISTING)], self._parallel)
-        self._staging.forget(job_id, attempt)
-        self._ledger(job_id, attempt).unlink(missing_ok=True)
+        self._staging.remove_attempt(job_id, attempt)
+        self._upload_list(job_id, attempt).unlink(missing_ok=True)

@@ -18,13 +18,13 @@ from core.settings.cloud import GcsSettings
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _SIMULATED_PROJECT = "simulated"
-_MOST_CONNECTIONS = 64
+_MAX_CONNECTIONS = 64
 FAILURES = (GoogleAPIError, GoogleAuthError, InvalidResponse, DataCorruption, RequestException)
 """Exceptions of calls that failed."""
 
 
 @contextmanager
-def answering(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Convert errors of Cloud Storage into StoreUnavailable.
 
     Raises:
@@ -54,7 +54,7 @@ def open_credentials(settings: GcsSettings) -> google.auth.credentials.Credentia
     """
     if settings.endpoint is not None:
         return _Simulated()  # type: ignore[no-untyped-call]  # google-auth leaves constructors without types
-    with answering("looking for credentials"):
+    with translate_errors("looking for credentials"):
         found, _ = google.auth.default(scopes=SCOPES)
         return found
 
@@ -77,10 +77,10 @@ def open_client(
     )
     session.trust_env = settings.endpoint is None
     for scheme in ("https://", "http://"):
-        session.mount(scheme, HTTPAdapter(pool_maxsize=_MOST_CONNECTIONS))
+        session.mount(scheme, HTTPAdapter(pool_maxsize=_MAX_CONNECTIONS))
     project = settings.project or (_SIMULATED_PROJECT if settings.endpoint is not None else None)
     options = {} if settings.endpoint is None else {"api_endpoint": settings.endpoint}
-    with answering("opening"):
+    with translate_errors("opening"):
         return storage.Client(project=project, credentials=credentials, client_options=options, _http=session)
 
 

@@ -10,19 +10,19 @@ from typing import IO
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.cloud import storage
 
-from core.storage.artifacts.manifests import FileList
-from core.storage.gcs.client import answering
+from core.storage.artifacts.manifests import ManifestReader
+from core.storage.gcs.client import translate_errors
 
 MANIFEST, LISTING = "manifest.jsonl", "listing.jsonl"
-_MOST_KEPT = 200
+_MAX_COPIES = 200
 _TRIES = 3
 
 
-class Gone(Exception):
+class ManifestGone(Exception):
     """A list was removed or replaced since it was found."""
 
 
-class Lists:
+class ManifestCache:
     """The lists of all attempts.
 
     Args:
@@ -34,7 +34,7 @@ class Lists:
         self._bucket = bucket
         self._folder = folder
 
-    def open(self, base: str) -> FileList | None:
+    def open(self, base: str) -> ManifestReader | None:
         """Return the list of the attempt whose objects begin with `base`: its manifest, else its listing.
 
         Raises:
@@ -45,11 +45,11 @@ class Lists:
             if found is None:
                 return None
             # Closing removes the listing after the manifest is written: the next try finds the manifest.
-            with suppress(Gone):
+            with suppress(ManifestGone):
                 return self._copy(found)
         return None
 
-    def manifest(self, base: str) -> FileList | None:
+    def manifest(self, base: str) -> ManifestReader | None:
         """Return the manifest of an attempt, if it is closed.
 
         Raises:
@@ -64,21 +64,21 @@ class Lists:
         Raises:
             StoreUnavailable: The bucket does not answer.
         """
-        with answering(f"looking for {name!r}"):
+        with translate_errors(f"looking for {name!r}"):
             blob = self._bucket.get_blob(name)
         return None if blob is None else int(blob.generation)
 
     def _find(self, base: str) -> storage.Blob | None:
         """Find the manifest or else the listing, with its current generation, in one request."""
-        with answering("looking for a list of artifacts"):
+        with translate_errors("looking for a list of artifacts"):
             there = {blob.name: blob for blob in self._bucket.list_blobs(prefix=base, delimiter="/")}
         return there.get(base + MANIFEST) or there.get(base + LISTING)
 
-    def _copy(self, blob: storage.Blob) -> FileList:
+    def _copy(self, blob: storage.Blob) -> ManifestReader:
         name = hashlib.sha256(f"{blob.bucket.name}/{blob.name}#{blob.generation}".encode()).hexdigest()
         copy = self._folder / name
         with suppress(FileNotFoundError):
-            opened = FileList(copy)
+            opened = ManifestReader(copy)
             os.utime(copy)
             return opened
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -86,7 +86,7 @@ class Lists:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 _fetch(blob, file)
-            opened = FileList(Path(arriving))
+            opened = ManifestReader(Path(arriving))
             Path(arriving).replace(copy)  # another thread may have been quicker, with the same content
         finally:
             Path(arriving).unlink(missing_ok=True)
@@ -95,7 +95,7 @@ class Lists:
 
     def _drop_oldest(self) -> None:
         copies = sorted((_used_at(copy), copy) for copy in self._folder.iterdir())
-        for _, copy in copies[:-_MOST_KEPT]:
+        for _, copy in copies[:-_MAX_COPIES]:
             copy.unlink(missing_ok=True)
 
 
@@ -112,8 +112,8 @@ def _fetch(blob: storage.Blob, file: IO[bytes]) -> None:
         Gone: It no longer exists.
         StoreUnavailable: The bucket does not answer.
     """
-    with answering("reading a list of artifacts"):
+    with translate_errors("reading a list of artifacts"):
         try:
             blob.download_to_file(file, if_generation_match=blob.generation, checksum="crc32c")
         except (NotFound, PreconditionFailed) as error:
-            raise Gone from error
+            raise ManifestGone from error

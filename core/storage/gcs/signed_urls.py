@@ -6,7 +6,7 @@ import google.auth.credentials
 import google.auth.transport.requests
 from google.cloud import storage
 
-from core.storage.gcs.client import answering
+from core.storage.gcs.client import translate_errors
 
 
 def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | None = None) -> str | None:
@@ -31,10 +31,10 @@ def signed_url(blob: storage.Blob, seconds: float, headers: dict[str, str] | Non
             return None
         # A machine's own account has no private key here: Google signs for it.
         if not credentials.valid:
-            with answering("a token to sign with"):
+            with translate_errors("a token to sign with"):
                 credentials.refresh(google.auth.transport.requests.Request())
         signer = {"service_account_email": account, "access_token": credentials.token}
-    with answering("signing an address"):
+    with translate_errors("signing an address"):
         url: str = blob.generate_signed_url(
             version="v4",
             expiration=timedelta(seconds=seconds),

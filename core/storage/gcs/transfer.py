@@ -9,7 +9,7 @@ from google.api_core.exceptions import NotFound
 from google.cloud import storage
 
 from core.errors import StoreUnavailable
-from core.storage.gcs.client import answering
+from core.storage.gcs.client import translate_errors
 
 CHUNK = 16 * 1024**2
 """Size of one part of a resumable upload, in bytes; held in memory."""
@@ -17,11 +17,11 @@ _FIRST_READ = 256 * 1024
 _LARGEST_READ = 8 * 1024**2
 
 
-class Changed(Exception):
+class FileChanged(Exception):
     """The file changed while it was being sent."""
 
 
-def send(blob: storage.Blob, file: BinaryIO) -> str:
+def upload_file(blob: storage.Blob, file: BinaryIO) -> str:
     """Upload an open file, verified by crc32c; interrupted uploads of larger files resume.
 
     Args:
@@ -38,16 +38,16 @@ def send(blob: storage.Blob, file: BinaryIO) -> str:
     before = os.fstat(file.fileno())
     hashing = _Hashing(file, before.st_size)
     blob.chunk_size = CHUNK
-    with answering(f"sending {blob.name!r}"):
+    with translate_errors(f"sending {blob.name!r}"):
         try:
             blob.upload_from_file(
                 hashing, size=before.st_size, content_type="application/octet-stream", checksum="crc32c"
             )
         except ValueError as error:  # the file became shorter
-            raise Changed from error
+            raise FileChanged from error
     after = os.fstat(file.fileno())
     if (hashing.position, after.st_size, after.st_mtime_ns) != (before.st_size, before.st_size, before.st_mtime_ns):
-        raise Changed
+        raise FileChanged
     return hashing.sha256
 
 
@@ -93,8 +93,8 @@ class RemoteFile(io.RawIOBase):
         self._blob = blob
         self._size = size
         self._at = 0
-        self._held = b""
-        self._held_at = 0
+        self._buffer = b""
+        self._buffer_at = 0
         self._next_read = _FIRST_READ
 
     def readable(self) -> bool:
@@ -123,23 +123,23 @@ class RemoteFile(io.RawIOBase):
         """
         if self._at >= self._size or not len(buffer):
             return 0
-        offset = self._at - self._held_at
-        if not 0 <= offset < len(self._held):
+        offset = self._at - self._buffer_at
+        if not 0 <= offset < len(self._buffer):
             self._fetch()
             offset = 0
-        part = self._held[offset : offset + len(buffer)]
+        part = self._buffer[offset : offset + len(buffer)]
         buffer[: len(part)] = part
         self._at += len(part)
         return len(part)
 
     def _fetch(self) -> None:
-        in_order = self._at == self._held_at + len(self._held) and self._at > 0
+        in_order = self._at == self._buffer_at + len(self._buffer) and self._at > 0
         self._next_read = min(self._next_read * 2, _LARGEST_READ) if in_order else _FIRST_READ
         end = min(self._at + self._next_read, self._size) - 1
-        with answering(f"reading {self._blob.name!r}"):
+        with translate_errors(f"reading {self._blob.name!r}"):
             try:
                 # A part has no checksum to compare with.
-                self._held = self._blob.download_as_bytes(start=self._at, end=end, checksum=None, raw_download=True)
+                self._buffer = self._blob.download_as_bytes(start=self._at, end=end, checksum=None, raw_download=True)
             except NotFound as error:
                 raise StoreUnavailable(f"{self._blob.name!r} was removed or replaced while it was read.") from error
-        self._held_at = self._at
+        self._buffer_at = self._at

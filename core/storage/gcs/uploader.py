@@ -12,10 +12,10 @@ from google.api_core.exceptions import NotFound
 from google.cloud import storage
 
 from core.errors import ArtifactNotFound, StoreUnavailable
-from core.storage.artifacts.manifests import ArtifactFile, FileList, Manifest, write_list
+from core.storage.artifacts.manifests import ArtifactFile, Manifest, ManifestReader, write_manifest
 from core.storage.artifacts.store import OpenArtifact
-from core.storage.gcs.client import answering
-from core.storage.gcs.transfer import Changed, send
+from core.storage.gcs.client import translate_errors
+from core.storage.gcs.transfer import FileChanged, upload_file
 
 _TRIES = 3
 _MAX_NAME_BYTES = 1024
@@ -33,24 +33,24 @@ def object_name(base: str, path: str) -> str:
 
 
 @dataclass(frozen=True)
-class Sender:
+class Uploader:
     """The upload of one attempt to a bucket.
 
     Attributes:
         bucket: The target.
         base: Prefix of its objects' names.
         staged: Opens a staged file by its public path.
-        ledger: File that remembers what was sent, across restarts; without it everything is sent again.
+        upload_list: File that remembers what was sent, across restarts; without it everything is sent again.
         parallel: Files sent in parallel.
     """
 
     bucket: storage.Bucket
     base: str
     staged: Callable[[str], OpenArtifact]
-    ledger: Path
+    upload_list: Path
     parallel: int
 
-    def push(self, files: Iterable[ArtifactFile], *, final: bool = False) -> list[ArtifactFile]:
+    def upload(self, files: Iterable[ArtifactFile], *, final: bool = False) -> list[ArtifactFile]:
         """Send new and changed files.
 
         Args:
@@ -63,19 +63,19 @@ class Sender:
         Raises:
             StoreUnavailable: The bucket does not take all of it; the next call resumes.
         """
-        sent = {file.path: file for file in self._sent()}
+        sent = {file.path: file for file in self._read_uploaded()}
         wanted = {file.path: file for file in files}
         due = [file for file in wanted.values() if not _is_sent(file, sent.get(file.path))]
         failed: list[StoreUnavailable] = []
         try:
             with ThreadPoolExecutor(self.parallel, thread_name_prefix="send") as pool:
-                for file, outcome in zip(due, pool.map(partial(self._try, final=final), due), strict=True):
+                for file, outcome in zip(due, pool.map(partial(self._upload_file, final=final), due), strict=True):
                     if isinstance(outcome, StoreUnavailable):
                         failed.append(outcome)
                     elif outcome is not None:
                         sent[file.path] = outcome
         finally:
-            self._remember(sent.values())
+            self._write_uploaded(sent.values())
         if failed:
             raise failed[0]
         return sorted(file for path, file in sent.items() if path in wanted)
@@ -86,21 +86,21 @@ class Sender:
         Raises:
             StoreUnavailable: The bucket does not remove them.
         """
-        sent = {file.path: file for file in self._sent()}
+        sent = {file.path: file for file in self._read_uploaded()}
         wanted = {file.path for file in kept}
         stale = [self.bucket.blob(object_name(self.base, path)) for path in sent.keys() - wanted]
         if stale:
             remove_all(stale, self.parallel)
-            self._remember(file for path, file in sent.items() if path in wanted)
+            self._write_uploaded(file for path, file in sent.items() if path in wanted)
 
-    def _try(self, file: ArtifactFile, *, final: bool) -> ArtifactFile | StoreUnavailable | None:
+    def _upload_file(self, file: ArtifactFile, *, final: bool) -> ArtifactFile | StoreUnavailable | None:
         """Send one file; return None if it is missing or changing, which may be over next time."""
         blob = self.bucket.blob(object_name(self.base, file.path))
         for _ in range(_TRIES if final else 1):
             try:
                 with self.staged(file.path).file as opened:
-                    sha256 = send(blob, opened)
-            except (Changed, ArtifactNotFound):
+                    sha256 = upload_file(blob, opened)
+            except (FileChanged, ArtifactNotFound):
                 continue
             except StoreUnavailable as error:
                 return error
@@ -108,18 +108,18 @@ class Sender:
                 return file._replace(sha256=sha256)
         return StoreUnavailable(f"{file.path!r} changed after the job had ended.") if final else None
 
-    def _sent(self) -> list[ArtifactFile]:
+    def _read_uploaded(self) -> list[ArtifactFile]:
         try:
-            with FileList(self.ledger) as ledger:
+            with ManifestReader(self.upload_list) as ledger:
                 return list(ledger.files())
         except FileNotFoundError:
             return []
 
-    def _remember(self, sent: Iterable[ArtifactFile]) -> None:
-        self.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def _write_uploaded(self, sent: Iterable[ArtifactFile]) -> None:
+        self.upload_list.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         files = sorted(sent)
         header = Manifest("partial", len(files), sum(file.size for file in files), ())
-        write_list(self.ledger, header, files, durable=False)
+        write_manifest(self.upload_list, header, files, durable=False)
 
 
 def _is_sent(file: ArtifactFile, sent: ArtifactFile | None) -> bool:
@@ -135,7 +135,7 @@ def remove_all(blobs: Iterable[storage.Blob], parallel: int) -> None:
     Raises:
         StoreUnavailable: The bucket does not remove them.
     """
-    with answering("removing"), ThreadPoolExecutor(parallel, thread_name_prefix="remove") as pool:
+    with translate_errors("removing"), ThreadPoolExecutor(parallel, thread_name_prefix="remove") as pool:
         for _ in pool.map(_remove, blobs):
             pass
 

@@ -15,7 +15,7 @@ from core.system.filesystem import remove_tree
 
 __all__ = ["JobLogs", "LogLine", "LogReader", "LogWriter"]
 
-_NUDGE = "changed"
+_NOTIFY_FILE = "changed"
 
 
 class JobLogs:
@@ -47,18 +47,18 @@ class JobLogs:
         """Return a reader, which holds no open file between calls; the log of a job without output reads as empty."""
         return LogReader(self.directory(job_id))
 
-    def nudge(self, job_id: str) -> None:
+    def notify_followers(self, job_id: str) -> None:
         """Wake the log's followers, because the job's row has changed.
 
         Followers also poll, so it is not an error if this fails (the disk is full, or there is no log yet).
         """
-        with suppress(OSError), (self.directory(job_id) / _NUDGE).open("wb", buffering=0) as file:
+        with suppress(OSError), (self.directory(job_id) / _NOTIFY_FILE).open("wb", buffering=0) as file:
             file.write(b".")
 
-    def nudged_at(self, job_id: str) -> int:
-        """Return the time of the last `nudge`, in nanoseconds of the file system's clock; 0 if there was none."""
+    def notified_at(self, job_id: str) -> int:
+        """Return the time of the last `notify_followers`, in nanoseconds of the file system's clock; 0: never."""
         try:
-            return (self.directory(job_id) / _NUDGE).stat().st_mtime_ns
+            return (self.directory(job_id) / _NOTIFY_FILE).stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 

@@ -152,7 +152,7 @@ class _Snapshot:
     def _line_ends(self, line: int, last: int, start: int) -> Iterator[tuple[int, int, int]]:
         """Yield number, raw offset of the newline, and time of the lines from `line` to `last`."""
         while line <= last:
-            records = self._group(self.view.find_line(line))
+            records = self._read_block(self.view.find_line(line))
             base = max(start, records[0].raw_start)
             data = self.read(base, records[-1].raw_end - base)
             at = data.find(b"\n")
@@ -165,7 +165,7 @@ class _Snapshot:
                 start = base + at + 1
                 at = data.find(b"\n", at + 1)
 
-    def _group(self, first: int) -> list[Record]:
+    def _read_block(self, first: int) -> list[Record]:
         """Return records from `first` on, at most one block of bytes."""
         records = self.view.records(first)
         stop = records[0].raw_start + BLOCK_BYTES

@@ -25,7 +25,7 @@ def _clean(text: str) -> str:
     return _SEQUENCE.sub(lambda match: match["colour"] or "", text)
 
 
-def _shown(head: bytes, length: int, limit: int) -> str:
+def _visible(head: bytes, length: int, limit: int) -> str:
     if length <= limit:
         return _clean(head.decode("utf-8", "replace"))
     # final=False leaves out a character that the cut splits.
@@ -50,9 +50,9 @@ def render(read: Callable[[int, int], bytes], start: int, end: int, limit: int) 
     tail = read(tail_start, end - tail_start)
     first, *later = tail.rstrip(b"\r").rsplit(b"\r", FOLD_STATES)
     for state in reversed(later):
-        if text := _shown(state, len(state), limit):
+        if text := _visible(state, len(state), limit):
             return text
     if len(later) == FOLD_STATES:
         return ""
     before = tail_start - start
-    return _shown(read(start, min(limit, before)) + first if before else first, before + len(first), limit)
+    return _visible(read(start, min(limit, before)) + first if before else first, before + len(first), limit)

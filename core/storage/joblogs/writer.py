@@ -29,10 +29,10 @@ class LogWriter:
         self._max_bytes = max_bytes
         self._raw = os.open(directory / "raw", flags, 0o600)
         self._index = os.open(directory / "index", flags, 0o600)
-        self._fence = os.open(directory / "writer", flags, 0o600)
+        self._token_file = os.open(directory / "writer", flags, 0o600)
         self._token = os.urandom(_TOKEN_BYTES)
         try:
-            _write_at(self._fence, self._token, 0)
+            _write_at(self._token_file, self._token, 0)
             self._recover()
         except BaseException:
             self.close(sync=False)
@@ -55,7 +55,7 @@ class LogWriter:
         return self._last.raw_end
 
     @property
-    def room(self) -> int:
+    def remaining_bytes(self) -> int:
         """Bytes left before the log passes its limit. Not enforced here: the caller chooses what to leave out."""
         return max(0, self._max_bytes - self._last.raw_end)
 
@@ -89,12 +89,12 @@ class LogWriter:
             f"[gradient] {skipped_bytes:,} bytes of output left out here: "
             f"the log passed its limit of {self._max_bytes:,} bytes"
         )
-        self._commit(self._own_line(text), at_ms, resume_source_offset, FIXED)
+        self._commit(self._service_line(text), at_ms, resume_source_offset, FIXED)
 
-    def note(self, text: str, at_ms: int | None = None) -> None:
+    def write_service_line(self, text: str, at_ms: int | None = None) -> None:
         """Write a line of the service itself; it counts as a line but not as output of the job."""
         now = time.time_ns() // 1_000_000 if at_ms is None else at_ms
-        self._commit(self._own_line(" ".join(text.splitlines())), now, self.position, FIXED)
+        self._commit(self._service_line(" ".join(text.splitlines())), now, self.position, FIXED)
 
     def sync(self) -> None:
         """Flush committed data to disk, so that it survives a power cut."""
@@ -111,8 +111,8 @@ class LogWriter:
         finally:
             os.close(self._raw)
             os.close(self._index)
-            os.close(self._fence)
-            self._raw = self._index = self._fence = -1
+            os.close(self._token_file)
+            self._raw = self._index = self._token_file = -1
 
     def _recover(self) -> None:
         self._count, self._last = last_commit(self._index, self._raw)
@@ -124,22 +124,22 @@ class LogWriter:
             # The previous attempt ended in mid-line; this one starts on a new line.
             self._commit(b"\n", self._last.at_ms, 0, FIXED)
 
-    def _own_line(self, text: str) -> bytes:
+    def _service_line(self, text: str) -> bytes:
         return (b"\n" if self._last.open_line else b"") + text.encode("utf-8", "replace") + b"\n"
 
     def _commit(self, data: bytes, at_ms: int, source_end: int, flags: int) -> None:
         # A worker that was frozen while another took its job over still has its old state.
-        if os.pread(self._fence, _TOKEN_BYTES, 0) != self._token:
+        if os.pread(self._token_file, _TOKEN_BYTES, 0) != self._token:
             raise LeaseLost("another writer has opened this log")
         _write_at(self._raw, data, self._last.raw_end)
-        grows = flags == GROWING and self._may_grow(at_ms)
+        grows = flags == GROWING and self._extends_last(at_ms)
         slot = self._count - 1 if grows else self._count
         records = self._records(data, at_ms, source_end, flags, grows=grows)
         _write_at(self._index, b"".join(map(pack, records)), slot * RECORD_SIZE)
         self._count = slot + len(records)
         self._last = records[-1]
 
-    def _may_grow(self, at_ms: int) -> bool:
+    def _extends_last(self, at_ms: int) -> bool:
         # Coarser times for a job that prints for weeks, so that the index does not grow larger than the log.
         window = _GROW_MS if self._count < _MANY_RECORDS else 10 * _GROW_MS
         last = self._last

@@ -15,7 +15,7 @@ from core.errors import SpecInvalid
 from core.jobs import queries
 from core.storage import prune
 from core.storage.artifacts.store import ArtifactFile
-from core.storage.retention import Kind
+from core.storage.retention import OutputKind
 from service.auth.api_keys import Caller, Searching
 from service.deps import OpenStores, Reading, Stores
 from service.original.params import Given, Params, check_names, takes
@@ -84,7 +84,7 @@ def get_artifacts(session: Reading, stores: Stores, caller: Caller, given: Given
 def destroy_artifacts(session: Reading, stores: Stores, given: Given, job_id: str) -> None:
     """Delete files of a job that has ended: all, or those that `files` names."""
     job = queries.get(session, job_id)
-    refuse_removed(session, job, Kind.ARTIFACTS)
+    refuse_removed(session, job, OutputKind.ARTIFACTS)
     wanted = given.text("files")
     prune.remove_artifacts(stores, job, None if wanted is None else matcher(stores, wanted))
 
@@ -126,16 +126,16 @@ def matcher(stores: OpenStores, wanted: str | None) -> Callable[[str], bool]:
 
 def _job(session: Reading, given: Params) -> Job:
     job = queries.get(session, given.required("jobId"))
-    refuse_removed(session, job, Kind.ARTIFACTS)
+    refuse_removed(session, job, OutputKind.ARTIFACTS)
     return job
 
 
 def _shapes(
     stores: OpenStores, given: Params, files: Iterable[ArtifactFile], link: Callable[[str], str]
 ) -> list[dict[str, Any]]:
-    meant, sized, linked = matcher(stores, given.text("files")), given.flag("size"), given.flag("links")
+    selected, sized, linked = matcher(stores, given.text("files")), given.flag("size"), given.flag("links")
     return [
         {"file": one.path} | ({"size": one.size} if sized else {}) | ({"url": link(one.path)} if linked else {})
         for one in files
-        if meant(one.path)
+        if selected(one.path)
     ]

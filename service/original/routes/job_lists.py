@@ -95,7 +95,7 @@ def _listed(session: Session, stores: OpenStores, wanted: JobFilter) -> list[dic
     jobs: list[Job] = []
     page = queries.page(session, wanted, limit=_PAGE)
     jobs += page.jobs
-    while page.following is not None and len(jobs) < MAX_JOBS:
-        page = queries.page(session, wanted, limit=_PAGE, after=page.following)
+    while page.next_cursor is not None and len(jobs) < MAX_JOBS:
+        page = queries.page(session, wanted, limit=_PAGE, after=page.next_cursor)
         jobs += page.jobs
     return job_shapes(session, stores, jobs)

@@ -53,7 +53,7 @@ def create_key(request: Request, stores: Stores, sent: Sent) -> dict[str, str]:
         stores.database,
         Purpose.LOGIN,
         token,
-        lambda session, user_id: users.give_key(session, user_id, name, days=days),
+        lambda session, user_id: users.create_key_for(session, user_id, name, days=days),
     )
     if made is None:
         raise Unauthorized("This sign-in was used already, is damaged, or is older than 10 minutes. Sign in again.")

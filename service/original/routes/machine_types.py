@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from core.catalogue.machine_types import MachineType
 from core.errors import MachineTypeUnknown
 from core.jobs.scheduling import workers
-from core.jobs.scheduling.capacity import Offers, offers
+from core.jobs.scheduling.capacity import LiveWorkers, live_workers
 from service.auth.api_keys import Caller
 from service.deps import OpenStores, Reading, Stores
 from service.original.params import Given, takes
@@ -25,7 +25,7 @@ router = APIRouter(route_class=OriginalRoute)
 )
 def list_machine_types(session: Reading, stores: Stores, given: Given) -> list[dict[str, Any]]:
     """Every machine type, and whether a job on it would have to wait now."""
-    offered, running = offers(session), workers.held_counts(session)
+    offered, running = live_workers(session), workers.held_job_counts(session)
     rows: list[dict[str, Any]] = [
         {
             "region": REGION,
@@ -64,9 +64,9 @@ def machine_available(session: Reading, stores: Stores, given: Given) -> dict[st
         machine = stores.catalogue.get(given.required("machineType"))
     except MachineTypeUnknown:
         return {"available": False}
-    return {"available": offers(session).available(machine.name, stores.backend_for(machine))}
+    return {"available": live_workers(session).available(machine.name, stores.backend_for(machine))}
 
 
-def _busy(stores: OpenStores, machine: MachineType, offered: Offers, running: Mapping[str | None, int]) -> bool:
-    takers = offered.of(machine.name, stores.backend_for(machine))
+def _busy(stores: OpenStores, machine: MachineType, offered: LiveWorkers, running: Mapping[str | None, int]) -> bool:
+    takers = offered.for_machine_type(machine.name, stores.backend_for(machine))
     return not any(one.drained_at is None and running.get(one.name, 0) < one.slots for one in takers)

@@ -30,9 +30,9 @@ def list_projects(session: Reading, given: Given) -> dict[str, Any]:
 @router.post("/projects", name="original_create_project", openapi_extra=takes("name", "repoName", "repoUrl", body=True))
 def create_project(session: Writing, given: Given) -> dict[str, str]:
     """Make a project, or find the one of this name."""
-    project, _ = lifecycle.ensure_project(session, check_project_name(given.required("name")))
+    project, _ = lifecycle.get_or_create_project(session, check_project_name(given.required("name")))
     repository = {"repo_name": given.text("repoName"), "repo_url": given.text("repoUrl")}
-    return {"handle": projects.describe(session, project.id, **repository).id}
+    return {"handle": projects.set_repository(session, project.id, **repository).id}
 
 
 @router.post("/projects/{project_id}/deleteProject", status_code=204, name="original_delete_project")

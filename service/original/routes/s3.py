@@ -18,7 +18,7 @@ from core.errors import NotFound
 from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
 from core.storage.artifacts.store import ArtifactFile
-from core.storage.retention import Kind
+from core.storage.retention import OutputKind
 from service.auth.api_keys import KeyHolder
 from service.deps import OpenStores, Reading, Stores
 from service.http import ranges
@@ -75,7 +75,7 @@ def read(
 
 
 def _answer(request: Request, session: Session, stores: OpenStores, job: Job, key: str, prefix: str) -> Response:
-    refuse_removed(session, job, Kind.ARTIFACTS)
+    refuse_removed(session, job, OutputKind.ARTIFACTS)
     if not key:
         files = stores.artifacts.walk(job.id, job.attempt)
         return StreamingResponse(_list(job, files, prefix), media_type=_XML)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from core.errors import Unauthorized
 from core.jobs import queries
-from core.storage.retention import Kind
+from core.storage.retention import OutputKind
 from service.auth.api_keys import KeyHolder
 from service.deps import OpenStores, Reading, Stores
 from service.http import ranges
@@ -58,6 +58,6 @@ def read_artifact(
             "the job's artifacts for a new one."
         )
     job = queries.get(session, job_id)
-    refuse_removed(session, job, Kind.ARTIFACTS)
+    refuse_removed(session, job, OutputKind.ARTIFACTS)
     opened = stores.artifacts.open(job.id, job.attempt, path)
     return file_answer(request, opened, path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.catalogue.container_policy import Opening
+from core.catalogue.container_policy import ContainerPolicy
 from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
 
@@ -25,8 +25,8 @@ def loaded(tmp_path, text):
 
 
 def test_nothing_is_open_unless_the_file_says_so(catalogue):
-    assert [machine.name for machine in catalogue if machine.docker != Opening()] == []
-    assert Opening().words() == ""
+    assert [machine.name for machine in catalogue if machine.docker != ContainerPolicy()] == []
+    assert ContainerPolicy().describe() == ""
 
 
 def test_a_table_of_a_machine_type_opens_what_it_names(tmp_path):
@@ -36,11 +36,11 @@ def test_a_table_of_a_machine_type_opens_what_it_names(tmp_path):
     assert opened.devices == ("/dev/fuse", "/dev/infiniband/uverbs0")
     assert opened.mounts == {"/data/imagenet": "/imagenet"}
     assert (opened.network, opened.pids, opened.root) == ("host", 32_768, True)
-    assert opened.words() == (
+    assert opened.describe() == (
         "capabilities SYS_PTRACE, IPC_LOCK; devices /dev/fuse, /dev/infiniband/uverbs0; "
         "to read /data/imagenet at /imagenet; network host; 32,768 processes; root"
     )
-    assert machines.get("V100").docker == Opening(), "and to no other"
+    assert machines.get("V100").docker == ContainerPolicy(), "and to no other"
 
 
 @pytest.mark.parametrize(

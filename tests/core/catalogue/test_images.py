@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.catalogue.images import ImageCatalogue, canonical, is_image_id, is_reference, pinned
+from core.catalogue.images import ImageCatalogue, is_image_id, is_reference, normalize_reference, with_digest
 from core.catalogue.machine_types import Catalogue
 from core.errors import SpecInvalid
 
@@ -29,7 +29,7 @@ def written(tmp_path):
 def test_every_shipped_name_stands_for_an_image_of_one_tag(short):
     for image in {short.image, short.gpu_image or short.image}:
         assert is_reference(image)
-        assert canonical(image) == image, "as engines list it, with a tag"
+        assert normalize_reference(image) == image, "as engines list it, with a tag"
         assert not image.endswith(":latest")
     assert short.summary
 
@@ -80,7 +80,7 @@ def test_what_a_name_was_is_told():
 )
 def test_a_reference_is_written_as_engines_list_it(reference, listed):
     assert is_reference(reference)
-    assert canonical(reference) == listed
+    assert normalize_reference(reference) == listed
 
 
 @pytest.mark.parametrize("text", ["", "UPPER", "a b", "a:", ":a", "-x", "a@sha256:1", "a/" * 300 + "a", "a\n"])
@@ -103,7 +103,7 @@ def test_the_id_of_an_image_is_told_from_a_name():
     ],
 )
 def test_an_image_that_ran_can_be_named_exactly(image, digest, exact):
-    assert pinned(image, digest) == exact
+    assert with_digest(image, digest) == exact
 
 
 def test_an_administrator_changes_and_adds_names(written):

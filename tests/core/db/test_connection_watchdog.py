@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 from support.deployment import wait_until
 
-from core.db.connection_watchdog import Patience
+from core.db.connection_watchdog import ConnectionWatchdog
 from core.db.database import Database
 from core.errors import StoreUnavailable
 
@@ -19,7 +19,7 @@ def ask(database):
 
 def test_a_thread_that_no_answer_comes_to_is_freed(postgres, proxy):
     database = Database(proxy.url(postgres.new_database()))
-    Patience(database, 0.2)
+    ConnectionWatchdog(database, 0.2)
 
     def ask_in_the_dark():
         with database.read() as session:
@@ -36,7 +36,7 @@ def test_a_thread_that_no_answer_comes_to_is_freed(postgres, proxy):
 
 def test_a_thread_that_only_looks_whether_its_connection_lives_is_freed(postgres, proxy, caplog):
     database = Database(proxy.url(postgres.new_database()))
-    Patience(database, 0.2)
+    ConnectionWatchdog(database, 0.2)
     assert ask(database) == 7
     proxy.shut()
     asker = threading.Thread(target=ask, args=(database,))
@@ -50,7 +50,7 @@ def test_a_thread_that_only_looks_whether_its_connection_lives_is_freed(postgres
 
 def test_connections_that_come_back_in_time_are_left_alone(postgres):
     database = Database(postgres.new_database())
-    Patience(database, 0.2)
+    ConnectionWatchdog(database, 0.2)
     pause = threading.Event()
     pids = set()
     for _ in range(10):

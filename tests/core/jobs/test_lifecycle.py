@@ -9,7 +9,7 @@ from core.db.models.jobs import Attempt, Event, Job, Outbox
 from core.errors import IdempotencyMismatch, JobNotFound, LeaseLost
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 
 HANDLE = {"version": 1, "name": "x"}
@@ -17,7 +17,7 @@ HANDLE = {"version": 1, "name": "x"}
 
 def claim(database, worker="w1", host="h1"):
     with database.write() as session:
-        return claims.claim(session, Offer(worker, host, ("mock",)))
+        return claims.claim(session, WorkerOffer(worker, host, ("mock",)))
 
 
 def move(database, function, *arguments, **keywords):
@@ -41,10 +41,10 @@ def test_a_job_goes_from_submission_to_its_end(database, submit):
     job = claim(database)
     assert (job.state, job.attempt, job.lease, job.worker) == (JobState.STARTING, 1, 1, "w1")
     job = move(database, lifecycle.confirm, job)
-    job = move(database, lifecycle.started, job, HANDLE)
+    job = move(database, lifecycle.mark_running, job, HANDLE)
     assert (job.state, job.handle) == (JobState.RUNNING, HANDLE)
     assert job.started_at is not None
-    job = move(database, lifecycle.ended, job, "exit_nonzero", detail="exit code 3", exit_code=3)
+    job = move(database, lifecycle.mark_finishing, job, "exit_nonzero", detail="exit code 3", exit_code=3)
     assert (job.state, job.exit_code, job.reason) == (JobState.FINISHING, 3, "exit_nonzero")
     job = move(database, lifecycle.finish, job, artifacts_state="complete")
     assert (job.state, job.artifacts_state, job.phase) == (JobState.FAILED, "complete", None)
@@ -69,12 +69,12 @@ def test_a_stale_lease_moves_nothing(database, submit):
     for function, arguments in [
         (lifecycle.confirm, ()),
         (lifecycle.set_phase, ("pulling",)),
-        (lifecycle.started, (HANDLE,)),
-        (lifecycle.ended, ("completed",)),
+        (lifecycle.mark_running, (HANDLE,)),
+        (lifecycle.mark_finishing, ("completed",)),
     ]:
         with pytest.raises(LeaseLost):
             move(database, function, old, *arguments)
-    assert move(database, lifecycle.started, adopted, HANDLE).state is JobState.RUNNING
+    assert move(database, lifecycle.mark_running, adopted, HANDLE).state is JobState.RUNNING
     assert [kind for kind, _, _ in events(database, old)] == ["submitted", "claimed", "adopted", "started"]
 
 
@@ -104,9 +104,9 @@ def test_higher_priority_goes_first_then_the_older(database, submit):
 def test_only_offered_backends_are_claimed(database, submit):
     submit()
     with database.write() as session:
-        assert claims.claim(session, Offer("w", "h", ("docker",))) is None
-        assert not claims.anything_waits(session, Offer("w", "h", ("docker",)))
-        assert claims.anything_waits(session, Offer("w", "h", ("mock",)))
+        assert claims.claim(session, WorkerOffer("w", "h", ("docker",))) is None
+        assert not claims.has_claimable_job(session, WorkerOffer("w", "h", ("docker",)))
+        assert claims.has_claimable_job(session, WorkerOffer("w", "h", ("mock",)))
 
 
 def test_concurrent_claims_never_share_a_job(database, submit):
@@ -157,10 +157,10 @@ def test_a_waiting_job_is_cancelled_at_once(database, submit):
 
 def test_a_running_job_is_only_wished_to_stop(database, submit):
     submit()
-    job = move(database, lifecycle.started, claim(database), HANDLE)
+    job = move(database, lifecycle.mark_running, claim(database), HANDLE)
     wished = move(database, lifecycle.request_stop, job.id)
     assert wished.state is JobState.RUNNING
-    hearts = move(database, workers.beat, "w1", "h1")
+    hearts = move(database, workers.heartbeat, "w1", "h1")
     assert hearts[job.id].stop_requested
     assert hearts[job.id].lease == job.lease
     when = wished.stop_requested_at
@@ -178,13 +178,13 @@ def test_a_deleted_job_is_hidden_and_stops(database, submit):
     with database.read() as session, pytest.raises(JobNotFound):
         queries.get(session, job.id)
     with database.read() as session:
-        assert queries.row(session, job.id).state is JobState.CANCELLED
+        assert queries.get_row(session, job.id).state is JobState.CANCELLED
 
 
 def test_a_retry_is_a_new_attempt_after_a_pause(database, submit):
     submit(max_attempts=2)
-    job = move(database, lifecycle.started, claim(database), HANDLE)
-    job = move(database, lifecycle.ended, job, "exit_nonzero", detail="exit code 1", exit_code=1)
+    job = move(database, lifecycle.mark_running, claim(database), HANDLE)
+    job = move(database, lifecycle.mark_finishing, job, "exit_nonzero", detail="exit code 1", exit_code=1)
     job = move(database, lifecycle.finish, job, artifacts_state="complete")
     assert (job.state, job.reason) == (JobState.QUEUED, "retrying")
     assert claim(database) is None, "it waits before it is tried again"
@@ -192,7 +192,7 @@ def test_a_retry_is_a_new_attempt_after_a_pause(database, submit):
         session.execute(update(Job).values(run_after=now(-1)))
     job = claim(database)
     assert (job.attempt, job.exit_code, job.handle) == (2, None, None)
-    job = move(database, lifecycle.ended, job, "exit_nonzero", exit_code=1)
+    job = move(database, lifecycle.mark_finishing, job, "exit_nonzero", exit_code=1)
     assert move(database, lifecycle.finish, job, artifacts_state="none").state is JobState.FAILED
     with database.read() as session:
         assert [a.attempt for a in queries.attempts(session, job.id)] == [1, 2]
@@ -200,9 +200,9 @@ def test_a_retry_is_a_new_attempt_after_a_pause(database, submit):
 
 def test_a_stopped_job_is_not_retried(database, submit):
     submit(max_attempts=3)
-    job = move(database, lifecycle.started, claim(database), HANDLE)
+    job = move(database, lifecycle.mark_running, claim(database), HANDLE)
     move(database, lifecycle.request_stop, job.id)
-    job = move(database, lifecycle.ended, job, "stopped_by_user", exit_code=143)
+    job = move(database, lifecycle.mark_finishing, job, "stopped_by_user", exit_code=143)
     assert move(database, lifecycle.finish, job, artifacts_state="none").state is JobState.CANCELLED
 
 
@@ -215,7 +215,7 @@ def test_a_job_that_was_to_stop_is_cancelled_if_the_machine_fails_it_first(datab
     job = claim(database)
     if not late:
         move(database, lifecycle.request_stop, job.id)
-    job = move(database, lifecycle.ended, job, reason)
+    job = move(database, lifecycle.mark_finishing, job, reason)
     if late:
         move(database, lifecycle.request_stop, job.id)
     assert move(database, lifecycle.finish, job, artifacts_state="none").state is expected
@@ -227,13 +227,13 @@ def test_a_job_that_was_to_stop_is_cancelled_if_the_machine_fails_it_first(datab
 )
 def test_a_lost_job_is_given_up(database, submit, attempts, stop, expected):
     submit(max_attempts=attempts)
-    job = move(database, lifecycle.started, claim(database), HANDLE)
+    job = move(database, lifecycle.mark_running, claim(database), HANDLE)
     if stop:
         move(database, lifecycle.request_stop, job.id)
-    given_up = move(database, lifecycle.give_up, job, "worker_lost", "15 minutes")
+    given_up = move(database, lifecycle.fail_lost, job, "worker_lost", "15 minutes")
     assert given_up.state is expected
     with pytest.raises(LeaseLost):
-        move(database, lifecycle.ended, job, "completed", exit_code=0)
+        move(database, lifecycle.mark_finishing, job, "completed", exit_code=0)
 
 
 def test_a_spec_that_would_be_refused_today_can_still_be_read(submit):
@@ -258,7 +258,7 @@ def test_pages_go_through_all_jobs_newest_first(database, submit):
         while True:
             page = queries.page(session, queries.JobFilter(), limit=3, after=after)
             seen += [job.id for job in page.jobs]
-            after = page.following
+            after = page.next_cursor
             if after is None:
                 break
     assert seen == ids[::-1]
@@ -273,7 +273,7 @@ def test_on_commit_runs_after_the_commit_and_never_after_a_rollback(database, su
 
     submit()
     with database.write() as session:
-        claims.claim(session, Offer("w", "h", ("mock",)))
+        claims.claim(session, WorkerOffer("w", "h", ("mock",)))
         on_commit(session, count)
         assert seen == []
     assert seen == [1]
@@ -292,8 +292,8 @@ def attempt_that_ends(database, reason, *, began=True):
     """The next job after an attempt that ended like this; its pause before the next is over."""
     job = claim(database)
     if began:
-        job = move(database, lifecycle.started, job, HANDLE)
-    job = move(database, lifecycle.ended, job, reason)
+        job = move(database, lifecycle.mark_running, job, HANDLE)
+    job = move(database, lifecycle.mark_finishing, job, reason)
     job = move(database, lifecycle.finish, job, artifacts_state="none")
     with database.write() as session:
         session.execute(update(Job).where(Job.id == job.id).values(run_after=None))
@@ -344,8 +344,8 @@ def test_the_pause_before_the_next_attempt_grows(database, submit):
     pauses = []
     for _ in range(3):
         job = claim(database)
-        job = move(database, lifecycle.started, job, HANDLE)
-        job = move(database, lifecycle.ended, job, "exit_nonzero", exit_code=1)
+        job = move(database, lifecycle.mark_running, job, HANDLE)
+        job = move(database, lifecycle.mark_finishing, job, "exit_nonzero", exit_code=1)
         job = move(database, lifecycle.finish, job, artifacts_state="none")
         pauses.append(round((job.run_after - job.ended_at).total_seconds()))
         with database.write() as session:
@@ -357,8 +357,8 @@ def test_the_pause_before_the_next_attempt_grows(database, submit):
 def test_a_stop_that_comes_while_outputs_are_completed_is_not_forgotten(database, submit):
     submit(max_attempts=3)
     job = claim(database)
-    job = move(database, lifecycle.started, job, HANDLE)
-    job = move(database, lifecycle.ended, job, "exit_nonzero", exit_code=1)
+    job = move(database, lifecycle.mark_running, job, HANDLE)
+    job = move(database, lifecycle.mark_finishing, job, "exit_nonzero", exit_code=1)
     move(database, lifecycle.request_stop, job.id)
     job = move(database, lifecycle.finish, job, artifacts_state="none")  # by a row that is older than the stop request
     assert job.state is JobState.FAILED

@@ -19,7 +19,7 @@ def add(database, rows):
 
 def read(database, job, **options):
     with database.read() as session:
-        columns = metrics.read(session, job.id, metrics.extents(session, job.id), **options)
+        columns = metrics.read(session, job.id, metrics.count_rows(session, job.id), **options)
         return {(one.source, one.name): one.points for one in columns}
 
 
@@ -34,10 +34,10 @@ def test_metrics_that_are_there_are_left_as_they_are(database, submit):
         "lr": [None],
     }
     with database.read() as session:
-        stored = metrics.stored(session, job.id, 1)
+        stored = metrics.summarize_stored(session, job.id, 1)
         assert (stored.offset, stored.values, stored.names) == (40, 3, {"loss", "lr"})
-        assert metrics.stored(session, job.id, 2).offset == 0
-        assert metrics.extents(session, job.id) == [("job", 1, 2, 40)]
+        assert metrics.summarize_stored(session, job.id, 2).offset == 0
+        assert metrics.count_rows(session, job.id) == [("job", 1, 2, 40)]
 
 
 def test_of_very_many_rows_few_are_read_and_the_ends_are_kept(database, submit):
@@ -56,20 +56,20 @@ def test_that_values_are_left_out_is_said_once(database, submit):
     job = submit()
     for _ in range(3):
         with database.write() as session:
-            metrics.limited(session, job, "metric_names_limit", "200 names.")
-            metrics.limited(session, job, "metric_values_limit", "1 value.")
+            metrics.record_limit(session, job, "metric_names_limit", "200 names.")
+            metrics.record_limit(session, job, "metric_values_limit", "1 value.")
     with database.read() as session:
-        assert metrics.left_out(session, job.id) == ["200 names.", "1 value."]
+        assert metrics.limit_messages(session, job.id) == ["200 names.", "1 value."]
         assert [one.kind for one in queries.events(session, job.id)] == ["submitted", "metrics", "metrics"]
 
 
 def test_metrics_are_removed_in_batches_and_those_of_others_stay(database, submit, monkeypatch):
-    monkeypatch.setattr(metrics, "_REMOVED", 7)
+    monkeypatch.setattr(metrics, "_DELETE_BATCH", 7)
     job, other = submit(), submit()
     add(database, rows_of(job, 20) + rows_of(job, 20, attempt=2) + rows_of(job, 5, source="system") + rows_of(other, 3))
     metrics.remove(database, job.id)
     with database.read() as session:
-        assert metrics.extents(session, job.id) == []
+        assert metrics.count_rows(session, job.id) == []
         assert session.query(Metric).count() == 3
 
 

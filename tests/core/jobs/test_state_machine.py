@@ -18,9 +18,9 @@ from core.db.models.jobs import GpuAllocation, Job, Project
 from core.errors import LeaseLost
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
-from core.jobs.states import MOVES, OWNED, TERMINAL, JobState
+from core.jobs.states import OWNED, TERMINAL, TRANSITIONS, JobState
 
 EXAMPLES = int(os.environ.get("GRADIENT_TEST_EXAMPLES", "25"))
 WORKERS = st.sampled_from(["w1", "w2"])
@@ -63,14 +63,14 @@ class JobRecord(RuleBasedStateMachine):
         with self.database.write() as session:
             session.execute(update(Job).where(Job.state.not_in(TERMINAL)).values(state=JobState.CANCELLED))
             session.execute(delete(GpuAllocation))
-            self.projects = {name: lifecycle.ensure_project(session, name)[0].id for name in PROJECTS}
+            self.projects = {name: lifecycle.get_or_create_project(session, name)[0].id for name in PROJECTS}
             session.execute(update(Project).values(max_running=None))
             for name in ("w1", "w2"):
                 workers.register(session, self.offer(name), boot_id="b", slots=9)
                 workers.set_drained(session, name, drained=False)
 
     def offer(self, worker):
-        return Offer(worker, "h", ("mock",), gpus=GPUS)
+        return WorkerOffer(worker, "h", ("mock",), gpus=GPUS)
 
     def write(self, function, *arguments, **keywords):
         with self.database.write() as session:
@@ -84,9 +84,9 @@ class JobRecord(RuleBasedStateMachine):
     )
     def submit(self, max_attempts, priority, project, machine):
         def insert(session):
-            made, _ = lifecycle.ensure_project(session, project)
+            made, _ = lifecycle.get_or_create_project(session, project)
             spec = JobSpec(machine_type=machine, command="true", max_attempts=max_attempts, priority=priority)
-            submission = lifecycle.Submission(
+            submission = lifecycle.NewJob(
                 spec=spec, machine=self.catalogue.get(machine), backend="mock", project=made, submitted_by="t"
             )
             return lifecycle.submit(session, submission)
@@ -167,7 +167,7 @@ class JobRecord(RuleBasedStateMachine):
 
     @rule(target=held, job=held)
     def started(self, job):
-        row = self.act(job, {JobState.STARTING}, lifecycle.started, {"version": 1})
+        row = self.act(job, {JobState.STARTING}, lifecycle.mark_running, {"version": 1})
         if row is None:
             return multiple()
         self.known[job.id].state = JobState.RUNNING
@@ -177,7 +177,7 @@ class JobRecord(RuleBasedStateMachine):
     @rule(target=held, job=held, code=st.sampled_from([0, 1, 137]))
     def ended(self, job, code):
         reason = COUNTED_REASONS[code]
-        row = self.act(job, {JobState.STARTING, JobState.RUNNING}, lifecycle.ended, reason, exit_code=code)
+        row = self.act(job, {JobState.STARTING, JobState.RUNNING}, lifecycle.mark_finishing, reason, exit_code=code)
         if row is None:
             return multiple()
         self.known[job.id].state = JobState.FINISHING
@@ -210,7 +210,7 @@ class JobRecord(RuleBasedStateMachine):
 
     @rule(job=held)
     def give_up(self, job):
-        row = self.act(job, OWNED, lifecycle.give_up, "worker_lost")
+        row = self.act(job, OWNED, lifecycle.fail_lost, "worker_lost")
         if row is None:
             return
         known = self.known[job.id]
@@ -236,7 +236,7 @@ class JobRecord(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def beat(self, worker):
-        hearts = self.write(workers.beat, worker, "h")
+        hearts = self.write(workers.heartbeat, worker, "h")
         for job_id, heart in hearts.items():
             known = self.known[job_id]
             assert known.state in OWNED
@@ -246,7 +246,7 @@ class JobRecord(RuleBasedStateMachine):
     def rows_agree_with_the_model(self):
         with self.database.read() as session:
             for job_id, known in self.known.items():
-                job = queries.row(session, job_id)
+                job = queries.get_row(session, job_id)
                 assert (job.state, job.attempt, job.lease) == (known.state, known.attempt, known.lease)
                 assert len(known.ends) == (job.state in TERMINAL), "one end, and only one"
                 assert job.attempt - job.machine_faults <= job.max_attempts
@@ -267,7 +267,7 @@ class JobRecord(RuleBasedStateMachine):
                 for event in queries.events(session, job_id):
                     if event.from_state is not None:
                         assert event.from_state == state
-                        assert JobState(event.to_state) in MOVES[state]
+                        assert JobState(event.to_state) in TRANSITIONS[state]
                         state = JobState(event.to_state)
                 assert state is known.state
 

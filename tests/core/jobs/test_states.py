@@ -2,13 +2,13 @@ import itertools
 
 import pytest
 
-from core.jobs.reasons import REASONS, reason_of_exit, sentence
-from core.jobs.states import MOVES, OWNED, SOURCES, TERMINAL, JobState
+from core.jobs.reasons import REASONS, reason_message, reason_of_exit
+from core.jobs.states import OWNED, SOURCES, TERMINAL, TRANSITIONS, JobState
 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(JobState, repeat=2)))
 def test_sources_is_the_reverse_of_moves_for_every_pair(source, target):
-    assert (target in MOVES[source]) == (source in SOURCES[target])
+    assert (target in TRANSITIONS[source]) == (source in SOURCES[target])
 
 
 def test_every_state_is_either_waiting_owned_or_terminal():
@@ -17,7 +17,7 @@ def test_every_state_is_either_waiting_owned_or_terminal():
 
 
 def test_nothing_leaves_a_terminal_state():
-    assert {state for state in JobState if not MOVES[state]} == {
+    assert {state for state in JobState if not TRANSITIONS[state]} == {
         JobState.SUCCEEDED,
         JobState.FAILED,
         JobState.CANCELLED,
@@ -27,18 +27,18 @@ def test_nothing_leaves_a_terminal_state():
 def test_every_state_can_be_reached_and_ends():
     reached = {JobState.QUEUED}
     while True:
-        more = reached | {target for source in reached for target in MOVES[source]}
+        more = reached | {target for source in reached for target in TRANSITIONS[source]}
         if more == reached:
             break
         reached = more
     assert reached == set(JobState)
     for state in set(JobState) - TERMINAL:
-        assert MOVES[state], f"{state} is a dead end"
+        assert TRANSITIONS[state], f"{state} is a dead end"
 
 
 @pytest.mark.parametrize("reason", REASONS.values(), ids=list(REASONS))
 def test_every_reason_has_a_sentence_and_a_final_state_or_is_a_wait(reason):
-    text = sentence(reason.name, "DETAIL")
+    text = reason_message(reason.name, "DETAIL")
     assert text.endswith((".", "DETAIL"))
     assert "{" not in text
     assert reason.final is None or reason.final in TERMINAL
@@ -60,5 +60,5 @@ def test_every_reason_has_a_sentence_and_a_final_state_or_is_a_wait(reason):
 def test_exit_codes_are_explained(code, reason, says):
     name, detail = reason_of_exit(code)
     assert name == reason
-    assert says in sentence(name, detail)
+    assert says in reason_message(name, detail)
     assert REASONS[name].final is (JobState.SUCCEEDED if code == 0 else JobState.FAILED)

@@ -9,15 +9,15 @@ from core.db.database import now
 from core.db.models.jobs import Event, Job
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims
-from core.jobs.scheduling.claims import Offer
-from core.jobs.transitions import note_sizes
+from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.transitions import set_output_sizes
 from core.monitoring import event_counters as module
-from core.monitoring.event_counters import Following
+from core.monitoring.event_counters import EventCounter
 
 
 @pytest.fixture
 def following():
-    return Following()
+    return EventCounter()
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def counted():
 def look(database, following, counted):
     def look():
         with database.read() as session:
-            happened = following.look(session)
+            happened = following.poll(session)
         counted.update(happened.ended)
         return happened
 
@@ -39,14 +39,14 @@ def look(database, following, counted):
 
 def claim(database, worker="w"):
     with database.write() as session:
-        return claims.claim(session, Offer(worker, "h", ("mock",)))
+        return claims.claim(session, WorkerOffer(worker, "h", ("mock",)))
 
 
 def end(database, job, reason="completed", *, log_bytes=None, artifact_bytes=None):
     with database.write() as session:
-        ended = lifecycle.ended(session, lifecycle.started(session, job, {"pid": 1}), reason)
+        ended = lifecycle.mark_finishing(session, lifecycle.mark_running(session, job, {"pid": 1}), reason)
         closed = lifecycle.finish(session, ended, artifacts_state="complete")
-        note_sizes(session, closed, log_bytes=log_bytes, artifact_bytes=artifact_bytes)
+        set_output_sizes(session, closed, log_bytes=log_bytes, artifact_bytes=artifact_bytes)
     return closed
 
 
@@ -93,14 +93,14 @@ def test_what_is_settled_is_not_read_again(database, submit, look, following, co
     look()
     change_events(database, at=now(-module.SETTLED_SECONDS - 1))
     look()
-    assert (following._settled, following._told) == (1001, set())
+    assert (following._settled, following._counted) == (1001, set())
     add_ending(database, job, number=1002)
     look()
     assert counted == {("cancelled", "mock", "CPU"): 2}
 
 
 def test_a_look_after_a_long_time_catches_up_in_stretches(database, submit, look, counted, monkeypatch):
-    monkeypatch.setattr(module, "MOST_EVENTS", 10)
+    monkeypatch.setattr(module, "MAX_EVENTS", 10)
     job = submit()
     change_events(database, at=now(-3600))
     look()

@@ -10,34 +10,34 @@ from core.db.models.jobs import Attempt, Event, GpuAllocation, Job, RepairCount,
 from core.ids import new_id
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 from core.monitoring import snapshot
-from core.monitoring.event_counters import Following
+from core.monitoring.event_counters import EventCounter
 
 
 @pytest.fixture
 def taken(database):
     def take():
         with database.read() as session:
-            return snapshot.take(session)
+            return snapshot.collect(session)
 
     return take
 
 
 def register(database, name, *, slots=2, backends=("mock",)):
     with database.write() as session:
-        workers.register(session, Offer(name, "h", tuple(backends)), boot_id="b", slots=slots)
+        workers.register(session, WorkerOffer(name, "h", tuple(backends)), boot_id="b", slots=slots)
 
 
 def claim(database, worker="w"):
     with database.write() as session:
-        return claims.claim(session, Offer(worker, "h", ("mock",)))
+        return claims.claim(session, WorkerOffer(worker, "h", ("mock",)))
 
 
 def end(database, job, reason="completed"):
     with database.write() as session:
-        ended = lifecycle.ended(session, lifecycle.started(session, job, {"pid": 1}), reason)
+        ended = lifecycle.mark_finishing(session, lifecycle.mark_running(session, job, {"pid": 1}), reason)
         return lifecycle.finish(session, ended, artifacts_state="complete")
 
 
@@ -47,7 +47,7 @@ def change(database, table, *, seq=None, **values):
 
 
 def test_an_empty_record_has_nothing(taken):
-    assert taken() == snapshot.Census()
+    assert taken() == snapshot.ServiceSnapshot()
 
 
 def test_jobs_that_have_not_ended_are_counted_by_state_and_pool(database, submit, taken):
@@ -62,16 +62,16 @@ def test_jobs_that_have_not_ended_are_counted_by_state_and_pool(database, submit
         (JobState.STARTING, "mock", "CPU"): 1,
     }
     assert taken().pools == [("mock", "CPU"), ("mock", "V100")]
-    assert taken().waiting(("mock", "V100")) == 1
+    assert taken().count_waiting(("mock", "V100")) == 1
 
 
 def test_jobs_whose_heart_is_silent_are_counted(database, submit, taken):
     submit()
     submit()
     job = claim(database)
-    assert not +taken().silent
+    assert not +taken().stale_jobs
     change(database, Job, heartbeat_at=now(-61))
-    assert taken().silent == {("mock", job.machine_type): 1}
+    assert taken().stale_jobs == {("mock", job.machine_type): 1}
 
 
 def test_who_waits_longest_is_told_by_the_databases_clock(database, submit, taken):
@@ -98,19 +98,19 @@ def test_workers_seen_lately_come_with_what_they_hold(database, submit, taken):
         submit()
         claim(database, "busy")
     assert taken().workers == [
-        snapshot.Presence("busy", "h", ("mock", "docker"), 3, 2),
-        snapshot.Presence("idle", "h", ("mock",), 2, 0),
+        snapshot.WorkerStatus("busy", "h", ("mock", "docker"), 3, 2),
+        snapshot.WorkerStatus("idle", "h", ("mock",), 2, 0),
     ]
 
 
 def test_a_worker_that_was_not_seen_is_missed_for_a_day(database, taken):
     register(database, "away")
     change(database, Worker, seen_at=now(-3600))
-    (missed,) = taken().missed
-    assert (missed.name, missed.silent, 3600 <= missed.seen < 3700) == ("away", True, True)
+    (missed,) = taken().lost_workers
+    assert (missed.name, missed.is_stale, 3600 <= missed.heartbeat_age < 3700) == ("away", True, True)
     assert not taken().workers
     change(database, Worker, seen_at=now(-snapshot.WORKER_FORGOTTEN_SECONDS - 1))
-    assert taken() == snapshot.Census()
+    assert taken() == snapshot.ServiceSnapshot()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_which_workers_take_jobs_of_a_pool(database, submit, taken, values, take
     submit()
     register(database, "w")
     change(database, Worker, **values)
-    assert taken().takers(("mock", "CPU")) == takes
+    assert taken().count_workers(("mock", "CPU")) == takes
 
 
 def test_pools_that_workers_name_are_there_without_jobs(database, taken):
@@ -140,13 +140,13 @@ def test_pools_that_workers_name_are_there_without_jobs(database, taken):
 
 def test_a_worker_is_deaf_when_it_is_there_and_hears_nothing(database, taken):
     register(database, "w")
-    assert not taken().workers[0].deaf
-    change(database, Worker, heard_at=now(-snapshot.DEAF_SECONDS + 60))
-    assert not taken().workers[0].deaf
-    change(database, Worker, heard_at=now(-snapshot.DEAF_SECONDS - 1))
-    assert taken().workers[0].deaf
+    assert not taken().workers[0].broker_silent
+    change(database, Worker, heard_at=now(-snapshot.BROKER_SILENT_SECONDS + 60))
+    assert not taken().workers[0].broker_silent
+    change(database, Worker, heard_at=now(-snapshot.BROKER_SILENT_SECONDS - 1))
+    assert taken().workers[0].broker_silent
     change(database, Worker, seen_at=now(-3600))
-    assert not taken().missed[0].deaf
+    assert not taken().lost_workers[0].broker_silent
 
 
 def test_gpus_and_repairs(database, submit, taken):
@@ -172,9 +172,9 @@ def test_jobs_that_have_ended_are_not_looked_at(database, submit):
     """The plan of every statement reads through an index, though nearly all rows are of ended jobs."""
     job = submit()
     add_ended(database, job, 20_000)
-    following = Following()
+    following = EventCounter()
     with database.read() as session:
-        following.look(session)
+        following.poll(session)
     statements = []
 
     def note(connection, cursor, statement, parameters, context, many):
@@ -183,8 +183,8 @@ def test_jobs_that_have_ended_are_not_looked_at(database, submit):
 
     event.listen(database.engine, "before_cursor_execute", note)
     with database.read() as session:
-        snapshot.take(session)
-        following.look(session)
+        snapshot.collect(session)
+        following.poll(session)
     event.remove(database.engine, "before_cursor_execute", note)
     plans = {statement: plan(database, statement, parameters) for statement, parameters in statements}
     touching = [text for statement, text in plans.items() if "FROM jobs" in statement or "FROM events" in statement]

@@ -8,7 +8,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 
 from core.monitoring import tracing
-from core.monitoring.tracing import Ids
+from core.monitoring.tracing import SpanIds
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ROOT = Path(__file__).parents[3]
@@ -20,14 +20,14 @@ def place(context):
 
 def test_without_the_sdk_there_is_no_trace():
     with tracing.span("submit") as span:
-        tracing.note({"gradient.job.id": "j1"})
+        tracing.set_attributes({"gradient.job.id": "j1"})
         assert not span.is_recording()
         assert tracing.trace_parent() is None
 
 
 def test_a_trace_that_somebody_began_is_passed_on_all_the_same():
-    span = tracing.TRACER.start_span("GET", tracing.continued({"traceparent": GIVEN}))
-    with tracing.inside(span), tracing.span("submit"):
+    span = tracing.TRACER.start_span("GET", tracing.extract_context({"traceparent": GIVEN}))
+    with tracing.use_span(span), tracing.span("submit"):
         assert tracing.trace_parent() == GIVEN
     assert tracing.trace_parent() is None
 
@@ -36,7 +36,7 @@ def test_a_trace_that_somebody_began_is_passed_on_all_the_same():
     "header", ["", "00-0-0-00", "x" * 500, GIVEN.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32)]
 )
 def test_a_header_that_is_none_begins_no_trace(header):
-    assert not place(tracing.continued({"traceparent": header})).is_valid
+    assert not place(tracing.extract_context({"traceparent": header})).is_valid
 
 
 def test_errors_pass_through_spans():
@@ -45,24 +45,24 @@ def test_errors_pass_through_spans():
 
 
 def test_ids_follow_from_what_a_span_is_of():
-    submitted = tracing.continued({"traceparent": GIVEN})
-    first, again, second = Ids(submitted, "j1", "1"), Ids(submitted, "j1", "1"), Ids(submitted, "j1", "2")
+    submitted = tracing.extract_context({"traceparent": GIVEN})
+    first, again, second = SpanIds(submitted, "j1", "1"), SpanIds(submitted, "j1", "1"), SpanIds(submitted, "j1", "2")
     assert (first.trace_id, first.span_id) == (again.trace_id, again.span_id)
     assert first.trace_id == second.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
     assert first.span_id != second.span_id
-    assert (place(first.within).trace_id, place(first.within).span_id) == (first.trace_id, first.span_id)
-    assert place(first.within).trace_flags == 1
+    assert (place(first.child_context).trace_id, place(first.child_context).span_id) == (first.trace_id, first.span_id)
+    assert place(first.child_context).trace_flags == 1
 
 
 def test_a_job_without_a_trace_has_one_of_its_own():
-    first, second, other = (Ids(Context(), *names) for names in (("j1", "1"), ("j1", "2"), ("j2", "1")))
+    first, second, other = (SpanIds(Context(), *names) for names in (("j1", "1"), ("j1", "2"), ("j2", "1")))
     assert first.trace_id == second.trace_id != other.trace_id
-    assert place(first.within).is_valid
+    assert place(first.child_context).is_valid
 
 
 def test_a_trace_that_is_not_sampled_stays_so():
-    ids = Ids(tracing.continued({"traceparent": GIVEN[:-2] + "00"}), "j1", "1")
-    assert place(ids.within).trace_flags == 0
+    ids = SpanIds(tracing.extract_context({"traceparent": GIVEN[:-2] + "00"}), "j1", "1")
+    assert place(ids.child_context).trace_flags == 0
 
 
 def test_only_the_composition_root_knows_the_sdk():

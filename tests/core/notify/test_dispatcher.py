@@ -8,7 +8,7 @@ from core.db.models.jobs import Outbox
 from core.jobs import lifecycle
 from core.notify import dispatcher
 from core.notify.dispatcher import Dispatcher
-from core.notify.messages import Ring
+from core.notify.messages import WakeMessage
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def test_new_jobs_ring_their_pool_once_and_wishes_ring_the_holder(database, subm
     sender = Dispatcher(database, lambda: None, sent.append)
     first, _ = submit(), submit()
     sender.send()
-    assert sent == [[Ring("gradient.pool.CPU", first.id, None)]]
+    assert sent == [[WakeMessage("gradient.pool.CPU", first.id, None)]]
     with database.write() as session:
         session.get_one(type(first), first.seq).request_id = "r1"
         session.get_one(type(first), first.seq).state = "running"
         session.get_one(type(first), first.seq).worker = "holder"
         lifecycle.request_stop(session, first.id)
     sender.send()
-    assert sent[1:] == [[Ring("gradient.host.holder", first.id, "r1")]]
+    assert sent[1:] == [[WakeMessage("gradient.host.holder", first.id, "r1")]]
     assert messages(database) == 0
 
 
@@ -101,7 +101,7 @@ def test_without_a_broker_rows_are_rung_here_and_removed(database, submit):
 
 
 def test_what_others_left_is_found_without_a_wake(database, submit, monkeypatch):
-    monkeypatch.setattr(dispatcher, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(dispatcher, "_POLL_SECONDS", 0.01)
     sent = []
     sender = Dispatcher(database, lambda: None, sent.append)
     sender.start()
@@ -110,4 +110,4 @@ def test_what_others_left_is_found_without_a_wake(database, submit, monkeypatch)
         wait_until(lambda: messages(database) == 0, "the row to be found")
     finally:
         sender.stop()
-    assert [Ring("gradient.pool.CPU", job.id, None)] in sent
+    assert [WakeMessage("gradient.pool.CPU", job.id, None)] in sent

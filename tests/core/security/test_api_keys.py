@@ -12,8 +12,8 @@ from core.db.database import now
 from core.db.models.jobs import ApiKey
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.security import api_keys
-from core.security.api_keys import KeyRing
-from core.security.row_cache import Recent
+from core.security.api_keys import ApiKeyCache
+from core.security.row_cache import RowCache
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_key_of_another_server_is_unknown(database, made):
     other = f"gj_{key_id}_{chance[::-1]}"
     for start in (foreign, other):
         with database.read() as session, pytest.raises(Unauthorized, match="not known"):
-            api_keys.authenticate(session, f"{start}_{api_keys._check(start)}")
+            api_keys.authenticate(session, f"{start}_{api_keys._checksum(start)}")
 
 
 def test_a_revoked_key_is_refused_and_a_repeat_changes_nothing(database, made):
@@ -107,35 +107,35 @@ class Counted:
 def test_a_ring_asks_once_and_forgets_in_time(database, made, monkeypatch):
     key, secret = made
     counted = Counted(database)
-    ring = KeyRing(counted)
-    assert ring.known(secret) is None
+    ring = ApiKeyCache(counted)
+    assert ring.cached(secret) is None
     for _ in range(10):
         assert ring.authenticate(secret).id == key.id
     assert counted.reads == 1
-    assert ring.known(secret).id == key.id
+    assert ring.cached(secret).id == key.id
     with database.write() as session:
         api_keys.revoke(session, key.id)
-    later = time.monotonic() + api_keys.TRUSTED_SECONDS
+    later = time.monotonic() + api_keys.CACHE_SECONDS
     monkeypatch.setattr("core.security.row_cache.time.monotonic", lambda: later)
-    assert ring.known(secret) is None
+    assert ring.cached(secret) is None
     for refuse in (lambda: ring.authenticate(secret), lambda: ring.get(key.id)):
         with pytest.raises(Unauthorized, match="revoked"):
             refuse()
 
 
 def test_a_ring_forgets_no_more_than_it_holds(database, monkeypatch):
-    monkeypatch.setattr(api_keys, "Recent", partial(Recent, most=2))
-    ring = KeyRing(database)
+    monkeypatch.setattr(api_keys, "RowCache", partial(RowCache, most=2))
+    ring = ApiKeyCache(database)
     with database.write() as session:
         secrets = [api_keys.create(session, "k")[1] for _ in range(4)]
     for secret in secrets:
         ring.authenticate(secret)
-    assert [ring.known(secret) is not None for secret in secrets] == [False, False, True, True]
+    assert [ring.cached(secret) is not None for secret in secrets] == [False, False, True, True]
 
 
 def test_use_is_noted_apart_from_requests_and_at_most_once_a_minute(database, made):
     key, secret = made
-    ring = KeyRing(database)
+    ring = ApiKeyCache(database)
 
     def used_at():
         with database.read() as session:
@@ -153,7 +153,7 @@ def test_use_is_noted_apart_from_requests_and_at_most_once_a_minute(database, ma
 
 
 def test_a_ring_is_used_by_many_threads(database, made):
-    ring = KeyRing(database)
+    ring = ApiKeyCache(database)
     with ThreadPoolExecutor(16) as pool:
         assert set(pool.map(lambda _: ring.authenticate(made[1]).id, range(200))) == {made[0].id}
 
@@ -162,7 +162,7 @@ def test_a_key_expires_and_says_so(database, made):
     with database.write() as session:
         short, secret = api_keys.create(session, "short", days=30)
         session.execute(update(ApiKey).where(ApiKey.id == short.id).values(expires_at=now(-1)))
-    ring = KeyRing(database)
+    ring = ApiKeyCache(database)
     for refuse in (lambda: ring.authenticate(secret), lambda: ring.get(short.id)):
         with pytest.raises(Unauthorized, match=f"{short.id} expired at 20.* UTC. Ask for a new one"):
             refuse()

@@ -3,15 +3,15 @@
 import pytest
 from sqlalchemy import func, select
 
-from core.catalogue.registries import checked_host, registry_of
-from core.db.models.credentials import JobLogin, Secret
+from core.catalogue.registries import parse_host, registry_host
+from core.db.models.credentials import JobRegistryPassword, Secret
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.security import credentials
-from core.security.credentials import EVERY_PROJECT
+from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from core.settings import Settings
 
@@ -25,7 +25,7 @@ def vault(tmp_path):
 
 @pytest.fixture
 def put(database, vault):
-    def put(name, value, project_id=EVERY_PROJECT):
+    def put(name, value, project_id=ALL_PROJECTS):
         with database.write() as session:
             return credentials.put_secret(session, vault, project_id, name, value)[1]
 
@@ -34,12 +34,12 @@ def put(database, vault):
 
 def values(database, vault, job):
     with database.read() as session:
-        return credentials.with_values(session, vault, job)
+        return credentials.resolve_env(session, vault, job)
 
 
 def login(database, vault, job, image="registry.example/team/image:1", *, push=False):
     with database.read() as session:
-        found = credentials.login_for(session, vault, job, image, push=push)
+        found = credentials.registry_login_for(session, vault, job, image, push=push)
     return found and (found.host, found.username, found.password)
 
 
@@ -54,7 +54,7 @@ def test_a_projects_own_goes_before_everybodys_and_another_ones_is_not_seen(data
         credentials.delete_secret(session, job.project_id, "a")
     assert values(database, vault, job)["A"] == "all"
     with database.read() as session:
-        assert [secret.name for secret in credentials.secrets_of(session, EVERY_PROJECT)] == ["a", "b"]
+        assert [secret.name for secret in credentials.secrets_of(session, ALL_PROJECTS)] == ["a", "b"]
         assert "own" not in "".join(secret.sealed for secret in session.scalars(select(Secret)))
 
 
@@ -63,7 +63,7 @@ def test_a_secret_that_is_not_there_is_named(database, vault, put, submit):
     put("here", "x")
     put("not.there", "x", "prother")
     with database.read() as session, pytest.raises(SpecInvalid, match=r"not\.there") as refused:
-        credentials.check_named(session, spec, None)
+        credentials.check_secrets_exist(session, spec, None)
     assert refused.value.field == "envVars.B"
     with pytest.raises(CredentialNotFound, match=r"B names the secret not\.there"):
         values(database, vault, submit(env_vars=spec.env_vars))
@@ -113,7 +113,7 @@ def test_a_variable_that_the_service_shows_is_no_secret():
 
 def test_a_secrets_name_is_shown_and_other_values_of_such_names_are_not():
     env = {"TOKEN": "secret:mine", "PASSWORD": "hunter2", "A": "b"}
-    shown = JobSpec(machine_type="CPU", command="true", env_vars=env).shown_env()
+    shown = JobSpec(machine_type="CPU", command="true", env_vars=env).redacted_env()
     assert (shown["TOKEN"], shown["A"]) == ("secret:mine", "b")
     assert "hunter2" not in repr(shown)
 
@@ -122,13 +122,13 @@ def test_everything_is_sealed_anew_but_what_cannot_be_read(database, vault, put,
     job = submit(env_vars={"A": "secret:a"})
     put("a", "value")
     with database.write() as session:
-        credentials.put_registry(session, vault, EVERY_PROJECT, "registry.example", "bob", "stored")
+        credentials.put_registry(session, vault, ALL_PROJECTS, "registry.example", "bob", "stored")
         lost = Vault(Settings(home=tmp_path / "lost"))
-        credentials.put_secret(session, lost, EVERY_PROJECT, "b", "x")
+        credentials.put_secret(session, lost, ALL_PROJECTS, "b", "x")
     before = (tmp_path / "home" / "secrets.key").read_text()
     vault.add_key()
     with database.write() as session:
-        done, failed = credentials.seal_anew(session, vault)
+        done, failed = credentials.reencrypt_all(session, vault)
     assert (done, [problem.split(":")[0] for problem in failed]) == (2, ["secret b"])
     (tmp_path / "home" / "secrets.key").write_text(vault._keys()[0])
     assert values(database, vault, job) == {"A": "value"}
@@ -142,8 +142,8 @@ def test_everything_is_sealed_anew_but_what_cannot_be_read(database, vault, put,
 def test_a_jobs_own_word_goes_before_what_is_stored_and_ends_with_it(database, vault, submit):
     plain, own = submit(), submit(max_attempts=2, **PRIVATE)
     with database.write() as session:
-        assert credentials.put_registry(session, vault, EVERY_PROJECT, "https://Registry.Example/", "bob", "stored")[1]
-        credentials.keep_login(session, vault, own.id, "brought along")
+        assert credentials.put_registry(session, vault, ALL_PROJECTS, "https://Registry.Example/", "bob", "stored")[1]
+        credentials.save_job_login(session, vault, own.id, "brought along")
     assert login(database, vault, plain) == ("registry.example", "bob", "stored")
     assert login(database, vault, plain, "other.example/image") is None
     assert login(database, vault, plain, "image") is None
@@ -161,14 +161,14 @@ def test_a_jobs_own_word_goes_before_what_is_stored_and_ends_with_it(database, v
 
 def ended(database, reason="completed", code=0):
     with database.write() as session:
-        job = claims.claim(session, Offer("w", "h", ("mock",)))
-        job = lifecycle.ended(session, lifecycle.started(session, job, {}), reason, exit_code=code)
+        job = claims.claim(session, WorkerOffer("w", "h", ("mock",)))
+        job = lifecycle.mark_finishing(session, lifecycle.mark_running(session, job, {}), reason, exit_code=code)
         return lifecycle.finish(session, job, artifacts_state="none")
 
 
 def kept(database):
     with database.read() as session:
-        return session.scalar(select(func.count()).select_from(JobLogin))
+        return session.scalar(select(func.count()).select_from(JobRegistryPassword))
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def kept(database):
     ],
 )
 def test_a_references_registry_is_the_one_that_docker_asks(reference, host):
-    assert registry_of(reference) == host
-    assert checked_host(host) == host
+    assert registry_host(reference) == host
+    assert parse_host(host) == host
 
 
 @pytest.mark.parametrize("host", ["", "ghcr.io/team", "a b", "-x", "host:port", "h" * 300])
 def test_what_is_no_host_is_refused(host):
     with pytest.raises(SpecInvalid, match="not the host of a registry"):
-        checked_host(host)
+        parse_host(host)
 
 
 def test_a_projects_account_serves_no_other_project_and_goes_before_everybodys(database, vault, submit):
@@ -201,7 +201,7 @@ def test_a_projects_account_serves_no_other_project_and_goes_before_everybodys(d
     assert login(database, vault, job) == ("registry.example", "own", "secret")
     assert login(database, vault, stranger) is None
     with database.write() as session:
-        credentials.put_registry(session, vault, EVERY_PROJECT, "registry.example", "bob", "shared")
+        credentials.put_registry(session, vault, ALL_PROJECTS, "registry.example", "bob", "shared")
         assert [one.host for one in credentials.registries(session, job.project_id)] == ["registry.example"]
     assert login(database, vault, job)[1] == "own"
     assert login(database, vault, stranger)[1] == "bob"
@@ -214,9 +214,9 @@ def test_an_account_that_was_stored_for_pulls_pushes_nothing(database, vault, su
     job, own = submit(), submit(**PRIVATE)
     with database.write() as session:
         credentials.put_registry(session, vault, job.project_id, "registry.example", "reader", "r")
-        credentials.keep_login(session, vault, own.id, "brought along")
+        credentials.save_job_login(session, vault, own.id, "brought along")
     assert login(database, vault, job, push=True) is None
     with database.write() as session:
-        credentials.put_registry(session, vault, EVERY_PROJECT, "registry.example", "writer", "w", push=True)
+        credentials.put_registry(session, vault, ALL_PROJECTS, "registry.example", "writer", "w", push=True)
     assert (login(database, vault, job)[1], login(database, vault, job, push=True)[1]) == ("reader", "writer")
     assert login(database, vault, own, push=True)[1] == "alice", "the job's own word is for its own image"

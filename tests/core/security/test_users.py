@@ -62,7 +62,7 @@ def test_an_address_is_given_once(database, ann):
 
 def test_who_is_removed_loses_their_keys_alone(database, ann):
     with database.write() as session:
-        key, secret = users.give_key(session, ann.id, "laptop")
+        key, secret = users.create_key_for(session, ann.id, "laptop")
         other, others = api_keys.create(session, "other")
     with database.write() as session:
         assert [one.id for one in users.remove(session, "ANN@example.org")] == [key.id]
@@ -73,6 +73,6 @@ def test_who_is_removed_loses_their_keys_alone(database, ann):
     with pytest.raises(Unauthorized):
         sign_in(database)
     with pytest.raises(Unauthorized, match="no longer there"), database.write() as session:
-        users.give_key(session, ann.id, "later")
+        users.create_key_for(session, ann.id, "later")
     with pytest.raises(NotFound, match="gradient-server users list"), database.write() as session:
         users.remove(session, "ann@example.org")

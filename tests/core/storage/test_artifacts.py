@@ -125,7 +125,7 @@ def test_an_unchanged_copy_is_not_made_again(store, source, monkeypatch):
     write(source / "model.bin", b"x" * 1000)
     store.sync(JOB, 1, source)
     monkeypatch.setattr(mirror, "_SETTLED_NS", -(10**12))
-    monkeypatch.setattr(mirror.Mirror, "_copy", lambda *_: pytest.fail("copied again"))
+    monkeypatch.setattr(mirror.FolderMirror, "_copy", lambda *_: pytest.fail("copied again"))
     assert store.sync(JOB, 1, source).files == 1
 
 

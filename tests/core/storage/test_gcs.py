@@ -192,7 +192,7 @@ def test_removal_leaves_nothing_of_a_job_and_all_of_others(gcs, store, source, b
 
 
 def test_two_readers_share_the_copy_of_a_manifest_and_old_ones_go(gcs, store, source, tmp_path, monkeypatch):
-    monkeypatch.setattr("core.storage.gcs.manifest_cache._MOST_KEPT", 2)
+    monkeypatch.setattr("core.storage.gcs.manifest_cache._MAX_COPIES", 2)
     for attempt in range(1, 5):
         (source / f"{attempt}").write_bytes(b"x")
         store.close(JOB, attempt, source)

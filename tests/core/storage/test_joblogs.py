@@ -281,9 +281,9 @@ def test_an_older_attempt_may_not_write_any_more(logs):
 def test_a_gap_is_marked_and_the_tail_follows(tmp_path):
     logs = JobLogs(tmp_path, max_bytes=1_000_000)
     with logs.open_writer(JOB, 1) as writer:
-        assert writer.room == 1_000_000
+        assert writer.remaining_bytes == 1_000_000
         writer.append(b"head", 1)
-        assert writer.room == 999_996
+        assert writer.remaining_bytes == 999_996
         writer.append_gap(123_456, 4 + 123_456, 2)
         assert writer.position == 123_460
         writer.append(b"tail\n", 3)
@@ -300,7 +300,7 @@ def test_a_gap_is_marked_and_the_tail_follows(tmp_path):
 def test_a_note_is_a_line_but_not_output(logs):
     with logs.open_writer(JOB, 1) as writer:
         writer.append(b"mid", 1)
-        writer.note("two\nlines", 2)
+        writer.write_service_line("two\nlines", 2)
         assert writer.position == 3
         writer.append(b"dle\n", 3)
     assert [row.message for row in logs.reader(JOB).lines(0, 9, final=True)] == ["mid", "two lines", "dle"]
@@ -416,7 +416,7 @@ def test_remove_and_ids_that_lead_elsewhere(logs, tmp_path):
 def test_a_nudge_that_cannot_be_given_is_no_failure(tmp_path):
     logs = JobLogs(tmp_path)
     (logs.directory("j1") / "changed").mkdir(parents=True)
-    logs.nudge("j1")
+    logs.notify_followers("j1")
     assert (logs.directory("j1") / "changed").is_dir()
 
 

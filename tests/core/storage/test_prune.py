@@ -23,7 +23,7 @@ from core.storage.archives import ArchiveLimits
 from core.storage.artifacts.store import DirectoryStore
 from core.storage.joblogs.files import JobLogs
 from core.storage.prune import prune
-from core.storage.retention import DAY_SECONDS, FOR_GOOD, Kind
+from core.storage.retention import DAY_SECONDS, FOREVER, OutputKind
 from core.storage.workspaces import WorkspaceStore
 
 
@@ -68,7 +68,7 @@ def test_what_is_due_goes_and_the_record_says_so(kept, aging, home):
     young = aging.job(29, log=b"one\n", files=["model"])
     before = tree(home / "artifacts" / young.id[:3] / young.id)
     report = prune(kept)
-    assert removed(report) == {Kind.LOGS: (1, 8), Kind.ARTIFACTS: (1, 20)}
+    assert removed(report) == {OutputKind.LOGS: (1, 8), OutputKind.ARTIFACTS: (1, 20)}
     assert (report.unfinished, report.failed, report.more) == (0, 0, False)
     row = aging.row(old)
     assert row.artifacts_state == "removed"
@@ -105,11 +105,11 @@ def test_a_projects_own_policy_wins(kept, aging):
     forever = aging.job(5000, project="forever", log=b"x\n", files=["model"])
     mixed = aging.job(5000, project="mixed", log=b"x\n", files=["model"])
     aging.policy("short", keep_logs_days=4)
-    aging.policy("forever", keep_logs_days=FOR_GOOD, keep_artifacts_days=FOR_GOOD)
-    aging.policy("mixed", keep_artifacts_days=FOR_GOOD)
+    aging.policy("forever", keep_logs_days=FOREVER, keep_artifacts_days=FOREVER)
+    aging.policy("mixed", keep_artifacts_days=FOREVER)
     report = prune(kept)
     assert [project.name for project in report.projects] == ["mixed", "short"]
-    assert [removed(report, name)[Kind.LOGS] for name in ("short", "mixed")] == [(1, 2), (1, 2)]
+    assert [removed(report, name)[OutputKind.LOGS] for name in ("short", "mixed")] == [(1, 2), (1, 2)]
     assert [aging.row(job).artifacts_state for job in (short, forever, mixed)] == ["complete"] * 3
     assert aging.row(forever).logs_removed_at is None
     assert aging.events(short)[0][1] == "The log was removed: kept 4 days after the job's end by its project's policy."
@@ -121,7 +121,7 @@ def test_a_job_that_left_nothing_is_not_told_to_have_lost_it(kept, aging):
     row = aging.row(job)
     assert (row.artifacts_state, aging.events(job)) == ("none", [])
     with kept.database.read() as session:
-        due = retention.due(session, job.project_id, Kind.LOGS, 30, after=None, limit=10)
+        due = retention.due_removals(session, job.project_id, OutputKind.LOGS, 30, after=None, limit=10)
     assert due == [], "it is not looked at again"
 
 
@@ -130,7 +130,7 @@ def test_all_attempts_of_a_job_go(kept, aging, home):
     aging.write(job, b"", ["model", "more"], attempt=2)
     with kept.database.write() as session:
         session.get(type(job), job.seq).attempt = 2
-    assert removed(prune(kept))[Kind.ARTIFACTS] == (1, 30)
+    assert removed(prune(kept))[OutputKind.ARTIFACTS] == (1, 30)
     assert not (home / "artifacts" / job.id[:3] / job.id).exists()
 
 
@@ -148,7 +148,7 @@ def test_a_deleted_job_is_left_to_its_own_removal(kept, aging):
         lifecycle.delete(session, job.id)
     assert prune(kept).total.count == 0
     with kept.database.write() as session:
-        lifecycle.mark_emptied(session, job.id)
+        lifecycle.mark_outputs_removed(session, job.id)
     row = aging.row(job)
     assert (row.artifacts_state, row.logs_removed_at is None) == ("removed", False)
 
@@ -220,7 +220,7 @@ def test_it_goes_in_batches_and_stops_between_them(kept, aging, monkeypatch):
     assert prune(kept, seconds=0).more
     told = []
     report = prune(kept, progress=lambda so_far: told.append(so_far.total.count))
-    assert removed(report)[Kind.LOGS] == (5, 10)
+    assert removed(report)[OutputKind.LOGS] == (5, 10)
     assert told[:3] == [2, 4, 5]
     assert not report.more
 
@@ -240,21 +240,21 @@ def test_two_at_once_remove_everything_once(kept, aging, monkeypatch, home):
     for report in reports:
         total.update({kind: count for kind, (count, _) in removed(report).items()})
         assert report.failed == 0
-    assert total == {Kind.LOGS: 12, Kind.ARTIFACTS: 12}
+    assert total == {OutputKind.LOGS: 12, OutputKind.ARTIFACTS: 12}
     assert pending(kept.database) == 0
     assert [len(aging.events(job)) for job in jobs] == [2] * 12
     assert not any(path.is_file() for store in ("logs", "artifacts") for path in (home / store).rglob("*"))
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", OutputKind)
 def test_what_is_due_is_found_by_its_index(kept, aging, kind):
     job = aging.job(31, log=b"x\n")
     asked = []
     listen = (kept.database.engine, "before_cursor_execute", lambda _c, _u, *asks: asked.append(asks[:2]))
     event.listen(*listen)
     with kept.database.read() as session:
-        found = retention.due(session, job.project_id, kind, 30, after=None, limit=10)
-        assert retention.due(session, job.project_id, kind, 30, after=found[0], limit=10) == []
+        found = retention.due_removals(session, job.project_id, kind, 30, after=None, limit=10)
+        assert retention.due_removals(session, job.project_id, kind, 30, after=found[0], limit=10) == []
     event.remove(*listen)
     asked = [one for one in asked if one[0].startswith("SELECT")]
     with kept.database.engine.connect() as connection:
@@ -309,7 +309,7 @@ def test_an_archive_that_a_new_job_is_about_to_name_stays(kept, archive, monkeyp
 
     def submitted_meanwhile(session, days):
         found = ask(session, days)
-        assert kept.workspaces.use(sha256)
+        assert kept.workspaces.mark_used(sha256)
         return found
 
     monkeypatch.setattr(retention, "needed_workspaces", submitted_meanwhile)

@@ -186,7 +186,7 @@ def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
     (found,) = store.archives()
     assert (found.sha256, found.size, round(found.used_at)) == (SHA, len(DATA), round(long_ago))
     assert not store.discard(SHA, unused_since=long_ago - 1)
-    assert store.use(SHA)
+    assert store.mark_used(SHA)
     assert not store.discard(SHA, unused_since=long_ago + 1)
     assert store.has(SHA)
     os.utime(store.path(SHA), (long_ago, long_ago))
@@ -195,7 +195,7 @@ def test_an_archive_is_discarded_only_if_nobody_used_it_since(store):
     assert store.discard(SHA, unused_since=time.time() + 1)
     assert kept(store) == []
     assert list(store.archives()) == []
-    assert not store.use(SHA)
+    assert not store.mark_used(SHA)
     assert not store.discard(SHA, unused_since=time.time() + 1)
 
 
@@ -207,7 +207,7 @@ def test_an_archive_that_is_used_while_it_is_discarded_is_put_back(store, monkey
 
     def used_just_before(path, target):
         if path == store.path(SHA):
-            assert store.use(SHA)
+            assert store.mark_used(SHA)
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", used_just_before)

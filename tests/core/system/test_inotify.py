@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from core.system import inotify
-from core.system.inotify import FileWatch, FolderWatch
+from core.system.inotify import FileWatcher, FolderWatcher
 
 PATIENCE = 30
 
 
 def test_a_change_and_a_wake_end_the_wait(tmp_path):
-    with FileWatch(tmp_path) as watch:
+    with FileWatcher(tmp_path) as watch:
         assert not watch.wait(0)
         (tmp_path / "new").write_text("x")
         assert watch.wait(PATIENCE)
@@ -31,7 +31,7 @@ def test_without_inotify_the_wait_is_short_and_a_wake_is_heard(tmp_path, monkeyp
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(inotify, "INotify", refuse)
-    with FileWatch(tmp_path) as watch:
+    with FileWatcher(tmp_path) as watch:
         began = time.monotonic()
         assert not watch.wait(PATIENCE)
         assert time.monotonic() - began < PATIENCE / 2
@@ -41,7 +41,7 @@ def test_without_inotify_the_wait_is_short_and_a_wake_is_heard(tmp_path, monkeyp
 
 def test_what_cannot_be_watched_leaves_no_descriptor_behind(tmp_path):
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with FileWatch(tmp_path / "missing") as watch:
+    with FileWatcher(tmp_path / "missing") as watch:
         assert not watch.wait(0)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
@@ -58,13 +58,13 @@ def test_descriptors_above_1023_can_be_waited_for(tmp_path, monkeypatch):
         return descriptor
 
     monkeypatch.setattr(os, "eventfd", high)
-    with FileWatch(tmp_path) as watch:
+    with FileWatcher(tmp_path) as watch:
         watch.wake()
         assert watch.wait(PATIENCE)
 
 
 def test_waking_a_closed_watch_writes_nowhere(tmp_path):
-    watch = FileWatch(tmp_path)
+    watch = FileWatcher(tmp_path)
     watch.close()
     watch.close()
     watch.wake()
@@ -73,7 +73,7 @@ def test_waking_a_closed_watch_writes_nowhere(tmp_path):
 
 @pytest.fixture
 def watch():
-    watch = FolderWatch()
+    watch = FolderWatcher()
     yield watch
     watch.close()
 
@@ -81,15 +81,15 @@ def watch():
 def delivered(watch):
     ready, _, _ = select.select([watch.fileno()], [], [], 5)
     assert ready, "no change was seen"
-    watch.deliver()
+    watch.dispatch_events()
 
 
 def test_only_those_who_watch_a_folder_are_called(watch, tmp_path):
     called = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    with watch.watching(tmp_path / "a", lambda: called.append("a")):
-        with watch.watching(tmp_path / "b", lambda: called.append("b")):
+    with watch.watch(tmp_path / "a", lambda: called.append("a")):
+        with watch.watch(tmp_path / "b", lambda: called.append("b")):
             (tmp_path / "b" / "new").write_text("x")
             delivered(watch)
             assert set(called) == {"b"}
@@ -102,8 +102,8 @@ def test_only_those_who_watch_a_folder_are_called(watch, tmp_path):
 
 def test_a_folder_is_watched_until_its_last_watcher_leaves(watch, tmp_path):
     called = []
-    with watch.watching(tmp_path, lambda: called.append(1)):
-        with watch.watching(tmp_path, lambda: called.append(2)):
+    with watch.watch(tmp_path, lambda: called.append(1)):
+        with watch.watch(tmp_path, lambda: called.append(2)):
             (tmp_path / "x").touch()
             delivered(watch)
             assert set(called) == {1, 2}
@@ -111,28 +111,28 @@ def test_a_folder_is_watched_until_its_last_watcher_leaves(watch, tmp_path):
         (tmp_path / "y").touch()
         delivered(watch)
         assert set(called) == {1}
-    assert watch._called == {}
+    assert watch._callbacks == {}
 
 
 def test_a_missing_folder_is_an_error_and_leaves_nothing(watch, tmp_path):
-    with pytest.raises(FileNotFoundError), watch.watching(tmp_path / "none", list):
+    with pytest.raises(FileNotFoundError), watch.watch(tmp_path / "none", list):
         pytest.fail("it was watched")
-    assert watch._called == {}
+    assert watch._callbacks == {}
 
 
 def test_a_folder_that_goes_away_while_it_is_watched_is_harmless(watch, tmp_path):
     folder = tmp_path / "gone"
     folder.mkdir()
-    with watch.watching(folder, list):
+    with watch.watch(folder, list):
         folder.rmdir()
-        watch.deliver()
-    assert watch._called == {}
+        watch.dispatch_events()
+    assert watch._callbacks == {}
 
 
 def test_threads_may_come_and_go(watch, tmp_path):
     def come_and_go():
         for _ in range(200):
-            with watch.watching(tmp_path, list):
+            with watch.watch(tmp_path, list):
                 pass
 
     threads = [threading.Thread(target=come_and_go) for _ in range(8)]
@@ -140,5 +140,5 @@ def test_threads_may_come_and_go(watch, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    watch.deliver()
-    assert watch._called == {}
+    watch.dispatch_events()
+    assert watch._callbacks == {}

@@ -19,9 +19,9 @@ from core.db.database import Database, now
 from core.db.models.jobs import ApiKey, Event, Job
 from core.formatting import GIB
 from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.security import credentials
-from core.security.credentials import EVERY_PROJECT
+from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from core.settings import Settings
 from core.settings.database import DatabaseSettings, QueueSettings
@@ -89,7 +89,7 @@ def found(settings, check):
 
 def register(database, backends=("mock",)):
     with database.write() as session:
-        workers.register(session, Offer("w", "h", tuple(backends)), boot_id="b", slots=2)
+        workers.register(session, WorkerOffer("w", "h", tuple(backends)), boot_id="b", slots=2)
 
 
 def change(database, table, **values):
@@ -259,7 +259,7 @@ def test_no_instance_of_inotify_left(embedded, monkeypatch):
     def refuse():
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(host, "FileWatch", refuse)
+    monkeypatch.setattr(host, "FileWatcher", refuse)
     finding = found(embedded, "inotify")
     assert (finding.status, "Too many open files" in finding.message) == (PROBLEM, True)
 
@@ -376,7 +376,7 @@ def test_jobs_that_no_worker_takes(settings, database, submit):
 def test_jobs_that_are_silent(settings, database, submit):
     job = submit()
     with database.write() as session:
-        claims.claim(session, Offer("w", "far", ("mock",)))
+        claims.claim(session, WorkerOffer("w", "far", ("mock",)))
     assert found(settings, "leases").status is OK
     change(database, Job, heartbeat_at=now(-61))
     finding = found(settings, "leases")
@@ -414,8 +414,8 @@ def test_a_key_file_that_is_of_no_use(embedded, content):
 def test_secrets_that_cannot_be_read(settings, database):
     assert "0 secrets" in found(settings, "secrets").message
     with database.write() as session:
-        credentials.put_secret(session, Vault(settings), EVERY_PROJECT, "wandb", "canary")
-        credentials.put_registry(session, Vault(settings), EVERY_PROJECT, "ghcr.io", "alice", "canary")
+        credentials.put_secret(session, Vault(settings), ALL_PROJECTS, "wandb", "canary")
+        credentials.put_registry(session, Vault(settings), ALL_PROJECTS, "ghcr.io", "alice", "canary")
     finding = found(settings, "secrets")
     assert (finding.status, finding.message[:2]) == (OK, "2 ")
     (settings.root / "secrets.key").unlink()
@@ -430,7 +430,7 @@ def test_secrets_that_cannot_be_read(settings, database):
 def test_scratch_that_is_left_over(settings, database, submit):
     job = submit()
     with database.write() as session:
-        claims.claim(session, Offer("w", "h", ("mock",)))
+        claims.claim(session, WorkerOffer("w", "h", ("mock",)))
     (settings.root / "attempts" / f"{job.id}-1").mkdir(parents=True)
     assert found(settings, "scratch").status is OK
     (settings.root / "attempts" / "jgone-3").mkdir()

@@ -10,8 +10,8 @@ from core.db.database import now
 from core.db.models.jobs import Attempt, RepairCount, Worker
 from core.formatting import GIB
 from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.claims import Offer
-from core.jobs.transitions import note_sizes
+from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.transitions import set_output_sizes
 from core.monitoring import snapshot
 from core.settings import Settings
 from gradient_server.checks import jobs
@@ -19,7 +19,7 @@ from gradient_server.checks import workers as fleet
 from gradient_server.checks.finding import Status
 
 OK, WARNING, PROBLEM = Status.OK, Status.WARNING, Status.PROBLEM
-OFFER = Offer("w", "h", ("mock",))
+OFFER = WorkerOffer("w", "h", ("mock",))
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def found(database, tmp_path, monkeypatch):
 
     def look(check):
         with database.read() as session:
-            taken = snapshot.take(session)
+            taken = snapshot.collect(session)
             growth = jobs.growth(Settings(home=tmp_path), session)
         (finding,) = [one for one in (*fleet.check(taken), jobs.queue(taken), growth) if one.check == check]
         assert finding.message.endswith(".")
@@ -86,7 +86,7 @@ def test_a_worker_that_is_deaf(found, change):
 def test_many_workers_are_not_all_named(database, found, change):
     with database.write() as session:
         for number in range(8):
-            workers.register(session, Offer(f"w{number}", "h", ("mock",)), boot_id="b", slots=1)
+            workers.register(session, WorkerOffer(f"w{number}", "h", ("mock",)), boot_id="b", slots=1)
     change(Worker, drained_at=now())
     assert "; and 4 more" in found("drained").message
 
@@ -112,7 +112,7 @@ def test_a_disk_that_jobs_will_have_filled_soon(database, found, change, submit,
     submit()
     with database.write() as session:
         job = claims.claim(session, OFFER)
-        note_sizes(session, job, log_bytes=GIB, artifact_bytes=(left - 1) * GIB)
+        set_output_sizes(session, job, log_bytes=GIB, artifact_bytes=(left - 1) * GIB)
     change(Attempt, ended_at=now(-86400 * days_ago - 60))
     finding = found("growth")
     assert finding.status is status

@@ -129,7 +129,7 @@ def test_a_copy_of_the_cookie_is_worth_nothing_after_signing_out(person, strange
 def test_a_revoked_key_ends_its_sessions(person, stores, secret):
     with stores.database.write() as session:
         api_keys.revoke(session, secret.split("_")[1])
-    stores.keys.forget()
+    stores.keys.clear()
     answer = person.get("/ui/jobs", follow_redirects=True)
     assert answer.url.path == "/ui/login"
     assert "Your session has ended" in answer.text

@@ -49,7 +49,7 @@ def test_other_schemes_are_refused(client, scheme):
 
 def login_of(stores, job_id):
     with stores.database.read() as session:
-        return credentials.git_login(session, Vault(stores.settings), queries.row(session, job_id))
+        return credentials.git_login(session, Vault(stores.settings), queries.get_row(session, job_id))
 
 
 def everything_kept(stores, client, caplog, *ids):

@@ -14,7 +14,7 @@ import pytest
 from support.deployment import Deployment, wait_until
 from support.live_service import Live, a_form, a_job, a_zip
 
-from core.security.api_keys import KeyRing
+from core.security.api_keys import ApiKeyCache
 from core.settings.api import ApiSettings
 from service.http.connections import Connections, affordable
 from service.http.scopes import client_name
@@ -119,14 +119,14 @@ def test_a_slow_upload_that_goes_on_is_taken(serve, sockets, monkeypatch):
 
 def test_a_body_is_not_late_before_it_was_asked_for(serve, sockets, monkeypatch):
     live = serve(body_seconds=0.2)
-    authenticate = KeyRing.authenticate
+    authenticate = ApiKeyCache.authenticate
     go_on = threading.Event()
 
-    def slow(ring: KeyRing, secret: str) -> object:
+    def slow(ring: ApiKeyCache, secret: str) -> object:
         assert go_on.wait(60)
         return authenticate(ring, secret)
 
-    monkeypatch.setattr(KeyRing, "authenticate", slow)
+    monkeypatch.setattr(ApiKeyCache, "authenticate", slow)
     body = json.dumps(a_job()).encode()
     head = f"POST /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {live.secret}\r\nContent-Length: {len(body)}\r\n"
     one = connect(live, sockets, f"{head}Content-Type: application/json\r\nExpect: 100-continue\r\n\r\n".encode())

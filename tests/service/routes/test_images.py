@@ -6,7 +6,7 @@ from support.live_service import Live
 
 from core.db.models.jobs import Job
 from core.jobs.scheduling import image_affinity, workers
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.settings.docker import ImageSettings
 from core.settings.worker import MachineSettings
 from service.main import create_app
@@ -32,9 +32,9 @@ def test_short_names_are_listed_with_the_hosts_that_have_them(client, database):
     assert "paperspace/tensorflow-python" in listed["tensorflow"]["aliases"]
     assert listed["trainer"]["hosts"] == 0
     with database.write() as session:
-        workers.register(session, Offer("w", "h", ("docker",)), boot_id="b", slots=1)
-        image_affinity.report(session, "h", ["gradient/trainer:0.1.0", "gradient/trainer:0.1.0-gpu"])
-        image_affinity.report(session, "gone", ["gradient/trainer:0.1.0"])
+        workers.register(session, WorkerOffer("w", "h", ("docker",)), boot_id="b", slots=1)
+        image_affinity.replace_host_images(session, "h", ["gradient/trainer:0.1.0", "gradient/trainer:0.1.0-gpu"])
+        image_affinity.replace_host_images(session, "gone", ["gradient/trainer:0.1.0"])
     listed = {one["name"]: one["hosts"] for one in client.get("/images").json()["images"]}
     assert (listed["trainer"], listed["tensorflow"]) == (1, 0), "a host without a living worker does not count"
 

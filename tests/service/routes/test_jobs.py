@@ -13,7 +13,7 @@ from core.errors import StoreUnavailable
 from core.jobs import lifecycle
 from core.jobs.scheduling import workers
 from core.jobs.states import JobState
-from core.jobs.transitions import note_attempt
+from core.jobs.transitions import update_attempt
 from service.main import create_app
 from service.presenters.jobs import OUTSIDE_STATES
 
@@ -235,7 +235,7 @@ def test_a_deleted_job_is_gone(client, worker, stores):
     assert client.post(f"/jobs/{job_id}/stop").json()["error"]["name"] == "JobNotFound"
     assert client.get("/jobs").json()["jobs"] == []
     with stores.database.write() as session:
-        heart = workers.beat(session, "w", "h")[job_id]
+        heart = workers.heartbeat(session, "w", "h")[job_id]
     assert heart.stop_requested
 
 
@@ -381,7 +381,7 @@ def test_a_tpu_is_shown_once_it_is_known(client, database, worker):
     job = worker.claim()
     tpu = {"zone": "us-central1-b", "name": "gj-1", "type": "v2-8", "url": "grpc://10.0.0.2:8470"}
     with database.write() as session:
-        lifecycle.started(session, job, {"pid": 1, "tpu": tpu})
+        lifecycle.mark_running(session, job, {"pid": 1, "tpu": tpu})
     shown = client.get(f"/jobs/{job_id}").json()["tpu"]
     assert shown == {"zone": "us-central1-b", "name": "gj-1", "type": "v2-8", "grpcUrl": "grpc://10.0.0.2:8470"}
     assert re.search("gj-1</code>, v2-8.*us-central1-b, grpc://10.0.0.2:8470", client.get(f"/ui/jobs/{job_id}").text)
@@ -395,7 +395,7 @@ def test_gpus_and_peaks_are_shown_once_they_are_known(client, database, worker):
         {"index": "5"},
     ]
     with database.write() as session:
-        job = lifecycle.started(session, job, {"pid": 1, "gpus": gpus})
+        job = lifecycle.mark_running(session, job, {"pid": 1, "gpus": gpus})
     shown = client.get(f"/jobs/{job_id}").json()
     assert {name: shown[name] for name in shown if name.startswith("gpu")} == {
         "gpuName": "NVIDIA Test GPU",
@@ -410,7 +410,7 @@ def test_gpus_and_peaks_are_shown_once_they_are_known(client, database, worker):
     }
     assert shown["usage"] is None
     with database.write() as session:
-        note_attempt(session, job, sampled_seconds=4.0, peak_memory_bytes=7, mean_gpu_percent=12.345)
+        update_attempt(session, job, sampled_seconds=4.0, peak_memory_bytes=7, mean_gpu_percent=12.345)
     listed = client.get("/jobs").json()["jobs"][0]
     assert listed["usage"] == {
         "sampledSeconds": 4.0,

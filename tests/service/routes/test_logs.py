@@ -11,7 +11,7 @@ from support.live_service import a_job, wait_until
 
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle
-from core.jobs.scheduling.wait_reason import waiting_of
+from core.jobs.scheduling.wait_reason import wait_statuses
 from service.log_stream.follower import Follower
 
 
@@ -213,9 +213,9 @@ def test_a_follower_seldom_asks_why_a_job_waits(stores, job_id, worker, monkeypa
 
     def ask(session, jobs):
         asked.append(jobs)
-        return waiting_of(session, jobs)
+        return wait_statuses(session, jobs)
 
-    monkeypatch.setattr("service.log_stream.follower.waiting_of", ask)
+    monkeypatch.setattr("service.log_stream.follower.wait_statuses", ask)
     follower = Follower(stores, job_id, 0)
     follower.prepare()
     told = follower.look()
@@ -366,7 +366,7 @@ def test_following_goes_on_while_the_database_is_away(live, job_id, running, sto
     wait_until(lambda: listener.named("line"))
     monkeypatch.setattr(stores.database, "read", real)
     with stores.database.write() as session:
-        ended = lifecycle.ended(session, running, "completed", exit_code=0)
+        ended = lifecycle.mark_finishing(session, running, "completed", exit_code=0)
         lifecycle.finish(session, ended, artifacts_state="none")
     listener.thread.join(20)
     assert listener.events[-1][0] == "end"

@@ -114,8 +114,8 @@ def large(client, database):
 
 def test_four_readers_of_a_very_large_job_cost_bounded_memory_and_rows(client, database, large, monkeypatch):
     read = []
-    add = metrics.Columns.add
-    monkeypatch.setattr(metrics.Columns, "add", lambda *words: read.append(words[1]) or add(*words))
+    add = metrics.SeriesColumns.add
+    monkeypatch.setattr(metrics.SeriesColumns, "add", lambda *words: read.append(words[1]) or add(*words))
     answers = []
 
     def ask(_: int) -> None:
@@ -179,7 +179,7 @@ def test_an_answer_says_that_a_job_wrote_more_than_is_stored(client, database, w
     worker.register()
     job = worker.start()
     with database.write() as session:
-        metrics.limited(session, job, "metric_names_limit", "200 names are stored.")
+        metrics.record_limit(session, job, "metric_names_limit", "200 names are stored.")
     assert client.get(f"/jobs/{job.id}/metrics").json()["leftOut"] == "200 names are stored."
     events = client.get(f"/jobs/{job.id}/events").json()["events"]
     assert [event["message"] for event in events if event["kind"] == "metrics"] == ["200 names are stored."]

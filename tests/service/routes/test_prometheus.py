@@ -11,7 +11,7 @@ from support.live_service import a_form, a_job, a_zip, wait_until
 
 from core.db.database import now
 from core.db.models.jobs import RepairCount, Worker
-from core.jobs.transitions import note_sizes
+from core.jobs.transitions import set_output_sizes
 from service.main import create_app
 
 
@@ -149,7 +149,7 @@ def test_claims_are_timed_and_what_was_kept_is_counted(client, figures, worker, 
     submit(client)
     job = worker.end(worker.start())
     with database.write() as session:
-        note_sizes(session, job, log_bytes=700, artifact_bytes=9000)
+        set_output_sizes(session, job, log_bytes=700, artifact_bytes=9000)
     for _ in range(2):
         assert figures("gradient_claim_duration_seconds_count", backend="mock", pool="CPU") == 1
         assert figures("gradient_stored_bytes_total", content="log") == 700

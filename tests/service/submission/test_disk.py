@@ -9,7 +9,7 @@ from support.live_service import a_form, a_job, a_zip, stored_workspaces
 from core.db.database import now
 from core.db.models.jobs import Attempt
 from core.settings import Settings
-from core.system.filesystem import keep_private
+from core.system.filesystem import make_private
 
 MIB = 1024**2
 NOISE = {"noise.bin": bytes(range(256)) * 8192}
@@ -100,6 +100,6 @@ def test_a_home_that_was_open_to_others_is_closed(tmp_path):
         (settings.root / folder).chmod(0o755)
     (settings.root / "gradient.db").touch(0o644)
     settings.root.chmod(0o755)
-    keep_private(settings)
+    make_private(settings)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (settings.root, *settings.root.iterdir())}
     assert modes == {"home": 0o700, "attempts": 0o700, "logs": 0o700, "gradient.db": 0o600}

@@ -31,7 +31,7 @@ from support.faults.observed_deployment import Watched
 from core.db.database import Base
 from core.db.models.jobs import Attempt, Event, GpuAllocation, Job
 from core.jobs.reasons import REASONS, reason_of_exit
-from core.jobs.states import MOVES, OWNED, TERMINAL, JobState
+from core.jobs.states import OWNED, TERMINAL, TRANSITIONS, JobState
 
 GAP = b"[gradient] "
 STOP_SECONDS = 5.0
@@ -303,7 +303,7 @@ def _moves(row: dict[str, Any], events: list[dict[str, Any]], seen: dict[str, An
             continue
         target = JobState(event["to_state"])
         source = None if event["from_state"] is None else JobState(event["from_state"])
-        if source != state or (source is not None and target not in MOVES[source]):
+        if source != state or (source is not None and target not in TRANSITIONS[source]):
             found.append(f"I4 {where}: moved {source} → {target} when it was {state}")
         state = target
     if state != row["state"]:

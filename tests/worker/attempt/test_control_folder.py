@@ -12,9 +12,9 @@ from support.docker_server import SHELL
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
 from core.jobs import lifecycle, queries
-from core.jobs.lifecycle import Submission
+from core.jobs.lifecycle import NewJob
 from core.jobs.scheduling import claims
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
 from core.settings import Settings
@@ -51,7 +51,7 @@ class World:
         put = KINDS[kind].format(victim=self.victim)
         command = f'it={control}/{name}; rm -f "$it"; {put}; echo done >"$GRADIENT_ARTIFACTS_DIR/attacked"; {end}'
         self.host.write(lambda session: self._submit(session, command))
-        job = self.host.write(lambda session: claims.claim(session, Offer("w1", "here", (self.backend,))))
+        job = self.host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", (self.backend,))))
         attempt = AttemptRun(self.host, job, AttemptControl())
         attempt._prepare()
         attempt._launch()
@@ -59,12 +59,12 @@ class World:
         return job
 
     def _submit(self, session, command):
-        project, _ = lifecycle.ensure_project(session, "default")
+        project, _ = lifecycle.get_or_create_project(session, "default")
         container = SHELL if self.backend == "docker" else None
         spec = JobSpec(machine_type="CPU", command=command, container=container, stop_grace=5)
         machine = Catalogue.load().get("CPU")
         lifecycle.submit(
-            session, Submission(spec=spec, machine=machine, backend=self.backend, project=project, submitted_by="t")
+            session, NewJob(spec=spec, machine=machine, backend=self.backend, project=project, submitted_by="t")
         )
 
     def adopt(self):
@@ -74,7 +74,7 @@ class World:
 
     def row(self, job):
         with self.host.database.read() as session:
-            return queries.row(session, job.id)
+            return queries.get_row(session, job.id)
 
     def clear(self) -> None:
         backend = self.host.backend(self.backend)

@@ -11,10 +11,10 @@ from core.db.database import Database
 from core.db.models.jobs import Job
 from core.jobs import lifecycle, projects, queries
 from core.jobs.scheduling import claims
-from core.jobs.scheduling.claims import Offer
-from core.jobs.scheduling.wait_reason import waiting
+from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling.wait_reason import wait_status
 from core.jobs.states import JobState
-from core.notify.local_notifier import Bell
+from core.notify.local_notifier import LocalNotifier
 from core.settings import Settings
 from core.settings.worker import DiskSettings
 from core.storage.artifacts.store import ArtifactLimits, DirectoryStore
@@ -53,14 +53,14 @@ def claim(database, submit):
     def claim(command, **spec):
         submit(command, **spec)
         with database.write() as session:
-            return claims.claim(session, Offer("w1", "here", ("mock",)))
+            return claims.claim(session, WorkerOffer("w1", "here", ("mock",)))
 
     return claim
 
 
 def row(host, job) -> Job:
     with host.database.read() as session:
-        return queries.row(session, job.id)
+        return queries.get_row(session, job.id)
 
 
 FULL = 'cd "$GRADIENT_{}_DIR"; echo small >a; head -c 8M /dev/urandom >big; echo up; sleep 600'
@@ -210,7 +210,7 @@ def test_a_stopped_job_keeps_its_outputs_unless_it_is_stopped_again(opened, clai
 def test_artifacts_are_kept_up_to_what_is_left_of_the_projects_quota(opened, claim):
     host = opened()
     job = claim('cd "$GRADIENT_ARTIFACTS_DIR"; echo small >a; head -c 2M /dev/urandom >big')
-    host.write(lambda session: projects.change(session, job.project_id, {"max_stored_mb": 1}))
+    host.write(lambda session: projects.update_limits(session, job.project_id, {"max_stored_mb": 1}))
     run_attempt(host, job, AttemptControl())
     page = host.artifacts.list(job.id, 1)
     assert (row(host, job).state, page.state) == (JobState.SUCCEEDED, "partial")
@@ -222,7 +222,7 @@ def supervised(tmp_path):
     made = []
 
     def start(host):
-        supervisor = Supervisor(host, Bell(tmp_path / "bell"))
+        supervisor = Supervisor(host, LocalNotifier(tmp_path / "bell"))
         thread = threading.Thread(target=supervisor.run)
         thread.start()
         made.append((supervisor, thread))
@@ -235,8 +235,8 @@ def supervised(tmp_path):
 
 def told(host, job):
     with host.database.read() as session:
-        found = queries.row(session, job.id)
-        return waiting(session, found) if found.state is JobState.QUEUED else None
+        found = queries.get_row(session, job.id)
+        return wait_status(session, found) if found.state is JobState.QUEUED else None
 
 
 def test_a_worker_whose_disk_is_full_claims_nothing_and_jobs_say_so(opened, submit, supervised, small_disk):

@@ -11,7 +11,7 @@ from core.jobs import queries
 from core.jobs.scheduling import claims
 from core.jobs.states import JobState
 from core.security import credentials
-from core.security.credentials import EVERY_PROJECT
+from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
 from core.settings import Settings
 from worker.attempt.control import AttemptControl
@@ -41,14 +41,14 @@ def run(host, submit):
         assert claimed.id == job.id
         run_attempt(host, claimed, AttemptControl())
         with host.database.read() as session:
-            return queries.row(session, job.id)
+            return queries.get_row(session, job.id)
 
     return run
 
 
 def store(host, value="the-value"):
     with host.database.write() as session:
-        credentials.put_secret(session, Vault(host.settings), EVERY_PROJECT, "token", value)
+        credentials.put_secret(session, Vault(host.settings), ALL_PROJECTS, "token", value)
 
 
 def test_the_value_reaches_the_command(host, run):

@@ -5,7 +5,7 @@ import threading
 import pytest
 from support.live_service import peak_memory
 
-from core.jobs.metrics import Stored
+from core.jobs.metrics import StoredSummary
 from core.settings.api import MetricSettings
 from core.storage.joblogs.files import JobLogs
 from worker.attempt.outputs import log_shipper
@@ -113,7 +113,7 @@ def read_all(reader):
 
 
 def metrics(path, offset=0):
-    return read_all(opened(path, Stored(offset=offset)))
+    return read_all(opened(path, StoredSummary(offset=offset)))
 
 
 def test_metrics_are_read_by_line_and_offset(tmp_path):
@@ -197,7 +197,7 @@ def test_lines_that_take_turns_are_both_kept_when_thinned(tmp_path):
 def test_the_values_of_a_job_are_counted_on_after_a_restart(tmp_path):
     path = tmp_path / "metrics"
     path.write_text("".join(f'{{"step": {step}, "loss": 1, "late": 2}}\n' for step in range(3000)))
-    reader = opened(path, Stored(values=800, names={"loss"}), values=1600, names=1)
+    reader = opened(path, StoredSummary(values=800, names={"loss"}), values=1600, names=1)
     rows = read_all(reader)
     assert 0 < len(rows) <= 100
     assert all(row["values"] == {"loss": 1.0} for row in rows)

@@ -14,7 +14,7 @@ from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 from core.settings import Settings
 from core.storage.joblogs.writer import LogWriter
@@ -43,14 +43,14 @@ def host(database, tmp_path):
 def claim(host, submit):
     def make(command, **spec):
         submit(command, **spec)
-        return host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",))))
+        return host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("mock",))))
 
     return make
 
 
 def ended(host, job):
     with host.database.read() as session:
-        return queries.row(session, job.id)
+        return queries.get_row(session, job.id)
 
 
 def output(host, job):
@@ -164,7 +164,7 @@ def test_a_job_that_was_cut_off_from_its_record_is_tried_again(host, claim):
 def test_a_job_finds_its_gpus_in_its_environment(host, database, submit):
     submit('echo "$GRADIENT_GPUS"', machine="V100")
     with database.write() as session:
-        job = claims.claim(session, Offer("w1", "here", ("mock",), gpus=("3",)))
+        job = claims.claim(session, WorkerOffer("w1", "here", ("mock",), gpus=("3",)))
     run_attempt(host, job, AttemptControl())
     assert output(host, job) == ["3"]
 
@@ -180,7 +180,7 @@ def test_what_is_kept_of_each_attempt_is_noted_when_it_is_closed(host, submit):
     for number in (1, 2):
         with host.database.write() as session:
             session.execute(update(Job).values(run_after=None))
-        claimed = host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",))))
+        claimed = host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("mock",))))
         assert claimed.attempt == number
         run_attempt(host, claimed, AttemptControl())
     rows = attempts(host, job)
@@ -206,7 +206,7 @@ def test_lines_of_an_attempt_carry_the_requests_id(claim):
 def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, claim, monkeypatch):
     """The host may be given up, and its folder with it, before the database is back."""
     job = claim("echo said; sleep 100")
-    started, away = lifecycle.started, []
+    started, away = lifecycle.mark_running, []
 
     def refuse(*arguments, **options):
         if output(host, job):
@@ -215,7 +215,7 @@ def test_what_a_job_prints_is_kept_though_its_start_cannot_be_recorded(host, cla
         raise StoreUnavailable("The database does not answer.")
 
     monkeypatch.setattr(module, "_DATABASE_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(lifecycle, "started", refuse)
+    monkeypatch.setattr(lifecycle, "mark_running", refuse)
     attempt = AttemptRun(host, job, AttemptControl())
     attempt._start()
     assert away
@@ -274,7 +274,7 @@ def test_the_most_that_an_attempt_used_is_kept(host, claim):
     assert 0 < row.sampled_seconds < 60
     assert (row.peak_gpu_percent, row.peak_gpu_memory_bytes) == (None, None)
     with host.database.read() as session:
-        assert queries.present_attempts(session, [ended(host, job)])[job.id].peak_memory_bytes == row.peak_memory_bytes
+        assert queries.current_attempts(session, [ended(host, job)])[job.id].peak_memory_bytes == row.peak_memory_bytes
 
 
 def test_what_cannot_build_images_says_so_and_runs_nothing(host, claim):
@@ -321,6 +321,6 @@ def test_a_job_that_a_full_disk_kept_from_its_start_runs_when_there_is_room(host
     with host.database.write() as session:
         session.execute(update(Job).values(run_after=None))
     run_attempt(
-        host, host.write(lambda session: claims.claim(session, Offer("w1", "here", ("mock",)))), AttemptControl()
+        host, host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("mock",)))), AttemptControl()
     )
     assert (ended(host, job).state, output(host, job)) == (JobState.SUCCEEDED, ["ran"])

@@ -8,44 +8,44 @@ import sys
 import pytest
 from support.deployment import wait_until
 
-from core.notify.broker import PING, RING, Ringer, make_app
-from core.notify.local_notifier import Bell
-from core.notify.messages import Ring
+from core.notify.broker import PING_TASK, WAKE_TASK, Publisher, make_app
+from core.notify.local_notifier import LocalNotifier
+from core.notify.messages import WakeMessage
 from worker.celery import tasks
 
 pytestmark = pytest.mark.integration
 
 
 def test_the_ring_task_touches_the_bell(tmp_path):
-    bell = Bell(tmp_path / "bell")
+    bell = LocalNotifier(tmp_path / "bell")
     os.utime(bell.path, (0, 0))
     app = make_app("memory://")
     tasks.register(app, bell)
-    app.tasks[RING].apply(["j1", None], throw=True)
+    app.tasks[WAKE_TASK].apply(["j1", None], throw=True)
     assert bell.path.stat().st_mtime > 0
 
 
 @pytest.mark.parametrize("args", [[], ["j1", "r1", "more"], [None], [{"id": "j1"}], ["j1", 7], ["j" * 10_000], [""]])
 def test_a_ring_that_says_something_else_rings_nothing(tmp_path, args):
-    bell = Bell(tmp_path / "bell")
+    bell = LocalNotifier(tmp_path / "bell")
     os.utime(bell.path, (0, 0))
     app = make_app("memory://")
     tasks.register(app, bell)
-    assert app.tasks[RING].apply(args).state in {"FAILURE", "REJECTED"}
+    assert app.tasks[WAKE_TASK].apply(args).state in {"FAILURE", "REJECTED"}
     assert bell.path.stat().st_mtime == 0
 
 
 def test_the_ping_task_says_that_it_was_heard(tmp_path):
     heard = []
     app = make_app("memory://")
-    tasks.register(app, Bell(tmp_path / "bell"), lambda: heard.append(1))
-    app.tasks[PING].apply(throw=True)
+    tasks.register(app, LocalNotifier(tmp_path / "bell"), lambda: heard.append(1))
+    app.tasks[PING_TASK].apply(throw=True)
     assert heard == [1]
 
 
 def test_a_broker_that_is_away_is_an_os_error():
     with pytest.raises(OSError, match="9"):
-        Ringer("redis://127.0.0.1:9/0").ring([Ring("gradient.pool.CPU", "j1", None)])
+        Publisher("redis://127.0.0.1:9/0").publish_wake([WakeMessage("gradient.pool.CPU", "j1", None)])
 
 
 def test_results_are_kept_nowhere():

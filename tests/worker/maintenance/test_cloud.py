@@ -8,7 +8,7 @@ from core.db.database import now
 from core.db.models.jobs import LeaderLease
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.settings import Settings
 from worker.context import WorkerContext
 from worker.maintenance.cloud import CloudSweep
@@ -32,7 +32,7 @@ def lost(database, submit, simulator):
     """A job on a machine that is gone, with its TPU."""
     submit(machine="TPU")
     with database.write() as session:
-        job = claims.claim(session, Offer("other", "gone", ("mock",)))
+        job = claims.claim(session, WorkerOffer("other", "gone", ("mock",)))
     name = f"gj-{job.id}-1"
     ledger = DatabaseResourceLog(database, "gone")
     ledger.record_intent("tpu_node", f"us-central1-b/{name}", job_id=job.id, attempt=1)
@@ -43,7 +43,7 @@ def lost(database, submit, simulator):
 
 def give_up(database, job):
     with database.write() as session:
-        lifecycle.give_up(session, queries.row(session, job.id), "worker_lost", "15 minutes")
+        lifecycle.fail_lost(session, queries.get_row(session, job.id), "worker_lost", "15 minutes")
 
 
 def test_what_a_lost_host_had_is_deleted(host, database, lost, simulator):
@@ -55,7 +55,7 @@ def test_what_a_lost_host_had_is_deleted(host, database, lost, simulator):
     assert simulator.cloud.left() == ([], [])
     assert sweep.run() == {"tpus": 0}
     with database.read() as session:
-        assert queries.row(session, lost.id).attempt == 1
+        assert queries.get_row(session, lost.id).attempt == 1
 
 
 def test_it_is_known_to_be_gone_when_it_is_not_found_any_more(host, database, lost):

@@ -7,7 +7,7 @@ from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, LeaderLease, Outbox, RepairCount, Worker
 from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 from core.settings import Settings
 from worker.attempt.scratch import Scratch, list_scratch_folders
@@ -25,21 +25,21 @@ def host(database, tmp_path):
 def claimed(database, submit, host, *, silent=0.0, **spec):
     submit(**spec)
     with database.write() as session:
-        job = claims.claim(session, Offer("other", host, ("mock",)))
+        job = claims.claim(session, WorkerOffer("other", host, ("mock",)))
         session.execute(update(Job).where(Job.id == job.id).values(heartbeat_at=now(-silent)))
     return job
 
 
 def begun(database, job, *, silent):
     with database.write() as session:
-        job = lifecycle.started(session, job, {"version": 1, "name": "x"})
+        job = lifecycle.mark_running(session, job, {"version": 1, "name": "x"})
         session.execute(update(Job).where(Job.id == job.id).values(heartbeat_at=now(-silent)))
     return job
 
 
 def state(database, job):
     with database.read() as session:
-        return queries.row(session, job.id).state
+        return queries.get_row(session, job.id).state
 
 
 def test_a_job_on_a_silent_host_is_given_up(host, database, submit):
@@ -47,14 +47,14 @@ def test_a_job_on_a_silent_host_is_given_up(host, database, submit):
     assert Sweep(host).run(set())["lost_jobs"] == 1
     assert state(database, running) is JobState.FAILED
     with database.read() as session:
-        assert queries.row(session, running.id).reason == "worker_lost"
+        assert queries.get_row(session, running.id).reason == "worker_lost"
 
 
 def test_a_job_that_never_began_on_a_silent_host_waits_for_another(host, database, submit):
     job = claimed(database, submit, "gone", silent=1000)
     assert Sweep(host).run(set())["lost_jobs"] == 1
     with database.read() as session:
-        row = queries.row(session, job.id)
+        row = queries.get_row(session, job.id)
     assert (row.state, row.reason, row.machine_faults) == (JobState.QUEUED, "retrying", 1)
 
 
@@ -94,7 +94,7 @@ def test_a_job_that_nobody_took_is_announced_again(host, database, submit):
 def test_gpus_that_no_job_holds_are_free_again(host, database, submit):
     job = submit(machine="V100")
     with database.write() as session:
-        claims.claim(session, Offer("other", "here", ("mock",), gpus=("0",)))
+        claims.claim(session, WorkerOffer("other", "here", ("mock",), gpus=("0",)))
         session.execute(update(Job).where(Job.id == job.id).values(state=JobState.FAILED))
     assert Sweep(host).run(set())["gpus"] == 1
     with database.read() as session:
@@ -129,7 +129,7 @@ def test_scratch_of_another_host_is_its_own_to_clear_up_while_it_lives(host, dat
     job = claimed(database, submit, "there", silent=1000)
     host.scratch(job.id, 1).make(host.artifacts)
     with database.write() as session:
-        workers.register(session, Offer("other", "there", ("mock",)), boot_id="b", slots=1)
+        workers.register(session, WorkerOffer("other", "there", ("mock",)), boot_id="b", slots=1)
     swept = Sweep(host).run(set())
     assert (swept["lost_jobs"], swept["scratch"]) == (1, 0)
     with database.write() as session:
@@ -168,7 +168,7 @@ def test_scratch_is_kept_for_who_asks_for_it(host, database):
 def test_a_scratch_that_cannot_be_removed_holds_up_no_other_repair(database, submit, host, monkeypatch):
     job = begun(database, claimed(database, submit, "here"), silent=60)
     with database.write() as session:
-        lifecycle.give_up(session, job, "worker_lost")
+        lifecycle.fail_lost(session, job, "worker_lost")
     scratch = host.scratch(job.id, job.attempt)
     scratch.control.mkdir(parents=True)
 

@@ -27,7 +27,7 @@ def build_log(context: WorkerContext, job: Job, scratch: Scratch) -> Iterator[No
             with OutputRecorder(context, job, scratch) as recorder:
                 while not ended.wait(_SHIP_SECONDS):
                     if recorder.ship():
-                        context.logs.nudge(job.id)
+                        context.logs.notify_followers(job.id)
         except Exception:  # the build goes on; at the latest, closing the attempt ships the whole log
             logger.warning("build_log_not_shipped", exc_info=True)
 

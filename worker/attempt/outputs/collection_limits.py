@@ -33,7 +33,9 @@ class CollectionLimits:
         """
         limits = self._context.settings.disk
         with self._context.database.read() as session:
-            left = storage_quota.left_bytes(session, queries.project(session, self._job.project_id), limits.project_mb)
+            left = storage_quota.remaining_bytes(
+                session, queries.project(session, self._job.project_id), limits.project_mb
+            )
         known = [one for one in (limits.job_mb * MIB or None, left) if one is not None]
         return min(known, default=None)
 
@@ -43,7 +45,7 @@ class CollectionLimits:
             self._check_at = time.monotonic() + _CHECK_SECONDS
             try:
                 with self._context.database.read() as session:
-                    row = queries.row(session, self._job.id)
+                    row = queries.get_row(session, self._job.id)
             except StoreUnavailable:
                 return False
             requested_at = None if row is None else row.stop_requested_at

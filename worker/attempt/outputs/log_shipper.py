@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from core.jobs.metrics import Stored
+from core.jobs.metrics import StoredSummary
 from core.settings.api import MetricSettings
 from core.storage.joblogs.files import LogWriter
 
@@ -123,7 +123,7 @@ class LogShipper:
     def ship(self) -> int:
         """Ship new output up to the log's limit; return the number of bytes."""
         shipped = 0
-        while (room := self._writer.room - self._tail_bytes) > 0:
+        while (room := self._writer.remaining_bytes - self._tail_bytes) > 0:
             data = self._source.read(self._writer.position, min(BLOCK_BYTES, room))
             if not data:
                 break
@@ -162,9 +162,14 @@ class MetricsReader:
     """
 
     def __init__(
-        self, source: SourceFile, job_id: str, attempt: int, settings: MetricSettings, stored: Stored | None = None
+        self,
+        source: SourceFile,
+        job_id: str,
+        attempt: int,
+        settings: MetricSettings,
+        stored: StoredSummary | None = None,
     ) -> None:
-        stored = stored or Stored()
+        stored = stored or StoredSummary()
         self._source = source
         self._key = {"job_id": job_id, "attempt": attempt, "source": "job"}
         self._settings = settings

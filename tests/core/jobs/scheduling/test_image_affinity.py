@@ -12,14 +12,14 @@ from core.db.database import now
 from core.db.models.jobs import HostImage, Job, Worker
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, image_affinity, workers
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 
 IMAGE = "team/model:1"
 WAIT = 5.0
 
 
 def offer(host, **has):
-    return Offer(host, host, ("mock",), image_wait_seconds=WAIT, **has)
+    return WorkerOffer(host, host, ("mock",), image_wait_seconds=WAIT, **has)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def join(database):
     def add(host, *images, slots=4, **has):
         with database.write() as session:
             workers.register(session, offer(host, **has), boot_id="b", slots=slots)
-            image_affinity.report(session, host, images)
+            image_affinity.replace_host_images(session, host, images)
         return offer(host, **has)
 
     return add
@@ -52,7 +52,7 @@ def needing(database, submit):
 def take(database):
     def claim(host):
         with database.read() as session:
-            waits = claims.anything_waits(session, host)
+            waits = claims.has_claimable_job(session, host)
         with database.write() as session:
             job = claims.claim(session, host)
         assert waits == (job is not None)
@@ -153,7 +153,7 @@ def test_a_worker_that_does_not_wait_takes_what_comes(database, join, needing):
     join("bare"), join("holder", IMAGE)
     job = needing()
     with database.write() as session:
-        assert claims.claim(session, Offer("bare", "bare", ("mock",))).id == job
+        assert claims.claim(session, WorkerOffer("bare", "bare", ("mock",))).id == job
 
 
 def test_a_report_replaces_the_one_before_and_is_bounded(database):
@@ -162,14 +162,14 @@ def test_a_report_replaces_the_one_before_and_is_bounded(database):
             return sorted(session.scalars(select(HostImage.reference).where(HostImage.host == "h")))
 
     with database.write() as session:
-        image_affinity.report(session, "h", ["a:1", "b:1", "a:1", "x" * 600])
-        image_affinity.report(session, "other", ["a:1"])
+        image_affinity.replace_host_images(session, "h", ["a:1", "b:1", "a:1", "x" * 600])
+        image_affinity.replace_host_images(session, "other", ["a:1"])
     assert reported() == ["a:1", "b:1"]
     with database.write() as session:
-        image_affinity.report(session, "h", ["c:1"])
+        image_affinity.replace_host_images(session, "h", ["c:1"])
     assert reported() == ["c:1"]
     with database.write() as session:
-        image_affinity.report(session, "h", [f"n{number}:1" for number in range(2000)])
+        image_affinity.replace_host_images(session, "h", [f"n{number}:1" for number in range(2000)])
     assert reported() == sorted(f"n{number}:1" for number in range(image_affinity.MAX_REPORTED))
 
 
@@ -181,7 +181,7 @@ def test_under_a_rush_every_job_is_claimed_once_and_in_bounded_time(database, jo
     lock, deadline = threading.Lock(), time.monotonic() + 60
 
     def work(host):
-        patient = Offer(host.worker, host.host, host.backends, image_wait_seconds=1.0)
+        patient = WorkerOffer(host.worker, host.host, host.backends, image_wait_seconds=1.0)
         while len(claimed) < len(jobs) and time.monotonic() < deadline:
             with database.write() as session:
                 job = claims.claim(session, patient)
@@ -191,7 +191,7 @@ def test_under_a_rush_every_job_is_claimed_once_and_in_bounded_time(database, jo
             with lock:
                 claimed.append((job.id, host.host))
             with database.write() as session:
-                ended = lifecycle.ended(session, job, "completed", exit_code=0)
+                ended = lifecycle.mark_finishing(session, job, "completed", exit_code=0)
                 lifecycle.finish(session, ended, artifacts_state="none")
 
     with ThreadPoolExecutor(len(hosts)) as pool:

@@ -10,8 +10,8 @@ from sqlalchemy import insert, select, update
 from core.db.database import now
 from core.db.models.jobs import Job, Project
 from core.jobs.scheduling import claims
-from core.jobs.scheduling.claims import Offer
-from core.jobs.scheduling.queue_position import Group, Place, Pool, Share, places_of
+from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling.queue_position import ProjectUsage, QueueGroup, QueuePool, QueuePosition, queue_positions
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -22,7 +22,7 @@ def queues(draw, priorities):
     projects = "abcd"[: draw(st.integers(1, 4))]
     served = draw(st.lists(st.none() | st.integers(0, 99), min_size=4, max_size=4))
     shares = {
-        project: Share(
+        project: ProjectUsage(
             running=draw(st.integers(0, 4)),
             max_running=draw(st.none() | st.integers(0, 6)),
             last_claimed_at=None if at is None else EPOCH + timedelta(seconds=at),
@@ -55,11 +55,11 @@ def places(jobs, shares):
     for project, priority, seq in jobs:
         counted[project, priority] += 1
         first.setdefault((project, priority), seq)
-    pool = Pool([Group(*key, number, first[key]) for key, number in counted.items()], shares)
+    pool = QueuePool([QueueGroup(*key, number, first[key]) for key, number in counted.items()], shares)
     own = defaultdict(list)
     for job in sorted(jobs, key=lambda job: (-job[1], job[2])):
         own[job[0]].append(job)
-    return {job: pool.place(job[0], job[1], rank).number for some in own.values() for rank, job in enumerate(some)}
+    return {job: pool.position(job[0], job[1], rank).number for some in own.values() for rank, job in enumerate(some)}
 
 
 @given(queues(priorities=[50]))
@@ -85,11 +85,11 @@ def test_places_go_by_priority_and_by_share_within_each(queue):
 
 
 def test_a_project_that_has_more_on_machines_waits_longer():
-    shares = {"a": Share(running=2), "b": Share()}
-    pool = Pool([Group("a", 50, 3, 1), Group("b", 50, 4, 4)], shares)
+    shares = {"a": ProjectUsage(running=2), "b": ProjectUsage()}
+    pool = QueuePool([QueueGroup("a", 50, 3, 1), QueueGroup("b", 50, 4, 4)], shares)
     # b catches up first; then they take turns, a first: b has just been served.
-    assert [pool.place("b", 50, rank).number for rank in range(4)] == [1, 2, 4, 6]
-    assert [pool.place("a", 50, rank).number for rank in range(3)] == [3, 5, 7]
+    assert [pool.position("b", 50, rank).number for rank in range(4)] == [1, 2, 4, 6]
+    assert [pool.position("a", 50, rank).number for rank in range(3)] == [3, 5, 7]
 
 
 def test_places_in_the_database(database, submit):
@@ -107,17 +107,17 @@ def test_places_in_the_database(database, submit):
     waiting = [jobs[0], jobs[1], jobs[2], jobs[5], v100]
     with database.read() as session:
         fresh = [session.scalars(select(Job).where(Job.id == job.id)).one() for job in waiting]
-        found = places_of(session, fresh)
-        alone = {job.id: places_of(session, [job])[job.id] for job in fresh}
+        found = queue_positions(session, fresh)
+        alone = {job.id: queue_positions(session, [job])[job.id] for job in fresh}
     numbers = {job.id: found[job.id].number for job in waiting}
     # Urgent first, then the project with nothing on machines, the one with a job there, and the one at its quota.
     assert numbers == {jobs[2].id: 1, jobs[5].id: 2, jobs[0].id: 3, jobs[1].id: 4, v100.id: 1}
     assert alone == found
-    assert found[jobs[1].id] == Place(4, 0, Share(running=1, max_running=1))
+    assert found[jobs[1].id] == QueuePosition(4, 0, ProjectUsage(running=1, max_running=1))
     with database.write() as session:
         _change(session, jobs[2], state="cancelled")
     with database.read() as session:
-        assert jobs[2].id not in places_of(session, fresh)
+        assert jobs[2].id not in queue_positions(session, fresh)
 
 
 def test_places_are_the_order_in_which_workers_take_the_jobs(database, submit):
@@ -128,11 +128,11 @@ def test_places_are_the_order_in_which_workers_take_the_jobs(database, submit):
         session.execute(update(Project).where(Project.name == "c").values(max_running=2))
         _change(session, elsewhere, state="running")
     with database.read() as session:
-        found = places_of(session, waiting)
+        found = queue_positions(session, waiting)
     expected = sorted(waiting, key=lambda job: found[job.id].number)
     taken = []
     with database.write() as session:
-        while job := claims.claim(session, Offer("w", "h", ("mock",), machine_types=("CPU",))):
+        while job := claims.claim(session, WorkerOffer("w", "h", ("mock",), machine_types=("CPU",))):
             taken.append(job.id)
     assert taken == [job.id for job in expected[:8]]
     assert expected[8].id == waiting[6].id, "past its project's quota"

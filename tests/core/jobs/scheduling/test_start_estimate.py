@@ -14,35 +14,35 @@ servers = st.lists(seconds, min_size=1, max_size=8)
 
 def test_an_example_by_hand():
     # Jobs last 100 s. Two slots: one is free now, the other's job has run for 70 s.
-    free_in = start_estimate.slots(1, [start_estimate.left(100, 70)], 2)
+    free_in = start_estimate.slot_free_times(1, [start_estimate.remaining_seconds(100, 70)], 2)
     assert free_in == [0, 30]
     # The free slot is taken at 0, the other at 30, the first again at 100, the second at 130, and so on.
-    assert start_estimate.starts(free_in, 100, range(1, 6)) == {1: 0, 2: 30, 3: 100, 4: 130, 5: 200}
+    assert start_estimate.start_times(free_in, 100, range(1, 6)) == {1: 0, 2: 30, 3: 100, 4: 130, 5: 200}
 
 
 def test_a_job_that_outlived_the_others_is_about_to_end():
-    assert start_estimate.left(100, 40) == 60
-    assert start_estimate.left(100, 95) == start_estimate.left(100, 4000) == 10
-    assert start_estimate.left(100, -3) == 100, "a clock that went back"
+    assert start_estimate.remaining_seconds(100, 40) == 60
+    assert start_estimate.remaining_seconds(100, 95) == start_estimate.remaining_seconds(100, 4000) == 10
+    assert start_estimate.remaining_seconds(100, -3) == 100, "a clock that went back"
 
 
 def test_where_a_job_needs_the_room_of_several_the_last_of_them_decides():
-    assert start_estimate.slots(0, [50, 10, 30, 20], 1) == [50]
-    assert start_estimate.slots(1, [50, 10], 2) == [0, 50]
-    assert start_estimate.slots(3, [], 2) == [0, 0]
-    assert start_estimate.slots(0, [5], 0) == []
+    assert start_estimate.slot_free_times(0, [50, 10, 30, 20], 1) == [50]
+    assert start_estimate.slot_free_times(1, [50, 10], 2) == [0, 50]
+    assert start_estimate.slot_free_times(3, [], 2) == [0, 0]
+    assert start_estimate.slot_free_times(0, [5], 0) == []
 
 
 def test_without_a_slot_or_without_a_history_nothing_is_said():
-    assert start_estimate.starts([], 10, [1]) == {}
-    assert start_estimate.starts([1], 10, []) == {}
-    assert start_estimate.typical([1, 2]) is None
-    assert start_estimate.typical([1, 9, 2]) == 2
+    assert start_estimate.start_times([], 10, [1]) == {}
+    assert start_estimate.start_times([1], 10, []) == {}
+    assert start_estimate.median_duration([1, 2]) is None
+    assert start_estimate.median_duration([1, 9, 2]) == 2
 
 
 @given(servers, seconds, st.sets(st.integers(1, 60)))
 def test_a_later_place_never_starts_earlier(free_in, lasts, places):
-    found = start_estimate.starts(free_in, lasts, places)
+    found = start_estimate.start_times(free_in, lasts, places)
     assert found.keys() == places
     ordered = [found[place] for place in sorted(places)]
     assert ordered == sorted(ordered)
@@ -50,8 +50,8 @@ def test_a_later_place_never_starts_earlier(free_in, lasts, places):
 
 @given(servers, seconds, st.integers(1, 60))
 def test_one_more_slot_never_delays_anybody(free_in, lasts, place):
-    fewer = start_estimate.starts(free_in, lasts, [place])[place]
-    assert start_estimate.starts([*free_in, 0.0], lasts, [place])[place] <= fewer
+    fewer = start_estimate.start_times(free_in, lasts, [place])[place]
+    assert start_estimate.start_times([*free_in, 0.0], lasts, [place])[place] <= fewer
 
 
 def served_one_by_one(free_in, lasts, places):
@@ -66,10 +66,10 @@ def served_one_by_one(free_in, lasts, places):
 
 @given(st.lists(st.floats(0, 500), min_size=1, max_size=8), st.floats(1, 100), st.integers(1, 120))
 def test_whole_rounds_are_what_one_by_one_is(free_in, lasts, places):
-    found = start_estimate.starts(free_in, lasts, range(1, places + 1))
+    found = start_estimate.start_times(free_in, lasts, range(1, places + 1))
     assert list(found.values()) == pytest.approx(served_one_by_one(free_in, lasts, places))
-    assert start_estimate.starts(free_in, lasts, [places])[places] == pytest.approx(found[places])
+    assert start_estimate.start_times(free_in, lasts, [places])[places] == pytest.approx(found[places])
 
 
 def test_the_millionth_place_costs_no_more_than_the_first():
-    assert start_estimate.starts([0, 5], 10, [2_000_001]) == {2_000_001: 10_000_000}
+    assert start_estimate.start_times([0, 5], 10, [2_000_001]) == {2_000_001: 10_000_000}

@@ -6,11 +6,11 @@ from sqlalchemy import delete, event, insert, select, text, update
 from core.db.database import now
 from core.db.models.jobs import Event, GpuAllocation, Job, Project, Worker
 from core.jobs import lifecycle, queries
-from core.jobs.reasons import sentence
+from core.jobs.reasons import reason_message
 from core.jobs.scheduling import claims, workers
-from core.jobs.scheduling.capacity import offers
-from core.jobs.scheduling.claims import Offer
-from core.jobs.scheduling.wait_reason import waiting, waiting_of
+from core.jobs.scheduling.capacity import live_workers
+from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling.wait_reason import wait_status, wait_statuses
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def why(database):
 
     def why(job):
         with database.read() as session:
-            return waiting(session, session.scalars(select(Job).where(Job.id == job.id)).one())
+            return wait_status(session, session.scalars(select(Job).where(Job.id == job.id)).one())
 
     return why
 
@@ -84,9 +84,9 @@ def test_places_of_one_and_of_many_agree(database, submit, there):
     jobs = [submit(priority=priority) for priority in (50, 50, 90, 10, 50)]
     there()
     with database.read() as session:
-        many = waiting_of(session, jobs)
-        assert {job.id: waiting(session, job) for job in jobs} == many
-        assert waiting_of(session, jobs[3:4]) == {jobs[3].id: many[jobs[3].id]}
+        many = wait_statuses(session, jobs)
+        assert {job.id: wait_status(session, job) for job in jobs} == many
+        assert wait_statuses(session, jobs[3:4]) == {jobs[3].id: many[jobs[3].id]}
     assert [many[job.id].position for job in jobs] == [2, 3, 1, 5, 4]
     assert [(many[job.id].reason, many[job.id].detail) for job in jobs[:3]] == [
         ("behind_jobs", "1 job"),
@@ -100,12 +100,12 @@ def test_only_waiting_jobs_wait(database, submit, runs):
     runs(first)
     with database.read() as session:
         claimed = session.scalars(select(Job).where(Job.id == first.id)).one()
-        assert waiting_of(session, [claimed]) == {}
-        waits = waiting_of(session, [claimed, second])
+        assert wait_statuses(session, [claimed]) == {}
+        waits = wait_statuses(session, [claimed, second])
         assert list(waits) == [second.id]
         # Its row was read before it was claimed: still an answer, and the first place.
         session.expunge_all()
-        assert waiting_of(session, [first, second])[first.id].position == 1
+        assert wait_statuses(session, [first, second])[first.id].position == 1
 
 
 def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, submit, there):
@@ -120,7 +120,7 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, s
 
         with database.read() as session:
             event.listen(database.engine, "before_cursor_execute", note)
-            waiting_of(session, some)
+            wait_statuses(session, some)
             event.remove(database.engine, "before_cursor_execute", note)
         return len(seen)
 
@@ -133,7 +133,7 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_jobs(database, s
         {"backends": ["docker"]},
         {"machine_types": ["V100"]},
         {"machine_types": []},
-        {"seen": queries.WORKER_SILENT_SECONDS + 5},
+        {"seen": queries.WORKER_STALE_SECONDS + 5},
     ],
 )
 def test_a_worker_that_does_not_offer_the_machine_type_is_none(submit, there, why, offered):
@@ -146,11 +146,11 @@ def test_what_is_offered_is_told_by_machine_type(database, there):
     there("a", machine_types=["CPU"])
     there("b", backends=["docker", "tpu"], drained=True)
     with database.read() as session:
-        found = offers(session)
+        found = live_workers(session)
     assert found.available("CPU", "mock")
     assert not found.available("V100", "mock")
     assert not found.available("V100", "docker"), "drained: nothing for new jobs"
-    assert [worker.name for worker in found.of("V100", "docker")] == ["b"]
+    assert [worker.name for worker in found.for_machine_type("V100", "docker")] == ["b"]
 
 
 def test_drained_workers_are_told_apart_from_none(submit, there, why):
@@ -158,7 +158,7 @@ def test_drained_workers_are_told_apart_from_none(submit, there, why):
     there("a", drained=True)
     there("b", drained=True)
     assert why(job).reason == "draining"
-    assert "gradient-server resume" in sentence("draining")
+    assert "gradient-server resume" in reason_message("draining")
     there("c")
     assert why(job).reason == "waiting_for_machine"
 
@@ -392,8 +392,8 @@ def test_failed_jobs_are_told_apart_by_their_exit_code(database, submit):
     for reason, exit_code in (("exit_nonzero", 1), ("workspace_invalid", None), ("completed", 0)):
         submit()
         with database.write() as session:
-            job = claims.claim(session, Offer("w", "h", ("mock",)))
-            job = lifecycle.ended(session, job, reason, exit_code=exit_code)
+            job = claims.claim(session, WorkerOffer("w", "h", ("mock",)))
+            job = lifecycle.mark_finishing(session, job, reason, exit_code=exit_code)
             ended.append(lifecycle.finish(session, job, artifacts_state="none"))
 
     def found(**wanted):

@@ -45,5 +45,5 @@ def test_what_cannot_be_is_refused_with_its_field(fields, field, told):
 
 
 @pytest.mark.parametrize(("user", "meant"), [("root", "0:0"), ("7", "7:7"), ("7:8", "7:8"), ("007:0", "7:0")])
-def test_a_user_in_numbers(user, meant):
-    assert uid_gid(user) == meant
+def test_a_user_in_numbers(user, selected):
+    assert uid_gid(user) == selected

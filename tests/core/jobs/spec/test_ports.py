@@ -3,37 +3,37 @@
 import pytest
 from sqlalchemy import delete, func, insert, select, update
 
-from core.db.models.credentials import JobLogin
+from core.db.models.credentials import JobRegistryPassword
 from core.db.models.jobs import Job, PortAllocation, PortRequest
 from core.errors import SpecInvalid
 from core.jobs import lifecycle
 from core.jobs.scheduling import allocations, claims, workers
 from core.jobs.scheduling.allocations import PortRange
-from core.jobs.scheduling.claims import Offer
-from core.jobs.scheduling.wait_reason import waiting
+from core.jobs.scheduling.claims import WorkerOffer
+from core.jobs.scheduling.wait_reason import wait_status
 from core.jobs.spec.job_spec import JobSpec
-from core.jobs.spec.ports import Port, parse_ports
+from core.jobs.spec.ports import PortMapping, parse_ports
 from core.jobs.states import JobState
 
 SMALL = PortRange(20_000, 20_001, "h.example")
-HOST = Offer("w", "h", ("mock",), ports=SMALL)
+HOST = WorkerOffer("w", "h", ("mock",), ports=SMALL)
 
 
 @pytest.mark.parametrize(
     ("written", "port"),
     [
-        ("8888:8888", Port(8888, 8888)),
-        ("0:6006", Port(0, 6006)),
-        (":6006", Port(0, 6006)),
-        ("6006", Port(0, 6006)),
-        ("6006:https", Port(0, 6006, "https")),
-        ("9443:443:https", Port(9443, 443, "https")),
-        (" 8000:80 ", Port(8000, 80)),
+        ("8888:8888", PortMapping(8888, 8888)),
+        ("0:6006", PortMapping(0, 6006)),
+        (":6006", PortMapping(0, 6006)),
+        ("6006", PortMapping(0, 6006)),
+        ("6006:https", PortMapping(0, 6006, "https")),
+        ("9443:443:https", PortMapping(9443, 443, "https")),
+        (" 8000:80 ", PortMapping(8000, 80)),
     ],
 )
 def test_a_port_is_read_as_it_is_written(written, port):
-    assert Port.parse(written) == port
-    assert Port.parse(str(port)) == port
+    assert PortMapping.parse(written) == port
+    assert PortMapping.parse(str(port)) == port
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_port_is_read_as_it_is_written(written, port):
 )
 def test_what_is_no_port_is_refused(written):
     with pytest.raises(SpecInvalid) as refused:
-        Port.parse(written)
+        PortMapping.parse(written)
     assert refused.value.field == "ports"
 
 
@@ -84,7 +84,7 @@ def take(database, offer=HOST):
 
 def end(database, job, reason="completed", code=0):
     with database.write() as session:
-        job = lifecycle.ended(session, lifecycle.started(session, job, {}), reason, exit_code=code)
+        job = lifecycle.mark_finishing(session, lifecycle.mark_running(session, job, {}), reason, exit_code=code)
         return lifecycle.finish(session, job, artifacts_state="none")
 
 
@@ -116,7 +116,7 @@ def test_who_names_a_taken_port_is_passed_over_until_it_is_free(database, submit
     assert job.id == second.id
     assert take(database).id == other.id
     assert take(database) is None
-    assert take(database, Offer("w2", "h2", ("mock",), ports=SMALL)).id == first.id, "another host has it free"
+    assert take(database, WorkerOffer("w2", "h2", ("mock",), ports=SMALL)).id == first.id, "another host has it free"
     assert {port: job for port, (job, _) in held(database).items()} == {("h", 9000): second.id, ("h2", 9000): first.id}
     end(database, job)
     assert held(database).keys() == {("h2", 9000)}
@@ -133,7 +133,7 @@ def test_a_named_port_out_of_the_hosts_own_is_not_given_away(database, submit):
 def test_a_host_that_gives_no_ports_takes_jobs_without(database, submit):
     submit(ports=("80",))
     plain = submit()
-    assert take(database, Offer("w", "h", ("mock",), ports=PortRange(20_001, 20_000, "h"))).id == plain.id
+    assert take(database, WorkerOffer("w", "h", ("mock",), ports=PortRange(20_001, 20_000, "h"))).id == plain.id
 
 
 def test_another_attempt_gets_its_ports_anew(database, submit):
@@ -164,13 +164,13 @@ def test_what_an_earlier_release_left_is_swept_and_what_is_in_use_is_not(databas
         take(database)
     with database.write() as session:
         for job in (gone, lives):
-            session.execute(insert(JobLogin).values(job_id=job.id, sealed="x"))
+            session.execute(insert(JobRegistryPassword).values(job_id=job.id, sealed="x"))
         session.execute(update(Job).where(Job.id == gone.id).values(state=JobState.SUCCEEDED))
     with database.write() as session:
-        assert allocations.free_ports(session) == 3
-        assert allocations.free_ports(session) == 0
+        assert allocations.release_orphaned_ports(session) == 3
+        assert allocations.release_orphaned_ports(session) == 0
     assert held(database).keys() == {("h", 9001)}
-    assert (count(database, PortRequest), count(database, JobLogin)) == (1, 1)
+    assert (count(database, PortRequest), count(database, JobRegistryPassword)) == (1, 1)
 
 
 # ---- Why it waits
@@ -178,7 +178,7 @@ def test_what_an_earlier_release_left_is_swept_and_what_is_in_use_is_not(databas
 
 def why(database, job):
     with database.read() as session:
-        found = waiting(session, job)
+        found = wait_status(session, job)
     return found.reason, found.detail
 
 
@@ -190,7 +190,7 @@ def test_who_waits_for_a_port_says_for_whose(database, submit):
     take(database)
     assert why(database, second) == ("waiting_for_port", f"port 9000 of h, which job {first.id} has")
     with database.write() as session:
-        workers.register(session, Offer("w2", "h2", ("mock",), ports=SMALL), boot_id="b", slots=4)
+        workers.register(session, WorkerOffer("w2", "h2", ("mock",), ports=SMALL), boot_id="b", slots=4)
     assert why(database, second)[0] == "waiting_for_machine", "the other host has it free"
     with database.write() as session:
         session.execute(delete(PortAllocation))

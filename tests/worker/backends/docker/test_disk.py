@@ -8,9 +8,9 @@ from support.docker_server import SHELL
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
 from core.jobs import lifecycle, queries
-from core.jobs.lifecycle import Submission
+from core.jobs.lifecycle import NewJob
 from core.jobs.scheduling import claims
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
 from core.settings import Settings
 from core.settings.worker import DiskSettings, MachineSettings, WorkerSettings
@@ -47,18 +47,18 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_pa
     host = WorkerContext.open(settings, sqlite_database, worker_name="w1", hostname="here")
 
     def submit(session):
-        project, _ = lifecycle.ensure_project(session, "default")
+        project, _ = lifecycle.get_or_create_project(session, "default")
         spec = JobSpec(machine_type="CPU", command=FILL, container=SHELL, stop_grace=5)
         machine = Catalogue.load().get("CPU")
         lifecycle.submit(
-            session, Submission(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t")
+            session, NewJob(spec=spec, machine=machine, backend="docker", project=project, submitted_by="t")
         )
 
     host.write(submit)
-    job = host.write(lambda session: claims.claim(session, Offer("w1", "here", ("docker",))))
+    job = host.write(lambda session: claims.claim(session, WorkerOffer("w1", "here", ("docker",))))
     run_attempt(host, job, AttemptControl())
     with host.database.read() as session:
-        row = queries.row(session, job.id)
+        row = queries.get_row(session, job.id)
     assert (row.reason, "of 6 MiB" in (row.reason_detail or "")) == ("disk_quota", True)
 
 

@@ -7,7 +7,7 @@ import pytest
 from support.backend_place import Place
 from support.fake_clouds import NOTHING, MemoryResourceLog, tpu_settings
 
-from core.catalogue.backends import offered
+from core.catalogue.backends import enabled_backends
 from core.catalogue.machine_types import Catalogue
 from core.errors import ExtraMissing
 from core.settings import Settings
@@ -19,7 +19,7 @@ from worker.backends.tpu.provisioning.node_request import build_request
 @pytest.fixture
 def beside(simulator, docker_server, tmp_path):
     settings = {"tpu": tpu_settings(simulator, runner="docker"), "docker": docker_server.settings()}
-    place = Place("tpu", tmp_path, ledger=MemoryResourceLog(), machine_type="TPU", **settings)
+    place = Place("tpu", tmp_path, upload_list=MemoryResourceLog(), machine_type="TPU", **settings)
     yield place
     place.clear()
 
@@ -74,7 +74,7 @@ def test_the_start_up_script_is_whole_and_valid(have):
 )
 def test_which_backend_tpu_jobs_have(tpu, simulate, names, of_tpus):
     settings = Settings(tpu=tpu, machines={"simulate": simulate})
-    assert offered(settings) == names
+    assert enabled_backends(settings) == names
     assert settings.backend_of("tpu") == of_tpus
     assert settings.backend_of("docker") == ("mock" if simulate else "docker")
 

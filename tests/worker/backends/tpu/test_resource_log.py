@@ -5,9 +5,9 @@ from sqlalchemy import select, update
 
 from core.db.database import now
 from core.jobs import cloud_resources, lifecycle, queries
-from core.jobs.cloud_resources import Resource
+from core.jobs.cloud_resources import CloudResource
 from core.jobs.scheduling import claims
-from core.jobs.scheduling.claims import Offer
+from core.jobs.scheduling.claims import WorkerOffer
 from worker.resource_log import DatabaseResourceLog
 
 NAME = "us-central1-b/gj-x-1"
@@ -22,12 +22,12 @@ def ledger(database):
 def job(database, submit):
     submit()
     with database.write() as session:
-        return claims.claim(session, Offer("w1", "here", ("mock",)))
+        return claims.claim(session, WorkerOffer("w1", "here", ("mock",)))
 
 
 def row(database):
     with database.read() as session:
-        return session.scalars(select(Resource)).one()
+        return session.scalars(select(CloudResource)).one()
 
 
 def test_a_repeated_intent_is_the_same_entry(ledger, job):
@@ -68,17 +68,17 @@ def test_what_is_being_deleted_is_no_more_of_this_host_and_not_forgotten(ledger,
     ledger.update(entry, state="READY")
     assert (row(database).state, row(database).detail) == ("deleting", "not had in time")
     with database.read() as session:
-        assert [one.id for one in cloud_resources.all_open(session)] == [entry.id]
+        assert [one.id for one in cloud_resources.list_open(session)] == [entry.id]
     ledger.record_deletion(entry, gone=True)
     with database.read() as session:
-        assert cloud_resources.all_open(session) == []
+        assert cloud_resources.list_open(session) == []
 
 
 def test_what_no_worker_runs_is_unowned(ledger, job, database):
     entry = ledger.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
     assert ledger.list_orphaned() == []
     with database.write() as session:
-        ended = lifecycle.ended(session, queries.row(session, job.id), "completed", exit_code=0)
+        ended = lifecycle.mark_finishing(session, queries.get_row(session, job.id), "completed", exit_code=0)
         lifecycle.finish(session, ended, artifacts_state="none")
     assert [one.id for one in ledger.list_orphaned()] == [entry.id]
 
@@ -95,12 +95,12 @@ def test_it_bills_from_ready_until_the_cloud_takes_the_wish_to_delete_it(ledger,
         assert cloud_resources.billed_seconds(session, []) == {}
     ledger.update(entry, state="READY", bills=True)
     with database.write() as session:
-        session.execute(update(Resource).values(billed_at=now(-100)))
+        session.execute(update(CloudResource).values(billed_at=now(-100)))
     with database.read() as session:
         assert cloud_resources.billed_seconds(session, [job])[job.id] == pytest.approx(100, abs=5)
     ledger.record_deletion(entry, gone=False)
     with database.write() as session:
-        session.execute(update(Resource).values(deleting_at=now(-40), gone_at=now()))
+        session.execute(update(CloudResource).values(deleting_at=now(-40), gone_at=now()))
     with database.read() as session:
         assert cloud_resources.billed_seconds(session, [job])[job.id] == pytest.approx(60, abs=5)
 

@@ -215,7 +215,7 @@ class Launcher:
     def _default_memory(self, info: dict[str, Any]) -> int:
         """Return the memory limit in bytes of jobs that name none: the host must survive with all slots taken."""
         most, share = int(info["MemTotal"] * _MAX_MEMORY_SHARE), self._worker.default_memory_mb
-        return most // self._worker.most_slots if share is None else min(most, share * MIB or most)
+        return most // self._worker.max_slots if share is None else min(most, share * MIB or most)
 
     def _require_free_gpus(self, spec: LaunchSpec) -> None:
         """Check the GPUs again: the claim did too, but preparing the image takes time."""

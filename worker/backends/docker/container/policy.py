@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from core.catalogue.container_policy import Opening, overlap
+from core.catalogue.container_policy import ContainerPolicy, paths_overlap
 from core.catalogue.machine_types import Catalogue
 from core.errors import MachineTypeUnknown
 from core.settings import Settings
@@ -26,7 +26,7 @@ class PolicyByMachineType:
         self._settings = settings
         self._catalogue = Catalogue.load(override_path=settings.machines.file)
 
-    def for_type(self, machine_type: str) -> Opening:
+    def for_type(self, machine_type: str) -> ContainerPolicy:
         """Return the extra privileges of a machine type; a type that this host does not know gets the default.
 
         Raises:
@@ -35,14 +35,14 @@ class PolicyByMachineType:
         try:
             policy = self._catalogue.get(machine_type).docker
         except MachineTypeUnknown:
-            return Opening()
+            return ContainerPolicy()
         wrong = "; ".join(policy_problems(policy, self._settings))
         if wrong:
             raise LaunchError("launch_failed", f"what is opened to {machine_type} cannot be: {wrong}")
         return policy
 
 
-def policy_problems(policy: Opening, settings: Settings) -> Iterator[str]:
+def policy_problems(policy: ContainerPolicy, settings: Settings) -> Iterator[str]:
     """Yield the parts of a grant that this host cannot give, each as a phrase."""
     for device in policy.devices:
         path = Path(device)
@@ -59,7 +59,7 @@ def policy_problems(policy: Opening, settings: Settings) -> Iterator[str]:
         where = str(Path(source).resolve())
         if where != source and not _is_mountable(where):
             yield f"{source} leads to {where}, which runs the host"
-        elif any(overlap(where, path) for path in protected):
+        elif any(paths_overlap(where, path) for path in protected):
             yield f"{source} holds or lies in what the service or the container engine keeps"
 
 
@@ -70,7 +70,7 @@ def _engine_socket(settings: Settings) -> list[str]:
 
 def _is_mountable(source: str) -> bool:
     try:
-        Opening(mounts={source: "/opened"})
+        ContainerPolicy(mounts={source: "/opened"})
     except ValueError:
         return False
     return True

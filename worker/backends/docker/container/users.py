@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.catalogue.container_policy import Opening
+from core.catalogue.container_policy import ContainerPolicy
 from core.jobs.spec.container import uid_gid
 from core.settings.docker import DockerSettings
 from worker.backends.base import LaunchError, LaunchSpec
@@ -54,7 +54,7 @@ def default_user(settings: DockerSettings, project_id: str) -> tuple[int, int]:
     return own, own
 
 
-def resolve_user(spec: LaunchSpec, policy: Opening, settings: DockerSettings) -> ContainerUser:
+def resolve_user(spec: LaunchSpec, policy: ContainerPolicy, settings: DockerSettings) -> ContainerUser:
     """Return the user that the job runs as.
 
     Raises:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.catalogue.registries import Login, registry_of
+from core.catalogue.registries import RegistryCredentials, registry_host
 from worker.backends.base import FindLogin, LaunchError
 
 # Messages of registries and of the engine; a private image is often reported as missing.
@@ -39,12 +39,12 @@ def find_push_auth(find: FindLogin, target: str | None) -> dict[str, str] | None
     return _auth(find(target, push=True)) if target is not None else None
 
 
-def _auth(login: Login | None) -> dict[str, str] | None:
+def _auth(login: RegistryCredentials | None) -> dict[str, str] | None:
     return None if login is None else {"username": login.username, "password": login.password}
 
 
-def _explain_refusal(image: str, why: str, login: Login | None) -> str:
-    host = registry_of(image)
+def _explain_refusal(image: str, why: str, login: RegistryCredentials | None) -> str:
+    host = registry_host(image)
     if login is None:
         return f"{why} (If {host} wants to know who asks: `gradient-cli registries set {host}` tells it.)"
     # No registry is known to repeat the password; none is trusted not to.

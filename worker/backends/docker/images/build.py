@@ -17,7 +17,7 @@ from docker.auth import encode_header
 from docker.utils import parse_repository_tag
 from docker.utils.build import tar
 
-from core.catalogue.images import canonical
+from core.catalogue.images import normalize_reference
 from core.formatting import MIB
 from core.settings import Settings
 from worker.backends.base import LaunchError, LaunchSpec, Progress
@@ -158,7 +158,7 @@ class ImageBuilder:
                 downloaded = self._images.find(reference)
                 with ledger.open() as records:
                     if downloaded is not None:
-                        records.record_use(downloaded.id, canonical(reference))
+                        records.record_use(downloaded.id, normalize_reference(reference))
             layer = self._images.find(output.layer) if output.made and output.layer else None
             if layer is not None:
                 with ledger.open() as records:
@@ -169,7 +169,7 @@ class ImageBuilder:
     def _push(self, target: str, image: Image, progress: Progress, ledger: ImageUsageJournal, auth: Auth | None) -> str:
         """Push under the target's name, which the image has only until then; return the digest from the registry."""
         self._images.check_registry(target, "image_push")
-        name = canonical(target)
+        name = normalize_reference(target)
         repository, tag = parse_repository_tag(name)
         seconds = self._settings.docker.pull_seconds
         timeout_error = LaunchError("image_push", f"{target}: not pushed within {seconds:.0f} seconds")

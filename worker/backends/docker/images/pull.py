@@ -10,7 +10,7 @@ from typing import Any
 from docker import auth as registry_auth
 from docker.utils import parse_repository_tag
 
-from core.catalogue.images import canonical, is_image_id
+from core.catalogue.images import is_image_id, normalize_reference
 from core.errors import SpecInvalid
 from core.settings import Settings
 from core.system.egress import Egress
@@ -151,7 +151,7 @@ class ImageStore:
         """
         pull = "never" if is_image_id(reference) else POLICIES[policy] if policy else self._settings.pull
         ledger = self.journal()
-        while ledger.is_name_held(canonical(reference)):
+        while ledger.is_name_held(normalize_reference(reference)):
             progress("provisioning", f"{reference} is being pushed from this machine")
             time.sleep(_PUSH_WAIT_SECONDS)
         found = self.find(reference)
@@ -223,7 +223,7 @@ class ImageStore:
     def _pull(
         self, reference: str, progress: Progress, ledger: ImageUsageJournal, before: Image | None, auth: Auth | None
     ) -> None:
-        name = canonical(reference)
+        name = normalize_reference(reference)
         timeout_text = f"{reference}: not pulled within {self._settings.pull_seconds:.0f} seconds"
         pace = ProgressThrottle(
             "pulling", progress, self._settings.pull_seconds, LaunchError("image_pull", timeout_text)
@@ -284,7 +284,7 @@ def auth_header(engine: Engine, repository: str, auth: Auth | None) -> dict[str,
 def _digest(reference: str, inspected: dict[str, Any]) -> str:
     """Return the registry's digest of the image, preferring the one of its own repository."""
     digests: list[str] = inspected.get("RepoDigests") or []
-    repository, _ = parse_repository_tag(canonical(reference))
+    repository, _ = parse_repository_tag(normalize_reference(reference))
     own = [digest for digest in digests if digest.partition("@")[0] == repository]
     return (own or digests or [str(inspected["Id"])])[0]
 

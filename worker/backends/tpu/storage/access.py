@@ -15,7 +15,7 @@ from google.auth.transport.requests import Request
 from google.cloud import storage
 from requests import Session
 
-from worker.backends.tpu.storage.errors import BucketRefused, translate_errors
+from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 
 JOBS = "jobs/"
 _OBJECT_ROLE, _LIST_ROLE = "roles/storage.objectUser", "roles/storage.legacyBucketReader"
@@ -79,7 +79,9 @@ def grant_access(bucket: storage.Bucket, account: str) -> bool:
         {"role": _OBJECT_ROLE, "members": {member}, "condition": condition},
         {"role": _LIST_ROLE, "members": {member}},
     ]
-    with translate_errors(bucket.name, f"giving {account} access ({_OBJECT_ROLE} below {JOBS}, and {_LIST_ROLE})"):
+    with translate_bucket_errors(
+        bucket.name, f"giving {account} access ({_OBJECT_ROLE} below {JOBS}, and {_LIST_ROLE})"
+    ):
         for _ in range(_TRIES):
             policy = bucket.get_iam_policy(requested_policy_version=_POLICY_VERSION)
             missing = [one for one in wanted if not _add_binding(policy.bindings, one, member)]

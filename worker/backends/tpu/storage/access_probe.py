@@ -14,7 +14,7 @@ from requests import Session
 
 from core.storage.gcs.client import SCOPES
 from worker.backends.tpu.storage.access import JOBS
-from worker.backends.tpu.storage.errors import BucketRefused, translate_errors
+from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 
 _LIFETIME_SECONDS = 300
 _PAUSE_SECONDS = 2.0
@@ -62,7 +62,7 @@ def probe_bucket(bucket: storage.Bucket, account: str, *, until: float) -> Probe
     blob = bucket.blob(f"{JOBS}.probe-{secrets.token_hex(8)}")
     while True:
         try:
-            with translate_errors(bucket.name, f"a write, read and removal as {account}"):
+            with translate_bucket_errors(bucket.name, f"a write, read and removal as {account}"):
                 _write_read_delete(blob)
         except BucketRefused as error:
             # Only a "forbidden" can turn into a permission in a moment.

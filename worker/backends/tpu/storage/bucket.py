@@ -24,7 +24,7 @@ from core.storage.gcs.uploader import remove_all
 from worker.backends.tpu.storage.access import JOBS, Token, create_limited_token, grant_access
 from worker.backends.tpu.storage.access_probe import ProbeResult, impersonate, probe_bucket
 from worker.backends.tpu.storage.download import DownloadResult, OutputDownloader
-from worker.backends.tpu.storage.errors import BucketRefused, translate_errors
+from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 from worker.backends.tpu.storage.mailbox import Mailbox
 from worker.backends.tpu.storage.upload import UploadResult, upload_tree
 
@@ -98,7 +98,7 @@ class JobBucket:
         prefix = self._prefix(job_id)
         # A program that creates folders looks for the parents first; these objects end that search within the prefix.
         for folder in (prefix, f"{prefix}model/", f"{prefix}data/"):
-            with translate_errors(self.name, "writing"):
+            with translate_bucket_errors(self.name, "writing"):
                 self._bucket.blob(folder).upload_from_string(b"")
         token = self._token(prefix)
         return BucketPaths(
@@ -135,7 +135,7 @@ class JobBucket:
             StoreUnavailable: Google does not answer.
         """
         given = self._settings.bucket.name is not None
-        with translate_errors(self.name, "looking at it"):
+        with translate_bucket_errors(self.name, "looking at it"):
             try:
                 self._bucket.reload()
             except NotFound:
@@ -274,7 +274,7 @@ class JobBucket:
         if self._settings.bucket.keep:
             return
         try:
-            with translate_errors(self.name, "listing"):
+            with translate_bucket_errors(self.name, "listing"):
                 found = list(self._bucket.list_blobs(prefix=self._prefix(job_id)))
         except BucketRefused as error:
             if error.reason == "bucket_missing":
@@ -311,7 +311,7 @@ class JobBucket:
         """
         token = self._token(self._prefix(job_id))
         content = json.dumps({"access_token": token.text, "expires_at": token.expires_at})
-        with translate_errors(self.name, "writing a token"):
+        with translate_bucket_errors(self.name, "writing a token"):
             self._bucket.blob(self._token_name(job_id, attempt)).upload_from_string(content, checksum="crc32c")
 
     def _token_name(self, job_id: str, attempt: int) -> str:
@@ -324,7 +324,7 @@ class JobBucket:
             BucketRefused: There is no bucket, or the worker may not read it.
             StoreUnavailable: Google does not answer.
         """
-        with translate_errors(self.name, "listing"):
+        with translate_bucket_errors(self.name, "listing"):
             listing = self._bucket.list_blobs(prefix=JOBS, delimiter="/")
             for _ in listing.pages:
                 pass  # the folders are complete once every page was read

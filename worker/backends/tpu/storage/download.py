@@ -17,7 +17,7 @@ from core.errors import StoreUnavailable
 from core.storage.artifacts.paths import NOT_A_FOLDER, open_beneath, opened_folder
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import OPEN_FOLDER, write_atomically
-from worker.backends.tpu.storage.errors import translate_errors
+from worker.backends.tpu.storage.errors import translate_bucket_errors
 from worker.backends.tpu.storage.object_names import ObjectPlan, plan_objects
 
 _NO_FOLDER = "the job made something else of it, which is not followed; nothing was brought from the bucket"
@@ -71,7 +71,7 @@ class OutputDownloader:
             StoreUnavailable: The bucket does not answer; the next call resumes.
             OSError: The folder cannot be written, e.g. the disk is full.
         """
-        with translate_errors(self._bucket.name, "listing"):
+        with translate_bucket_errors(self._bucket.name, "listing"):
             found = plan_objects(self._bucket.list_blobs(prefix=self._prefix), self._prefix)
         self._arriving.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self._arriving.iterdir():
@@ -119,7 +119,7 @@ class OutputDownloader:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=arriving), "wb") as file:
             try:
-                with translate_errors(self._bucket.name, f"reading {blob.name!r}"):
+                with translate_bucket_errors(self._bucket.name, f"reading {blob.name!r}"):
                     try:
                         blob.download_to_file(
                             file, if_generation_match=blob.generation, raw_download=True, checksum="crc32c"

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from google.api_core.exceptions import Forbidden, NotFound, Unauthorized
 
 from core.errors import GradientError
-from core.storage.gcs.client import answering
+from core.storage.gcs.client import translate_errors
 
 
 class BucketRefused(GradientError):
@@ -22,14 +22,14 @@ class BucketRefused(GradientError):
 
 
 @contextmanager
-def translate_errors(bucket: str, what: str) -> Iterator[None]:
+def translate_bucket_errors(bucket: str, what: str) -> Iterator[None]:
     """Convert Google's errors into permanent and temporary ones.
 
     Raises:
         BucketRefused: There is no such bucket, or the worker may not do this.
         StoreUnavailable: Cloud Storage does not answer, or not as it should.
     """
-    with answering(f"{what} in gs://{bucket}"):
+    with translate_errors(f"{what} in gs://{bucket}"):
         try:
             yield
         except NotFound as error:

@@ -6,7 +6,7 @@ from google.api_core.exceptions import NotFound
 from google.cloud import storage
 
 from core.storage.gcs.uploader import remove_all
-from worker.backends.tpu.storage.errors import translate_errors
+from worker.backends.tpu.storage.errors import translate_bucket_errors
 
 _CALL_SECONDS = 30.0
 
@@ -38,7 +38,7 @@ class Mailbox:
     def put(self, name: str, content: bytes | Path) -> None:
         """Write an object from bytes or from a file, replacing any earlier one."""
         blob = self._bucket.blob(self._prefix + name)
-        with translate_errors(self.bucket, f"writing {name}"):
+        with translate_bucket_errors(self.bucket, f"writing {name}"):
             if isinstance(content, Path):
                 blob.upload_from_filename(str(content), checksum="crc32c")
             else:
@@ -47,7 +47,7 @@ class Mailbox:
     def get(self, name: str, most: int = 1 << 16) -> bytes | None:
         """Return at most `most` bytes of an object; None if there is no such object."""
         blob = self._bucket.blob(self._prefix + name)
-        with translate_errors(self.bucket, f"reading {name}"):
+        with translate_bucket_errors(self.bucket, f"reading {name}"):
             try:
                 content: bytes = blob.download_as_bytes(end=most - 1, timeout=_CALL_SECONDS)
             except NotFound:
@@ -57,12 +57,12 @@ class Mailbox:
     def names(self, folder: str, start: str) -> list[str]:
         """List the names in a folder from `start` on, in order."""
         whole = f"{self._prefix}{folder}/"
-        with translate_errors(self.bucket, f"listing {folder}"):
+        with translate_bucket_errors(self.bucket, f"listing {folder}"):
             found = self._bucket.list_blobs(prefix=whole, start_offset=whole + start, timeout=_CALL_SECONDS)
             return [blob.name.removeprefix(whole) for blob in found]
 
     def clear(self) -> None:
         """Remove all objects below the prefix."""
-        with translate_errors(self.bucket, "emptying"):
+        with translate_bucket_errors(self.bucket, "emptying"):
             found = list(self._bucket.list_blobs(prefix=self._prefix, timeout=_CALL_SECONDS))
         remove_all(found, self._parallel)

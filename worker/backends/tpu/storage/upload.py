@@ -10,10 +10,10 @@ from typing import NamedTuple
 from google.cloud import storage
 from google_crc32c import Checksum
 
-from core.storage.artifacts.paths import OPEN_FILE, open_beneath, present
-from core.storage.artifacts.scan import Skipped, Skips, survey
-from core.storage.gcs.transfer import Changed, send
-from worker.backends.tpu.storage.errors import BucketRefused, translate_errors
+from core.storage.artifacts.paths import OPEN_FILE, open_beneath, to_public_path
+from core.storage.artifacts.scan import SkipList, Skipped, scan
+from core.storage.gcs.transfer import FileChanged, upload_file
+from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 
 _BLOCK = 1 << 20
 
@@ -59,8 +59,8 @@ def upload_tree(
 
 
 def _folder(opened: int) -> tuple[dict[str, int], tuple[Skipped, ...]]:
-    skips = Skips()
-    return {path: seen.size for path, seen in survey(opened, skips).files.items()}, skips.entries()
+    skips = SkipList()
+    return {path: seen.size for path, seen in scan(opened, skips).files.items()}, skips.entries()
 
 
 def _file(opened: int, name: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
@@ -76,7 +76,7 @@ class _Uploader:
         self._prefix = prefix
         self._source = source
         self._whole = whole
-        with translate_errors(bucket.name, "listing"):
+        with translate_bucket_errors(bucket.name, "listing"):
             self._existing = {blob.name: (blob.size, blob.crc32c) for blob in bucket.list_blobs(prefix=prefix)}
 
     def copy(self, paths: list[str], parallel: int) -> None:
@@ -96,13 +96,13 @@ class _Uploader:
 
     def _upload(self, path: str) -> None:
         with os.fdopen(self._open(path), "rb") as file:
-            name = self._prefix + present(path)
+            name = self._prefix + to_public_path(path)
             if name in self._existing and self._existing[name] == _measure(file.fileno()):
                 return
             file.seek(0)
             try:
-                send(self._bucket.blob(name), file)
-            except Changed as error:
+                upload_file(self._bucket.blob(name), file)
+            except FileChanged as error:
                 raise BucketRefused(
                     "bucket_refused", f"{path!r} of the data set changed while it was copied."
                 ) from error

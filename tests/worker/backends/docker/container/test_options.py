@@ -9,7 +9,7 @@ from support.deployment import wait_until
 from support.docker_server import SHELL
 from support.nvidia_driver import MIB, Driver
 
-from core.catalogue.container_policy import Opening
+from core.catalogue.container_policy import ContainerPolicy
 from core.errors import SpecInvalid
 from core.settings import Settings
 from core.settings.docker import DockerSettings
@@ -131,7 +131,7 @@ def test_links_and_sockets_lead_nowhere_they_must_not(tmp_path):
     settings = Settings(home=home, docker=DockerSettings(url=f"unix://{socket_folder}/docker.sock"))
 
     def found(source):
-        return list(policy_problems(Opening().model_copy(update={"mounts": {str(source): "/data"}}), settings))
+        return list(policy_problems(ContainerPolicy().model_copy(update={"mounts": {str(source): "/data"}}), settings))
 
     assert "which runs the host" in found(tmp_path / "link")[0]
     assert "the container engine keeps" in found(socket_folder)[0]
