@@ -25,7 +25,7 @@ from core.catalogue.machine_types import Catalogue
 from core.db import migrations
 from core.db.database import Database
 from core.db.models.jobs import Job
-from core.jobs import lifecycle
+from core.jobs import lifecycle, projects
 from core.jobs.lifecycle import NewJob
 from core.jobs.spec.job_spec import JobSpec
 from gradient_server.simulator.gcs.server import GcsSimulator
@@ -290,7 +290,7 @@ class Submitter:
         self, command: str = "true", *, machine="CPU", project="default", key=None, digest=None, **spec
     ) -> Job:
         with self._database.write() as session:
-            project, _ = lifecycle.get_or_create_project(session, project)
+            project, _ = projects.get_or_create(session, project)
             job, _ = lifecycle.submit(
                 session,
                 NewJob(

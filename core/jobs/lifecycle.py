@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy import delete as delete_rows
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import MachineType
@@ -40,7 +40,6 @@ RETRY_FIRST_SECONDS = 5
 RETRY_MAX_SECONDS = 600
 MAX_MACHINE_FAULTS = 3
 """After so many machine faults the job itself is a likely cause."""
-_PROJECT = select(Project).where(Project.name == bindparam("name"))
 _FINISHING = frozenset({JobState.FINISHING})
 _PHASES_WITH_PROGRESS = frozenset({"pulling", "building", "pushing"})
 
@@ -65,19 +64,6 @@ class NewJob:
 @cache
 def _insert_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share no class
     return insert_ignore(dialect, Job).values(created_at=now()).returning(Job)
-
-
-def get_or_create_project(session: Session, name: str) -> tuple[Project, bool]:
-    """Return the project of this name, created if missing, and whether it was created now."""
-    existing = session.scalar(_PROJECT, {"name": name})
-    if existing is not None:
-        return existing, False
-    statement = insert_ignore(session.get_bind().dialect.name, Project)
-    values = {"id": new_id("pr"), "name": name, "created_at": now()}
-    made = session.scalars(statement.values(values).returning(Project)).one_or_none()
-    if made is not None:
-        return made, True
-    return session.scalars(select(Project).where(Project.name == name)).one(), False
 
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:

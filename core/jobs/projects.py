@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import Job, Project
 from core.errors import SpecInvalid
+from core.ids import new_id
 from core.jobs import lifecycle, queries
 from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
 from core.jobs.states import OWNED, JobState
+from core.jobs.transitions import insert_ignore
 from core.settings.retention import MAX_DAYS
 from core.storage.retention import FOREVER
 
@@ -30,6 +32,20 @@ _RANGES = {
     "keep_logs_days": ("keepLogsDays", MAX_DAYS, _DAYS),
     "keep_artifacts_days": ("keepArtifactsDays", MAX_DAYS, _DAYS),
 }
+_BY_NAME = select(Project).where(Project.name == bindparam("name"))
+
+
+def get_or_create(session: Session, name: str) -> tuple[Project, bool]:
+    """Return the project of this name, created if missing, and whether it was created now."""
+    existing = session.scalar(_BY_NAME, {"name": name})
+    if existing is not None:
+        return existing, False
+    statement = insert_ignore(session.get_bind().dialect.name, Project)
+    values = {"id": new_id("pr"), "name": name, "created_at": now()}
+    made = session.scalars(statement.values(values).returning(Project)).one_or_none()
+    if made is not None:
+        return made, True
+    return session.scalars(select(Project).where(Project.name == name)).one(), False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Response
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Project
-from core.jobs import lifecycle, projects, queries
+from core.jobs import projects, queries
 from core.jobs.projects import ActiveCounts
 from service.deps import OpenStores, Reading, Stores, Writing
 from service.http.json_body import json_body, posted
@@ -42,7 +42,7 @@ def create_project(
     asked: Annotated[CreateProject, Depends(posted(CreateProject))],
 ) -> ProjectView:
     """Make a project, or find the one of this name."""
-    project, made = lifecycle.get_or_create_project(session, check_project_name(asked.name))
+    project, made = projects.get_or_create(session, check_project_name(asked.name))
     response.status_code = 201 if made else 200
     return _view(session, stores, project)
 

@@ -320,7 +320,7 @@ def _not_stored() -> WorkspaceNotFound:
 def _project(session: Session, asked: SubmitJob) -> Project:
     if asked.project_id is not None:
         return queries.project(session, asked.project_id)
-    return lifecycle.get_or_create_project(session, asked.project or DEFAULT_PROJECT)[0]
+    return projects.get_or_create(session, asked.project or DEFAULT_PROJECT)[0]
 
 
 def _write(

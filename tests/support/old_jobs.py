@@ -7,7 +7,7 @@ from sqlalchemy import update
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database, now
 from core.db.models.jobs import Job, Project
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, projects, queries
 from core.jobs.lifecycle import NewJob
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
@@ -31,7 +31,7 @@ class Aging:
     def job(self, days: float, *, project="default", state=JobState.SUCCEEDED, log=b"", files=(), **spec) -> Job:
         """A job of one attempt that ended so many days ago; one in another state has not ended."""
         with self.database.write() as session:
-            owner, _ = lifecycle.get_or_create_project(session, project)
+            owner, _ = projects.get_or_create(session, project)
             job, _ = lifecycle.submit(
                 session,
                 NewJob(
@@ -76,7 +76,7 @@ class Aging:
 
     def policy(self, project="default", **columns) -> None:
         with self.database.write() as session:
-            owner, _ = lifecycle.get_or_create_project(session, project)
+            owner, _ = projects.get_or_create(session, project)
             session.execute(update(Project).where(Project.id == owner.id).values(**columns))
 
 

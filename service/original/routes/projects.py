@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from core.db.models.jobs import Project
 from core.errors import ProjectNotFound
-from core.jobs import lifecycle, projects, queries
+from core.jobs import projects, queries
 from service.auth.api_keys import Caller
 from service.deps import Reading, Writing
 from service.original.params import Given, takes
@@ -30,7 +30,7 @@ def list_projects(session: Reading, given: Given) -> dict[str, Any]:
 @router.post("/projects", name="original_create_project", openapi_extra=takes("name", "repoName", "repoUrl", body=True))
 def create_project(session: Writing, given: Given) -> dict[str, str]:
     """Make a project, or find the one of this name."""
-    project, _ = lifecycle.get_or_create_project(session, check_project_name(given.required("name")))
+    project, _ = projects.get_or_create(session, check_project_name(given.required("name")))
     repository = {"repo_name": given.text("repoName"), "repo_url": given.text("repoUrl")}
     return {"handle": projects.set_repository(session, project.id, **repository).id}
 

@@ -16,7 +16,7 @@ from core.catalogue.machine_types import Catalogue
 from core.db.database import Database, now
 from core.db.models.jobs import GpuAllocation, Job, Project
 from core.errors import LeaseLost
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, projects, queries
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.spec.job_spec import JobSpec
@@ -63,7 +63,7 @@ class JobRecord(RuleBasedStateMachine):
         with self.database.write() as session:
             session.execute(update(Job).where(Job.state.not_in(TERMINAL)).values(state=JobState.CANCELLED))
             session.execute(delete(GpuAllocation))
-            self.projects = {name: lifecycle.get_or_create_project(session, name)[0].id for name in PROJECTS}
+            self.projects = {name: projects.get_or_create(session, name)[0].id for name in PROJECTS}
             session.execute(update(Project).values(max_running=None))
             for name in ("w1", "w2"):
                 workers.register(session, self.offer(name), boot_id="b", slots=9)
@@ -84,7 +84,7 @@ class JobRecord(RuleBasedStateMachine):
     )
     def submit(self, max_attempts, priority, project, machine):
         def insert(session):
-            made, _ = lifecycle.get_or_create_project(session, project)
+            made, _ = projects.get_or_create(session, project)
             spec = JobSpec(machine_type=machine, command="true", max_attempts=max_attempts, priority=priority)
             submission = lifecycle.NewJob(
                 spec=spec, machine=self.catalogue.get(machine), backend="mock", project=made, submitted_by="t"

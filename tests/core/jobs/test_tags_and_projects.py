@@ -44,5 +44,5 @@ def test_a_deleted_project_takes_its_jobs_along_and_frees_its_name(database, sub
         with pytest.raises(ProjectNotFound), database.write() as session:
             change(session, job.project_id)
     with database.write() as session:
-        project, made = lifecycle.get_or_create_project(session, "p")
+        project, made = projects.get_or_create(session, "p")
     assert (made, project.id == job.project_id) == (True, False)

@@ -11,7 +11,7 @@ from support.docker_server import SHELL
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, projects, queries
 from core.jobs.lifecycle import NewJob
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
@@ -59,7 +59,7 @@ class World:
         return job
 
     def _submit(self, session, command):
-        project, _ = lifecycle.get_or_create_project(session, "default")
+        project, _ = projects.get_or_create(session, "default")
         container = SHELL if self.backend == "docker" else None
         spec = JobSpec(machine_type="CPU", command=command, container=container, stop_grace=5)
         machine = Catalogue.load().get("CPU")

@@ -7,7 +7,7 @@ from support.docker_server import SHELL
 
 from core.catalogue.machine_types import Catalogue
 from core.db.database import Database
-from core.jobs import lifecycle, queries
+from core.jobs import lifecycle, projects, queries
 from core.jobs.lifecycle import NewJob
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
@@ -47,7 +47,7 @@ def test_a_job_that_fills_its_containers_own_disk_is_ended(docker_server, tmp_pa
     host = WorkerContext.open(settings, sqlite_database, worker_name="w1", hostname="here")
 
     def submit(session):
-        project, _ = lifecycle.get_or_create_project(session, "default")
+        project, _ = projects.get_or_create(session, "default")
         spec = JobSpec(machine_type="CPU", command=FILL, container=SHELL, stop_grace=5)
         machine = Catalogue.load().get("CPU")
         lifecycle.submit(
