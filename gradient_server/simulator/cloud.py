@@ -140,6 +140,6 @@ class World:
 
     def settings(self, settings: Settings) -> Settings:
         """Return a copy of the settings that uses this simulation."""
-        quick = {"simulator": self.tpus.address, "zones": [ZONE], "runner": "process", "poll_seconds": 0.5}
+        quick = {"simulator_address": self.tpus.address, "zones": [ZONE], "runner": "process", "poll_seconds": 0.5}
         gcs = settings.gcs.model_copy(update={"endpoint": self.storage.url, "ca": self.storage.ca})
         return settings.model_copy(update={"tpu": settings.tpu.model_copy(update=quick), "gcs": gcs})

@@ -38,6 +38,7 @@ STATUS: dict[type[errors.GradientError], int] = {
     errors.Unauthorized: 401,
     errors.SecretUnreadable: 503,
     errors.StoreUnavailable: 503,
+    errors.ExtraMissing: 503,
     errors.StorageFull: 507,
     errors.LimitReached: 429,
     errors.DatabaseOutdated: 503,

@@ -35,7 +35,7 @@ class Device:
             while True:
                 self._listener.accept()[0].close()
 
-    def record_deletion(self) -> None:
+    def close(self) -> None:
         # Closing alone does not wake who waits in accept.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

@@ -74,12 +74,12 @@ def _needs(worker: Worker, job: Job) -> tuple[tuple[str, float, float | None], .
     """Return (unit, needed by the job, capacity of the worker) tuples; capacity None: not counted."""
     gpus = None if worker.gpus is None else len(worker.gpus)
     return (
-        ("gpu", job.gpus, gpus),
+        ("GPU", job.gpus, gpus),
         ("CPU", job.cpus or 0, worker.cpus),
         ("MiB of memory", job.memory_mb or 0, worker.memory_mb),
     )
 
 
 def _format_amount(number: float, unit: str) -> str:
-    plural = "s" if number != 1 and unit in {"gpu", "CPU"} else ""
+    plural = "s" if number != 1 and unit in {"GPU", "CPU"} else ""
     return f"{number:,.10g} {unit}{plural}"

@@ -16,7 +16,7 @@ from google.cloud import storage
 from google.oauth2.service_account import Credentials
 from pydantic import ValidationError
 
-from core.errors import ArtifactNotFound, StoreUnavailable
+from core.errors import ArtifactNotFound, ExtraMissing, StoreUnavailable
 from core.settings import Settings
 from core.settings.cloud import ArtifactSettings
 from core.storage.artifacts.factory import open_artifacts
@@ -63,7 +63,7 @@ def test_the_settings_choose_the_store(gcs, tmp_path, bucket, source):
 
 def test_a_bucket_without_googles_libraries_is_refused_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "core.storage.gcs.artifacts", None)  # as if one of its own imports failed
-    with pytest.raises(StoreUnavailable, match="pip install"):
+    with pytest.raises(ExtraMissing, match="pip install"):
         open_artifacts(Settings(home=tmp_path, artifacts=ArtifactSettings(url="gs://bucket")))
 
 

@@ -44,6 +44,6 @@ def test_what_cannot_be_is_refused_with_its_field(fields, field, told):
     assert told in refused.value.message
 
 
-@pytest.mark.parametrize(("user", "meant"), [("root", "0:0"), ("7", "7:7"), ("7:8", "7:8"), ("007:0", "7:0")])
-def test_a_user_in_numbers(user, selected):
-    assert uid_gid(user) == selected
+@pytest.mark.parametrize(("user", "numeric"), [("root", "0:0"), ("7", "7:7"), ("7:8", "7:8"), ("007:0", "7:0")])
+def test_a_user_in_numbers(user, numeric):
+    assert uid_gid(user) == numeric
