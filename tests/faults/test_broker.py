@@ -122,7 +122,7 @@ class Echo(threading.Thread):
         """Everything once more, when nobody expects it."""
         self._stopping = True
         with self._server.client() as sender:
-            sender.publish_ping()
+            sender.ping()
             self.join()
             for queue, message in [*self._past, *self._heard]:
                 sender.lpush(queue, message)

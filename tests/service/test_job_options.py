@@ -47,7 +47,7 @@ with TestClient(
     shown = client.get(f"/jobs/{made['id']}").json()
     refused = client.post("/jobs", json=asked | {"toyLevel": "seven"}).status_code
 with database.write() as session:
-    launched = claims.claim(session, claims.Offer("w", "h", ("mock",))).spec
+    launched = claims.claim(session, claims.WorkerOffer("w", "h", ("mock",))).spec
 print(json.dumps([filed["toyLevel"], made["toyLevel"], shown["toyLevel"], launched.toy_level, refused]))
 """
 
