@@ -192,7 +192,7 @@ def describe_gpus(job: Mapping[str, Any]) -> str:
         f"{number} x {name}" if name else f"{number} of unknown model",
         f"{size(memory)}{' each' * (number > 1)}" if memory else "",
         f"driver {driver}" + (f" (CUDA {cuda})" if cuda else "") if driver else "",
-        f"gpu{'s' * (number > 1)} {indexes} there" if indexes else "",
+        f"GPU{'s' * (number > 1)} {indexes} there" if indexes else "",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -214,7 +214,7 @@ def describe_usage(job: Mapping[str, Any]) -> str:
     parts = {
         "memory": size(memory) if memory is not None else "",
         "CPU": _percent(usage, "Cpu"),
-        "gpu": ", ".join(part for part in gpu if part),
+        "GPU": ", ".join(part for part in gpu if part),
     }
     return "; ".join(f"{what} {words}" for what, words in parts.items() if words)
 

@@ -26,7 +26,7 @@ WAITING = [
     ({"queuePosition": 1211, "reason": "behind_jobs", "estimatedStartAt": {"hours": 30}}, "1,211th, ~1d"),
     ({"queuePosition": 22, "reason": "behind_jobs", "estimatedStartAt": None}, "22nd"),
     ({"queuePosition": 2, "reason": "no_worker", "estimatedStartAt": None}, "no worker"),
-    ({"queuePosition": 2, "reason": "waiting_for_gpus", "estimatedStartAt": {"minutes": 2}}, "GPUs, ~2m"),
+    ({"queuePosition": 2, "reason": "waiting_for_gpus", "estimatedStartAt": {"minutes": 2}}, "gpus, ~2m"),
     (
         {"state": "Running", "reason": "worker_silent", "silentSince": {"minutes": -6}},
         "silent, 5m",
@@ -108,12 +108,12 @@ def test_show_says_why_and_what_next(cli, server, wire):
 
 
 def test_show_tells_gpus_and_what_was_used(cli, server, wire):
-    gpus = {"gpuName": "NVIDIA A100", "gpuMem": 42949672960, "gpuDriver": "550.54", "gpuCuda": "12.4", "gpuCount": 2}
+    model = {"gpuName": "NVIDIA A100", "gpuMem": 42949672960, "gpuDriver": "550.54", "gpuCuda": "12.4", "gpuCount": 2}
     usage = {"peakMemoryBytes": 1.2e9, "peakCpuPercent": 180.4, "meanCpuPercent": 95.0, "peakGpuPercent": 99.0}
     usage |= {"meanGpuPercent": 71.2, "peakGpuMemoryBytes": 9.1e9}
     gpus = [{"index": "0"}, {"index": "3"}]
     asked = {"sharedMemMb": 2048, "workingDir": "src", "user": "1000:100"}
-    job = wire.job(**gpus, gpus=gpus, usage=usage, **asked)
+    job = wire.job(**model, gpus=gpus, usage=usage, **asked)
     server.on("GET", f"/jobs/{wire.id}", job, wire.job(gpuCount=1, gpus=[{"index": "7"}], usage=None))
     shown = cli("jobs", "show", wire.id).stdout
     assert "NVIDIA A100, 42.9 GB each, driver 550.54 (CUDA 12.4), GPUs 0 and 3 there\n" in shown

@@ -41,7 +41,7 @@ def test_the_image_is_of_stages_pinned_and_not_roots():
 
 
 def test_short_names_and_makefile_speak_of_this_version():
-    names = tomllib.loads((ROOT / "core" / "images.toml").read_text())
+    names = tomllib.loads((ROOT / "core" / "catalogue" / "images.toml").read_text())
     assert names["trainer"]["image"] == f"gradient/trainer:{VERSION}"
     assert names["trainer-gpu"]["image"] == f"gradient/trainer:{VERSION}-gpu"
     commands = subprocess.run(["make", "-n", "images"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -115,14 +115,14 @@ def test_what_a_failed_build_came_to_goes_like_any_built_image(place, clean_engi
         before = {one["Id"] for one in client.images(all=True)}
         refused(place, spec)
         assert {one["Id"] for one in client.images(all=True)} != before, "kept as a cache for the next try"
-        limited(place, idle_seconds=0)
+        limited(place, unused_ttl_seconds=0)
         assert len(place.backend.prune_images(everything=True)) == 1
         assert {one["Id"] for one in client.images(all=True)} == before
 
 
 def test_a_failed_build_never_takes_what_it_began_with(place, clean_engine):
     refused(place, workspace(place, f"FROM {SHELL}\nCOPY nothing-there /x\n"))
-    limited(place, idle_seconds=0)
+    limited(place, unused_ttl_seconds=0)
     place.backend.prune_images(everything=True)
     assert SHELL in tags(clean_engine)
 
@@ -245,7 +245,7 @@ def test_what_it_is_built_upon_is_pulled_and_goes_later(place, registry, clean_e
     spec = workspace(place, f"FROM {base}\nRUN echo on it\n")
     place.backend.build(spec, lambda *_: None)
     assert base in tags(clean_engine)
-    limited(place, idle_seconds=0)
+    limited(place, unused_ttl_seconds=0)
     gone = [one.reference for one in place.backend.prune_images(everything=True)]
     gone += [one.reference for one in place.backend.prune_images(everything=True)]  # what another stood on
     assert {base, built_name(spec)} <= set(gone)

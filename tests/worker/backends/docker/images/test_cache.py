@@ -156,7 +156,7 @@ def test_a_job_has_an_image_again_that_went_before_it_started(registry, clean_en
     place = Place("docker", tmp_path, clean_engine.settings(pull="missing"))
     reference, _ = registry.put("team/shell:1", [*_shell(clean_engine), *unlike()])
     launcher, removed = place.backend._launcher, []
-    network = launcher._network.have
+    network = launcher._network.ensure
 
     def remove_first(*opened):
         if not removed:
