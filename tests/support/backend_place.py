@@ -15,12 +15,12 @@ from worker.storage import SharedStorage
 class Place:
     """A backend and the folders that the worker would give it."""
 
-    def __init__(self, name, root, docker=None, *, ledger=None, machine_type="CPU", **settings):
+    def __init__(self, name, root, docker=None, *, resource_log=None, machine_type="CPU", **settings):
         self.name = name
         self.machine_type = machine_type
         settings.setdefault("egress", EgressSettings(allowed=["127.0.0.1", "localhost"]))  # the tests' own registries
         self.settings = Settings(home=root, **settings, **({"docker": docker} if docker else {}))
-        self._ledger = ledger
+        self._resource_log = resource_log
         self.backend = self.another()
         self.root = root
         self.job_id = new_id("j")  # processes are found by it, also those of a test beside this one
@@ -28,7 +28,7 @@ class Place:
 
     def another(self):
         """Create another instance of the backend, as a restarted worker does."""
-        return make_backend(self.name, self.settings, self._ledger)
+        return make_backend(self.name, self.settings, self._resource_log)
 
     def spec(self, command, *, attempt=1, **options):
         job_id = self.job_id

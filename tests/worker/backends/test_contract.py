@@ -29,7 +29,7 @@ def place(request, tmp_path):
             options["docker"] = request.getfixturevalue("docker_server").settings()
         if request.param == "tpu":
             tpu = tpu_settings(stack.enter_context(simulated()))
-            options |= {"tpu": tpu, "ledger": MemoryResourceLog(), "machine_type": "TPU"}
+            options |= {"tpu": tpu, "resource_log": MemoryResourceLog(), "machine_type": "TPU"}
         place = Place(request.param, tmp_path, **options)
         yield place
         place.clear()

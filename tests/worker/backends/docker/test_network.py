@@ -130,7 +130,7 @@ def test_a_job_reaches_the_world_and_not_what_is_none_of_its_business(docker_ser
         for _ in range(2):
             fence.apply()
             assert reaches(docker_server, "fenced", *places, *names) == ["reached"] + ["kept off"] * 8
-        dataclasses.replace(fence, resolvers=(METADATA,)).set()
+        dataclasses.replace(fence, resolvers=(METADATA,)).apply()
         assert reaches(docker_server, "fenced", (METADATA, 80), *names) == ["kept off", "reached", *["kept off"] * 2]
         listed = subprocess.run([*docker_server.network, "iptables", "-S"], capture_output=True, text=True, check=True)
         assert listed.stdout.count(f"-i {bridge} -j GRADIENT-") == 2, "set again, each is there once"

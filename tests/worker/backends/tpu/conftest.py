@@ -18,7 +18,7 @@ def have(simulator, tmp_path):
 
     def make(**options):
         settings = tpu_settings(simulator, **options)
-        place = Place("tpu", tmp_path, tpu=settings, upload_list=MemoryResourceLog(), machine_type="TPU")
+        place = Place("tpu", tmp_path, tpu=settings, resource_log=MemoryResourceLog(), machine_type="TPU")
         places.append(place)
         return place
 

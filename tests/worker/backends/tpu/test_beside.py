@@ -19,7 +19,7 @@ from worker.backends.tpu.provisioning.node_request import build_request
 @pytest.fixture
 def beside(simulator, docker_server, tmp_path):
     settings = {"tpu": tpu_settings(simulator, runner="docker"), "docker": docker_server.settings()}
-    place = Place("tpu", tmp_path, upload_list=MemoryResourceLog(), machine_type="TPU", **settings)
+    place = Place("tpu", tmp_path, resource_log=MemoryResourceLog(), machine_type="TPU", **settings)
     yield place
     place.clear()
 

@@ -53,7 +53,7 @@ def test_a_job_finds_its_device_and_nothing_is_left_of_it(have, simulator, way):
 
 def test_what_bills_is_written_down_before_it_is_asked_for(have, simulator):
     place = have(provisioning="node")
-    ledger, before = place._ledger, []
+    ledger, before = place._resource_log, []
     intend = ledger.record_intent
     ledger.record_intent = lambda *args, **options: (
         before.append(list(simulator.cloud.record)),
@@ -347,7 +347,7 @@ def test_the_sweep_leaves_what_a_job_owns(have, simulator):
 def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(have, simulator, way, count):
     place = have(provisioning=way)
     place.launch(place.spec("true"))
-    place._ledger._rows.clear()
+    place._resource_log._rows.clear()
     assert place.backend.remove_orphans(lambda *_: False, none_over) == count
     assert simulator.cloud.left() == NOTHING
 
@@ -355,14 +355,14 @@ def test_the_sweep_finds_by_its_label_what_nobody_wrote_down(have, simulator, wa
 def test_the_sweep_touches_neither_what_is_young_nor_what_is_others(have, simulator):
     place = have(orphan_grace_seconds=600.0)
     place.launch(place.spec("true"))
-    forgotten = list(place._ledger._rows)
-    place._ledger._rows.clear()
+    forgotten = list(place._resource_log._rows)
+    place._resource_log._rows.clear()
     assert place.backend.remove_orphans(lambda *_: False, none_over) == 0, "it is young"
     place = have()
-    place._ledger.installation = lambda: "another"
+    place._resource_log.installation = lambda: "another"
     assert place.backend.remove_orphans(lambda *_: False, none_over) == 0, "it is another service's"
     assert simulator.cloud.left() != NOTHING
-    place._ledger._rows = forgotten
+    place._resource_log._rows = forgotten
 
 
 def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(have, simulator):
@@ -372,7 +372,7 @@ def test_what_should_be_gone_is_deleted_again_also_while_its_job_runs_elsewhere(
     place.launch(place.spec("sleep 600"))
     first = f"projects/simulated/locations/{ZONES[0]}"
     simulator.cloud.create_node(first, node_id(place), None)
-    row = place._ledger._rows[0]
+    row = place._resource_log._rows[0]
     row["gone"], row["deleting"] = False, True
     assert place.backend.remove_orphans(lambda *_: True, none_over) == 0
     assert simulator.cloud.nodes(first) == []

@@ -32,7 +32,7 @@ def with_pool(have, pool):
 def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):
     place = with_pool(provision_timeout_seconds=0.3)
     first, second = (
-        Place("tpu", tmp_path / str(number), tpu=place.settings.tpu, upload_list=place._ledger, machine_type="TPU")
+        Place("tpu", tmp_path / str(number), tpu=place.settings.tpu, resource_log=place._resource_log, machine_type="TPU")
         for number in range(2)
     )
     command = 'echo "$TPU_NAME"; sleep 600'
@@ -83,7 +83,7 @@ def test_many_jobs_at_once_never_share_a_node(with_pool, tmp_path):
 
     def take(number):
         one = Place(
-            "tpu", tmp_path / str(number), tpu=place.settings.tpu, upload_list=place._ledger, machine_type="TPU"
+            "tpu", tmp_path / str(number), tpu=place.settings.tpu, resource_log=place._resource_log, machine_type="TPU"
         )
         spec = dataclasses.replace(one.spec("sleep 600"), stop_grace=0)
         barrier.wait()

@@ -137,6 +137,6 @@ def test_why_a_job_did_not_begin_is_told(vms, relay, told, reason):
 )
 def test_what_a_vm_cannot_give_is_refused_before_anything_is_made(simulator, tmp_path, tpu, options, reason):
     settings = tpu_settings(simulator, placement_by_type={"TPU": "vm"}, **tpu)
-    place = Place("tpu", tmp_path, tpu=settings, upload_list=MemoryResourceLog(), machine_type="TPU")
+    place = Place("tpu", tmp_path, tpu=settings, resource_log=MemoryResourceLog(), machine_type="TPU")
     assert refused(place, place.spec("true", **options))[0] == reason
     assert simulator.cloud.record == []
