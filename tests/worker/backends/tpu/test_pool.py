@@ -32,7 +32,9 @@ def with_pool(have, pool):
 def test_jobs_take_the_nodes_of_a_pool_in_turn(with_pool, tmp_path):
     place = with_pool(provision_timeout_seconds=0.3)
     first, second = (
-        Place("tpu", tmp_path / str(number), tpu=place.settings.tpu, resource_log=place._resource_log, machine_type="TPU")
+        Place(
+            "tpu", tmp_path / str(number), tpu=place.settings.tpu, resource_log=place._resource_log, machine_type="TPU"
+        )
         for number in range(2)
     )
     command = 'echo "$TPU_NAME"; sleep 600'
