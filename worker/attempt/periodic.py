@@ -1,12 +1,13 @@
 """Threads that repeat a step for a running job until they are ended."""
 
 import threading
+from abc import ABC, abstractmethod
 
 from core.db.models.jobs import Job
 from core.monitoring.logging import bind
 
 
-class PeriodicThread(threading.Thread):
+class PeriodicThread(threading.Thread, ABC):
     """Repeats `step` at intervals, in its own thread: a slow step must not delay what else is done for the job.
 
     Args:
@@ -21,9 +22,9 @@ class PeriodicThread(threading.Thread):
         self._pause = pause
         self._ended = threading.Event()
 
+    @abstractmethod
     def step(self) -> float:
         """Run the step once; return the seconds until the next one."""
-        raise NotImplementedError
 
     def run(self) -> None:
         """Repeat the step."""
