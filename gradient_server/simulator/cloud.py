@@ -11,9 +11,9 @@ from typing import Protocol, Self
 from core.errors import GradientError
 from core.settings import Settings
 from gradient_server.simulator.gcs.server import GcsSimulator
-from gradient_server.simulator.tpu.api import Cloud
+from gradient_server.simulator.tpu.api import TpuSimulator
 from gradient_server.simulator.tpu.device import DeviceServer
-from gradient_server.simulator.tpu.state import TpuSimulator
+from gradient_server.simulator.tpu.state import Cloud
 from gradient_server.simulator.tpu.vms import Machines
 
 logger = logging.getLogger(__name__)

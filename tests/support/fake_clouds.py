@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from gradient_server.simulator.tpu.api import Cloud
-from gradient_server.simulator.tpu.state import TpuSimulator
+from gradient_server.simulator.tpu.api import TpuSimulator
+from gradient_server.simulator.tpu.state import Cloud
 from worker.backends.base import LaunchError
 from worker.backends.tpu.resource_log import ResourceEntry
 

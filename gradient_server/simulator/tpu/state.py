@@ -1,220 +1,344 @@
-"""A simulated TPU API server: google-cloud-tpu's own messages over real gRPC."""
+"""A simulated Google Cloud project with TPUs: its nodes, queued resources and operations, and their transitions.
 
-import errno
+Time-dependent states are computed on access, so nothing runs in the background. The messages are google-cloud-tpu's.
+"""
+
+import itertools
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+import time
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
 import grpc
-from google.cloud import tpu_v1, tpu_v2
-from google.cloud.location import locations_pb2
+from google.cloud import tpu_v2
 from google.longrunning import operations_pb2
-from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
+from google.protobuf import any_pb2, empty_pb2
+from google.rpc import code_pb2, status_pb2
 
-from gradient_server.simulator.tpu.api import Cloud, Refusal
-from gradient_server.simulator.tpu.faults import Fault, Faults
+from gradient_server.simulator.tpu.vms import Machines
 
-ZONES = ("us-central1-a", "us-central1-b", "us-west4-a", "us-east5-b", "europe-west4-a")
-TYPES = ("v2-8", "v3-8", "v5litepod-8", "v6e-8")
-RUNTIMES = ("tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "v2-alpha-tpuv6e")
-_DOMAIN = "googleapis.com"
-_THREADS = 64  # each hanging call occupies one
+T = TypeVar("T")
 
-Method = Callable[[Any], Any]
+# As Any: their values are declared as plain ints, which the messages' fields do not accept.
+NodeState: Any = tpu_v2.Node.State
+Health: Any = tpu_v2.Node.Health
+QueuedState: Any = tpu_v2.QueuedResourceState.State
+Initiator: Any = tpu_v2.QueuedResourceState.StateInitiator
+
+_V2: Any = tpu_v2.Node.ApiVersion.V2
+
+DENIED = (
+    "Your request to provision TPU Node has been denied. Please migrate to TPU VM Architecture or contact Cloud TPU "
+    "team to gain TPU Node access."
+)
+NO_CAPACITY = "There is no more capacity in the zone {zone!r}; you can try in another zone."
+_USABLE = frozenset({NodeState.CREATING, NodeState.READY, NodeState.RESTARTING, NodeState.REPAIRING})
 
 
-class TpuSimulator:
-    """A gRPC server for the TPU API of a simulated `Cloud`, with fault injection.
+class Refusal(Exception):
+    """An error response of the API.
 
     Args:
-        port: Port on the loopback address; 0: any free one.
-        cloud: The project; default: an empty one whose zones all have room.
-
-    Raises:
-        OSError: The port is in use.
+        code: gRPC status.
+        message: The error message.
+        reason: Google's error code; empty: none.
     """
 
-    def __init__(self, port: int = 0, cloud: Cloud | None = None) -> None:
-        self.cloud = cloud or Cloud()
-        self.calls: list[str] = []
-        """The names of all called methods, in order."""
-        self._stopped = threading.Event()
-        self._faults = Faults(self._stopped)
-        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tpu-simulator")
-        # By default two servers could share a port, each receiving some of the calls.
-        self._server = grpc.server(pool, options=(("grpc.so_reuseport", 0),))
-        self._server.add_generic_rpc_handlers(tuple(self._services()))
-        try:
-            self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
-        except RuntimeError as error:  # gRPC raises no more specific error
-            raise OSError(errno.EADDRINUSE, f"port {port} is taken") from error
+    def __init__(self, code: grpc.StatusCode, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
 
-    @property
-    def address(self) -> str:
-        """The server's address, as host:port."""
-        return f"127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Start serving."""
-        self._server.start()
+@dataclass(slots=True)
+class _Operation:
+    message: operations_pb2.Operation
+    due: float
+    result: Any
+    error: status_pb2.Status | None = None
 
-    def stop(self) -> None:
-        """Stop serving; hanging calls end."""
-        self._stopped.set()
-        self._server.stop(0).wait()
 
-    def inject(self, method: str, fault: Fault) -> None:
-        """Inject a fault into the next calls of a method (`GetNode`, or `*` for every one)."""
-        self._faults.add(method, fault)
+@dataclass(slots=True)
+class _Waiting:
+    """A queued resource and the times of its transitions."""
 
-    def heal(self) -> None:
-        """Remove all pending faults."""
-        self._faults.clear()
+    message: tpu_v2.QueuedResource
+    moves_at: float
+    valid_until: float | None
 
-    def _services(self) -> Iterator[grpc.GenericRpcHandler]:
-        cloud = self.cloud
-        yield self._service(
-            "google.cloud.tpu.v2.Tpu",
-            {
-                "GetNode": (tpu_v2.GetNodeRequest, lambda asked: cloud.node(asked.name)),
-                "ListNodes": (tpu_v2.ListNodesRequest, self._list_nodes),
-                "CreateNode": (
-                    tpu_v2.CreateNodeRequest,
-                    lambda asked: cloud.create_node(asked.parent, asked.node_id, asked.node),
-                ),
-                "DeleteNode": (tpu_v2.DeleteNodeRequest, lambda asked: cloud.delete_node(asked.name)),
-                "GetQueuedResource": (
-                    tpu_v2.GetQueuedResourceRequest,
-                    lambda asked: cloud.queued_resource(asked.name),
-                ),
-                "ListQueuedResources": (tpu_v2.ListQueuedResourcesRequest, self._list_queued),
-                "CreateQueuedResource": (
-                    tpu_v2.CreateQueuedResourceRequest,
-                    lambda asked: cloud.create_queued(asked.parent, asked.queued_resource_id, asked.queued_resource),
-                ),
-                "DeleteQueuedResource": (
-                    tpu_v2.DeleteQueuedResourceRequest,
-                    lambda asked: cloud.delete_queued(asked.name, force=asked.force),
-                ),
-                "ListAcceleratorTypes": (tpu_v2.ListAcceleratorTypesRequest, _list_types),
-                "ListRuntimeVersions": (tpu_v2.ListRuntimeVersionsRequest, _list_runtimes),
-            },
-        )
-        yield from self._smaller_services()
 
-    def _smaller_services(self) -> Iterator[grpc.GenericRpcHandler]:
-        cloud = self.cloud
-        yield self._service(
-            "google.cloud.tpu.v1.Tpu",
-            {"GetNode": (tpu_v1.GetNodeRequest, lambda asked: _as_v1(cloud.node(asked.name)))},
-        )
-        yield self._service(
-            "google.longrunning.Operations",
-            {"GetOperation": (operations_pb2.GetOperationRequest, lambda asked: cloud.operation(asked.name))},
-        )
-        yield self._service(
-            "google.cloud.location.Locations",
-            {"ListLocations": (locations_pb2.ListLocationsRequest, _list_locations)},
-        )
+@dataclass
+class Cloud:
+    """A simulated Google Cloud project.
 
-    def _service(self, name: str, methods: dict[str, tuple[Any, Method]]) -> grpc.GenericRpcHandler:
-        handlers = {
-            method: grpc.unary_unary_rpc_method_handler(
-                self._handler(method, act),
-                request_deserializer=getattr(request, "deserialize", None) or request.FromString,
-                response_serializer=None,  # responses are serialized already
+    Attributes:
+        device: (address, port) that every simulated node reports as its endpoint.
+        create_seconds: Time from the request for a node until it is READY.
+        queue_seconds: Time from the request for a queued resource until its nodes are created.
+        capacity: Number of nodes by zone; `room` in zones not listed.
+        room: Number of nodes in every other zone.
+        deny_tpu_node: Refuse every request for a node, as Google refuses the TPU Node architecture.
+        late_errors: Errors that the next operations end with, after their calls succeeded.
+        machines: Runs the nodes' startup scripts; None: they are not run.
+        record: Everything created and deleted, in order, such as `("created", "nodes/x")`.
+    """
+
+    device: tuple[str, int] = ("127.0.0.1", 8470)
+    create_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    capacity: dict[str, int] = field(default_factory=dict)
+    room: int = 100
+    deny_tpu_node: bool = False
+    late_errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
+    machines: Machines | None = None
+    record: list[tuple[str, str]] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    _nodes: dict[str, tpu_v2.Node] = field(default_factory=dict)
+    _ready_at: dict[str, float] = field(default_factory=dict)
+    _queued: dict[str, _Waiting] = field(default_factory=dict)
+    _operations: dict[str, _Operation] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    # ---- Methods of the API
+
+    def node(self, name: str) -> tpu_v2.Node:
+        """Return the node of this full name."""
+        self._advance()
+        return _found(self._nodes, name)
+
+    def nodes(self, parent: str) -> list[tpu_v2.Node]:
+        """List the nodes of a zone, or of all zones (`-`)."""
+        self._advance()
+        return [node for name, node in sorted(self._nodes.items()) if _inside(name, parent)]
+
+    def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> operations_pb2.Operation:
+        """Create a node and return the operation."""
+        self._advance()
+        if self.deny_tpu_node:
+            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, DENIED)
+        name = f"{parent}/nodes/{node_id}"
+        _not_there(self._nodes, name)
+        if not self._has_room(parent):
+            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_CAPACITY.format(zone=_zone(parent)))
+        self._make(parent, node_id, node)
+        return self._operate(name, self._ready_at[name], self._nodes[name])
+
+    def delete_node(self, name: str) -> operations_pb2.Operation:
+        """Delete a node and return the operation."""
+        self._advance()
+        _found(self._nodes, name)
+        self._drop(name)
+        return self._operate(name, 0.0, empty_pb2.Empty())
+
+    def queued_resource(self, name: str) -> tpu_v2.QueuedResource:
+        """Return the queued resource of this full name."""
+        self._advance()
+        return _found(self._queued, name).message
+
+    def queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
+        """List the queued resources of a zone, or of all zones (`-`)."""
+        self._advance()
+        return [one.message for name, one in sorted(self._queued.items()) if _inside(name, parent)]
+
+    def create_queued(self, parent: str, queued_id: str, asked: tpu_v2.QueuedResource) -> operations_pb2.Operation:
+        """Create a queued resource and return the operation, which does not wait for its nodes."""
+        self._advance()
+        name = f"{parent}/queuedResources/{queued_id}"
+        _not_there(self._queued, name)
+        message = tpu_v2.QueuedResource(asked)
+        message.name, message.create_time = name, datetime.now(UTC)
+        message.state = tpu_v2.QueuedResourceState(state=QueuedState.ACCEPTED)
+        until: timedelta = message.queueing_policy.valid_until_duration
+        current = time.monotonic()
+        expires = current + until.total_seconds() if until else None
+        self._queued[name] = _Waiting(message, current + self.queue_seconds, expires)
+        self.record.append(("created", f"queuedResources/{queued_id}"))
+        return self._operate(name, 0.0, message)
+
+    def delete_queued(self, name: str, *, force: bool) -> operations_pb2.Operation:
+        """Delete a queued resource, with `force` also its nodes, and return the operation."""
+        self._advance()
+        waiting = _found(self._queued, name)
+        nodes = [node for node in self._nodes.values() if node.queued_resource == name]
+        if nodes and not force:
+            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, f"{name} has nodes; delete them first or use force.")
+        for node in nodes:
+            self._drop(node.name)
+        del self._queued[waiting.message.name]
+        self.record.append(("deleted", f"queuedResources/{_last(name)}"))
+        return self._operate(name, 0.0, empty_pb2.Empty())
+
+    def operation(self, name: str) -> operations_pb2.Operation:
+        """Return an operation in its current state."""
+        self._advance()
+        return _found(self._operations, name).message
+
+    # ---- Controls of the simulation
+
+    def preempt(self, node_id: str) -> None:
+        """Preempt a node, as Google may."""
+        self.set_state(node_id, NodeState.PREEMPTED)
+
+    def set_state(self, node_id: str, state: tpu_v2.Node.State) -> None:
+        """Set the state of a node."""
+        with self.lock:
+            node = self._one(node_id)
+            node.state = state
+            if self.machines is not None and state not in _USABLE:
+                self.machines.end(node.name)
+
+    def set_health(self, node_id: str, health: tpu_v2.Node.Health, why: str = "") -> None:
+        """Set the health of a node."""
+        with self.lock:
+            self._one(node_id).health = health
+            self._one(node_id).health_description = why
+
+    def suspend(self, queued_id: str, *, by_user: bool) -> None:
+        """Suspend a queued resource: its nodes are deleted."""
+        with self.lock:
+            (name,) = (name for name in self._queued if _last(name) == queued_id)
+            for node in [node for node in self._nodes.values() if node.queued_resource == name]:
+                self._drop(node.name)
+            self._queued[name].message.state = tpu_v2.QueuedResourceState(
+                state=QueuedState.SUSPENDED, state_initiator=Initiator.USER if by_user else Initiator.SERVICE
             )
-            for method, (request, act) in methods.items()
-        }
-        handler: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(name, handlers)
-        return handler
 
-    def _handler(self, method: str, act: Method) -> Callable[[Any, grpc.ServicerContext], bytes]:
-        def handle(asked: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
-            fault = self._faults.next(method)
-            if fault is not None and not fault.done:
-                self._fail(fault, context)
-            answer = self._act(method, act, asked, context)
-            if fault is not None and fault.done:
-                self._fail(fault, context)
-            return answer
+    def left(self) -> tuple[list[str], list[str]]:
+        """Return the names of the existing nodes and queued resources."""
+        with self.lock:
+            self._advance()
+            return sorted(self._nodes), sorted(self._queued)
 
-        return handle
+    # ---- Transitions
 
-    def _act(self, method: str, act: Method, asked: Any, context: grpc.ServicerContext) -> bytes:  # noqa: ANN401 - any message
-        with self.cloud.lock:
-            self.calls.append(method)
-            try:
-                return _serialized(act(asked))  # serialized under the lock, so that it cannot change meanwhile
-            except Refusal as refusal:
-                return _abort(context, refusal)
+    def _advance(self) -> None:
+        current = time.monotonic()
+        for waiting in self._queued.values():
+            self._move_on(waiting, current)
+        for name, ready_at in list(self._ready_at.items()):
+            if current >= ready_at:
+                self._finish(name)
+        for operation in self._operations.values():
+            if not operation.message.done and current >= operation.due:
+                _end(operation)
 
-    def _fail(self, fault: Fault, context: grpc.ServicerContext) -> None:
-        self._faults.wait(fault.seconds, context)
-        if fault.code is not None:
-            _abort(context, Refusal(fault.code, fault.message, fault.reason))
+    def _finish(self, name: str) -> None:
+        """End the creation of a node: it becomes READY, or is dropped by a late error."""
+        del self._ready_at[name]
+        error = next((one.error for key, one in self._operations.items() if one.error and _of(key, name)), None)
+        if error is not None:
+            self._drop(name)
+            return
+        node = self._nodes[name]
+        if node.state == NodeState.CREATING:
+            node.state, node.health = NodeState.READY, Health.HEALTHY
+            node.network_endpoints = [tpu_v2.NetworkEndpoint(ip_address=self.device[0], port=self.device[1])]
+            if self.machines is not None:
+                self.machines.start(name, node.metadata.get("startup-script", ""))
 
-    def _list_nodes(self, asked: tpu_v2.ListNodesRequest) -> tpu_v2.ListNodesResponse:
-        found, token = _page(self.cloud.nodes(asked.parent), asked)
-        return tpu_v2.ListNodesResponse(nodes=found, next_page_token=token)
+    def _move_on(self, waiting: _Waiting, current: float) -> None:
+        message, state = waiting.message, waiting.message.state.state
+        if state in {QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES} and current >= waiting.moves_at:
+            spec = message.tpu.node_spec[0]
+            if waiting.valid_until is not None and current >= waiting.valid_until:
+                _fail(message, status_pb2.Status(code=code_pb2.DEADLINE_EXCEEDED, message="It was not valid any more."))
+            elif not self._has_room(spec.parent):
+                message.state = tpu_v2.QueuedResourceState(state=QueuedState.WAITING_FOR_RESOURCES)
+            elif self.late_errors:
+                code, text = self.late_errors.pop(0)
+                _fail(message, status_pb2.Status(code=code.value[0], message=text))
+            else:
+                self._make(spec.parent, spec.node_id, spec.node, queued=message.name)
+                message.state = tpu_v2.QueuedResourceState(state=QueuedState.PROVISIONING)
+        elif state == QueuedState.PROVISIONING:
+            made = [node for node in self._nodes.values() if node.queued_resource == message.name]
+            if made and all(node.state != NodeState.CREATING for node in made):
+                message.state = tpu_v2.QueuedResourceState(state=QueuedState.ACTIVE)
 
-    def _list_queued(self, asked: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:
-        found, token = _page(self.cloud.queued_resources(asked.parent), asked)
-        return tpu_v2.ListQueuedResourcesResponse(queued_resources=found, next_page_token=token)
+    def _has_room(self, parent: str) -> bool:
+        busy = sum(_inside(name, parent) and node.state in _USABLE for name, node in self._nodes.items())
+        return busy < self.capacity.get(_zone(parent), self.room)
 
+    def _make(self, parent: str, node_id: str, asked: tpu_v2.Node, *, queued: str = "") -> None:
+        name = f"{parent}/nodes/{node_id}"
+        node = tpu_v2.Node(asked)
+        node.name, node.queued_resource, node.create_time = name, queued, datetime.now(UTC)
+        node.state, node.api_version = NodeState.CREATING, _V2
+        self._nodes[name] = node
+        self._ready_at[name] = time.monotonic() + self.create_seconds
+        self.record.append(("created", f"nodes/{node_id}"))
 
-def _page(things: list[Any], asked: Any) -> tuple[list[Any], str]:  # noqa: ANN401 - any list request
-    """Return one page of a list, and the token of the next one."""
-    first = int(asked.page_token or 0)
-    size = asked.page_size or 1000
-    more = first + size < len(things)
-    return things[first : first + size], str(first + size) if more else ""
+    def _drop(self, name: str) -> None:
+        del self._nodes[name]
+        self._ready_at.pop(name, None)
+        if self.machines is not None:
+            self.machines.end(name)
+        self.record.append(("deleted", f"nodes/{_last(name)}"))
 
+    def _operate(self, name: str, due: float, result: Any) -> operations_pb2.Operation:  # noqa: ANN401 - any message
+        message = operations_pb2.Operation(
+            name=f"{_place(name)}/operations/operation-{next(self._numbers)}-{_last(name)}"
+        )
+        error = None
+        if self.late_errors and due:
+            code, text = self.late_errors.pop(0)
+            error = status_pb2.Status(code=code.value[0], message=text)
+        self._operations[message.name] = _Operation(message, due, result, error)
+        return message
 
-def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
-    """Abort the call with an error in Google's format, with its details."""
-    status = status_pb2.Status(code=refusal.code.value[0], message=refusal.message)
-    if refusal.reason:
-        packed = any_pb2.Any()
-        packed.Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=_DOMAIN))
-        status.details.append(packed)
-    context.abort_with_status(rpc_status.to_status(status))
-    raise AssertionError  # unreachable: the call above raises
-
-
-def _serialized(answer: Any) -> bytes:  # noqa: ANN401 - any message, of either generation
-    data: bytes = answer.SerializeToString() if hasattr(answer, "DESCRIPTOR") else type(answer).serialize(answer)
-    return data
-
-
-def _as_v1(node: tpu_v2.Node) -> tpu_v1.Node:
-    return tpu_v1.Node(
-        name=node.name,
-        accelerator_type=node.accelerator_type,
-        state=int(node.state),
-        health=int(node.health),
-        health_description=node.health_description,
-        tensorflow_version=node.runtime_version,
-        network_endpoints=[
-            tpu_v1.NetworkEndpoint(ip_address=one.ip_address, port=one.port) for one in node.network_endpoints
-        ],
-        labels=dict(node.labels),
-    )
-
-
-def _list_types(asked: tpu_v2.ListAcceleratorTypesRequest) -> tpu_v2.ListAcceleratorTypesResponse:
-    types = [tpu_v2.AcceleratorType(name=f"{asked.parent}/acceleratorTypes/{one}", type_=one) for one in TYPES]
-    return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=types)
-
-
-def _list_runtimes(asked: tpu_v2.ListRuntimeVersionsRequest) -> tpu_v2.ListRuntimeVersionsResponse:
-    versions = [tpu_v2.RuntimeVersion(name=f"{asked.parent}/runtimeVersions/{one}", version=one) for one in RUNTIMES]
-    return tpu_v2.ListRuntimeVersionsResponse(runtime_versions=versions)
+    def _one(self, node_id: str) -> tpu_v2.Node:
+        self._advance()
+        (node,) = (node for name, node in self._nodes.items() if _last(name) == node_id)
+        return node
 
 
-def _list_locations(asked: locations_pb2.ListLocationsRequest) -> locations_pb2.ListLocationsResponse:
-    found = [locations_pb2.Location(name=f"{asked.name}/locations/{zone}", location_id=zone) for zone in ZONES]
-    return locations_pb2.ListLocationsResponse(locations=found)
+def _end(operation: _Operation) -> None:
+    operation.message.done = True
+    if operation.error is not None:
+        operation.message.error.CopyFrom(operation.error)
+        return
+    packed = any_pb2.Any()
+    result = operation.result
+    packed.Pack(type(result).pb(result) if hasattr(type(result), "pb") else result)
+    operation.message.response.CopyFrom(packed)
+
+
+def _fail(message: tpu_v2.QueuedResource, error: status_pb2.Status) -> None:
+    failed = tpu_v2.QueuedResourceState.FailedData(error=error)
+    message.state = tpu_v2.QueuedResourceState(state=QueuedState.FAILED, failed_data=failed)
+
+
+def _found(things: dict[str, T], name: str) -> T:
+    if name not in things:
+        raise Refusal(grpc.StatusCode.NOT_FOUND, f"Resource {name!r} was not found")
+    return things[name]
+
+
+def _not_there(things: Container[str], name: str) -> None:
+    if name in things:
+        raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"Resource {name!r} already exists")
+
+
+def _inside(name: str, parent: str) -> bool:
+    everywhere, _, zone = parent.rpartition("/")
+    return name.startswith(f"{everywhere}/" if zone == "-" else f"{parent}/")
+
+
+def _of(operation: str, node: str) -> bool:
+    return operation.startswith(f"{_place(node)}/") and operation.endswith(f"-{_last(node)}")
+
+
+def _place(name: str) -> str:
+    """Return the zone's part of a full name."""
+    return name.rsplit("/", 2)[0]
+
+
+def _zone(parent: str) -> str:
+    return parent.split("/")[3]
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]

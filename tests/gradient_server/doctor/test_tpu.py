@@ -11,8 +11,8 @@ from core.settings import Settings
 from gradient_server.checks import tpus
 from gradient_server.checks.finding import Status
 from gradient_server.commands import doctor
-from gradient_server.simulator.tpu.api import Health
 from gradient_server.simulator.tpu.faults import Fault
+from gradient_server.simulator.tpu.state import Health
 
 
 @pytest.fixture

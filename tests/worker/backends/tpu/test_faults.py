@@ -9,8 +9,8 @@ import pytest
 from support.deployment import wait_until
 from support.fake_clouds import NOTHING, ZONES, none_over, refused
 
-from gradient_server.simulator.tpu.api import DENIED, Health, NodeState
 from gradient_server.simulator.tpu.faults import HANG, Fault
+from gradient_server.simulator.tpu.state import DENIED, Health, NodeState
 from worker.backends.base import LaunchError
 
 pytestmark = pytest.mark.integration

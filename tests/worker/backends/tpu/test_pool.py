@@ -8,8 +8,8 @@ import pytest
 from support.backend_place import Place
 from support.fake_clouds import ZONES, none_over, refused
 
-from gradient_server.simulator.tpu.api import Health, NodeState
 from gradient_server.simulator.tpu.faults import Fault
+from gradient_server.simulator.tpu.state import Health, NodeState
 from worker.backends.base import LaunchError
 
 
