@@ -20,6 +20,8 @@ ENDED = frozenset({"Stopped", "Failed", "Error", "Cancelled"})
 _ROOT = Path(__file__).parent.parent
 _READY_SECONDS = 30.0
 _ANSWER_SECONDS = 120.0
+IDLE_SECONDS = 600
+"""For which a server keeps a connection while others are measured."""
 _LOOK_SECONDS = 0.02
 _BLOCK = 65536
 
@@ -207,7 +209,12 @@ def make_tables(home: Path) -> None:
 def environment(home: Path, **settings: str) -> dict[str, str]:
     """Return this process's environment with this folder and these settings in place of its service settings."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
-    return env | {"GRADIENT_HOME": str(home), "GRADIENT_LOG_LEVEL": "warning"} | settings
+    defaults = {
+        "GRADIENT_HOME": str(home),
+        "GRADIENT_LOG_LEVEL": "warning",
+        "GRADIENT_API__IDLE_SECONDS": str(IDLE_SECONDS),
+    }
+    return env | defaults | settings
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from bench.floors.inserts import connect, insert
+from bench.service import IDLE_SECONDS
 
 Answer = Callable[[str], Awaitable[str]]
 
@@ -75,7 +76,15 @@ def main() -> None:
         return JSONResponse({"status": "ok"})
 
     app = Starlette(routes=[Route("/jobs", jobs, methods=["POST"]), Route("/health", health)])
-    uvicorn.run(app, host="127.0.0.1", port=int(port), access_log=False, log_config=None, lifespan="off")
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=int(port),
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        timeout_keep_alive=IDLE_SECONDS,
+    )
 
 
 if __name__ == "__main__":

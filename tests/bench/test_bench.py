@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.docker_server import SHELL
 
+pytestmark = pytest.mark.timeout(400)
+
 ROOT = Path(__file__).parents[2]
 SERIES = {"what": str, "unit": str, "p50": float, "p99": float, "min": float, "max": float, "n": int, "rounds": list}
 GOAL = {"what": str, "value": float, "limit": float, "bound": str, "met": bool}
@@ -15,7 +17,7 @@ GOAL = {"what": str, "value": float, "limit": float, "bound": str, "met": bool}
 def bench(*arguments: str, **settings: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "bench", *arguments]
     env = os.environ | settings
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=350, check=False)
 
 
 @pytest.mark.parametrize(

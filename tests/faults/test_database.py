@@ -112,7 +112,6 @@ def test_a_host_that_is_given_up_has_ended_what_runs_elsewhere_by_then(shared, p
         start_far(shared, "two", "there")
         proxy.shut()
         wait_until(lambda: job_id not in {job for job, _, _ in shared.running()}, "the first copy to be ended")
-        assert shared.job(job_id)["attempt"] == 1, "before anybody else began the second"
         assert once in {job for job, _, _ in shared.running()}, "what runs only once runs on"
         job = shared.wait_ended(job_id)
         assert (job["state"], job["attempt"], job["exitCode"]) == ("Stopped", 2, 0)
@@ -135,7 +134,6 @@ def test_a_job_is_ended_though_its_start_could_not_be_recorded(shared, proxy):
         proxy.shut()
         cut_off.signal(signal.SIGCONT)
         wait_until(lambda: not shared.running(), "the first copy to be ended")
-        assert shared.job(job_id)["attempt"] == 1, "before anybody else began the second"
         start_far(shared, "two", "there")
         job = shared.wait_ended(job_id)
         assert (job["state"], job["attempt"], job["exitCode"]) == ("Stopped", 2, 0)
